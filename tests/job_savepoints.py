@@ -26,10 +26,12 @@ from airflow_provider_statecheck.checkpoint.ids import (
     new_savepoint_uri,
     operator_id_of,
 )
+from airflow_provider_statecheck.checkpoint.messages import BeginSavepoint, EndSavepoint, RequestSavepoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, OperatorRecord
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
 from airflow_provider_statecheck.checkpoint.store import JobStore
+from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
     CheckpointDocument,
@@ -123,6 +125,21 @@ def job_document(parts: Sequence[CheckpointDocument], empty: Sequence[str] = ())
             OperatorState(operator_id=operator_id_of(uid), uid=uid, parallelism=1, max_parallelism=1) for uid in uids
         ),
         parts=tuple(parts),
+    )
+
+
+def copy_checkpoint(
+    store: JobStore, job_id: JobId, operator_id: OperatorId, request_key: str | None = None
+) -> CheckpointRecord:
+    """Take a savepoint of an operator that does not run below ``memory://mine``; request it, unless a key is given."""
+    savepoints, key = JobSavepoints(store), request_key or new_key()
+    if request_key is None:
+        savepoints.request(RequestSavepoint(job_id=job_id, operator_id=operator_id, request_key=key))
+    begun = savepoints.begin(
+        BeginSavepoint(job_id=job_id, request_key=key, savepoint_dir="memory://mine", trigger_key=new_key())
+    )
+    return savepoints.end(
+        EndSavepoint(job_id=job_id, checkpoint_id=begun.checkpoint_id, metadata_uri=f"{begun.location}/_metadata")
     )
 
 

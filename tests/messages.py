@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from airflow_provider_statecheck.checkpoint.aligned.rows import TakeLeadership
 from airflow_provider_statecheck.checkpoint.ids import new_key
@@ -14,6 +14,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     PendingCheckpoint,
     RegisterAttempt,
     RequestSavepoint,
+    RestoreSource,
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
@@ -21,6 +22,14 @@ from airflow_provider_statecheck.checkpoint.records import AttemptOwner, Operato
 from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import find_source
+
+Value = TypeVar("Value")
+
+
+def present(value: Value | None) -> Value:
+    """Return a value that is not missing."""
+    assert value is not None
+    return value
 
 
 def make_owner(**changes: Any) -> AttemptOwner:
@@ -95,6 +104,12 @@ def complete_checkpoint(gateway: CheckpointCoordinatorGateway, attempt: AttemptR
     """Trigger and acknowledge one checkpoint."""
     pending = gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
     return gateway.acknowledge(make_acknowledgement(attempt, pending, **changes))
+
+
+def make_source(pointer: str, **changes: Any) -> RestoreSource:
+    """Return the snapshot at a pointer as a stage has read it."""
+    values: dict[str, Any] = {"metadata_uri": f"{pointer}/_metadata", "metadata_size": 10, "metadata_sha256": "a" * 64}
+    return RestoreSource(pointer=pointer, **values | changes)
 
 
 class ManualClock:

@@ -337,7 +337,7 @@ def require_permitted(jobs: UserJobs, view: JobView, wanted: UserAction) -> None
 
     :raises AccessDeniedError: if the user may not.
     """
-    jobs.require_editable(view)
+    jobs.editable.require_all(view)
     if wanted.action is JobAction.FORK:
         require_forkable(view, wanted, jobs.user)
 

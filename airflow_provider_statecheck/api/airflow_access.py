@@ -148,8 +148,8 @@ class UserJobs:
     def __init__(self, rows: JobStore, user: BaseUser) -> None:
         self._rows = rows
         self.user = user
-        self._dags = PermittedDags(user)
-        self._editable = PermittedDags(user, "PUT")
+        self.readable = PermittedDags(user)
+        self.editable = PermittedDags(user, "PUT")
 
     def view(self, job_id: str) -> JobView:
         """
@@ -158,33 +158,13 @@ class UserJobs:
         :raises CheckpointNotFoundError: if there is no such job, or if the user may not read it, with the same text.
         """
         view = self._rows.describe(JobId(job_id))
-        if not self._dags.permits_all(view):
+        if not self.readable.permits_all(view):
             raise no_such_job(JobId(job_id))
         return view
 
-    def require_editable(self, view: JobView) -> None:
-        """
-        Require a user who may edit the task instances of every Dag that works on a job.
-
-        :raises AccessDeniedError: if the user may not edit one of them, or if the Dag of an operator is unknown.
-        """
-        self._editable.require_all(view)
-
-    def is_editable(self, view: JobView) -> bool:
-        """Return whether the user may act on the state of a job."""
-        return self._editable.permits_all(view)
-
-    def require_dag(self, dag_id: str) -> None:
-        """
-        Require a Dag whose task instances the user may read.
-
-        :raises AccessDeniedError: if the user may not.
-        """
-        self._dags.require(dag_id)
-
     def overviews(self, page: JobsPage) -> JobList:
         """Return those jobs of a page of the list that the user may read; other jobs are not counted either."""
-        readable = self._dags.among(self._rows.dag_ids(beside=page.dag_id))
+        readable = self.readable.among(self._rows.dag_ids(beside=page.dag_id))
         return self._rows.job_overviews(replace(page, readable_dag_ids=readable))
 
     def of_run(self, dag_id: str, run_id: str) -> Iterator[JobView]:

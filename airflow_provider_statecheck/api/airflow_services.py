@@ -114,7 +114,6 @@ class EndedRun:
         self._status = status
 
     def ended_as(self, owner: AttemptOwner) -> JobStatus | None:
-        """Return how the run of an attempt ended, or ``None`` for any other run."""
         airflow = dict(owner.airflow)
         return self._status if (airflow.get("dag_id"), airflow.get("run_id")) == self._run else None
 
@@ -123,12 +122,6 @@ class AirflowTasks:
     """Task instances in Airflow's database; needs access to the ORM."""
 
     def prove(self, ti_id: str, secret: str) -> Caller:
-        """
-        Return the running task instance that announced a secret; the secret is valid once.
-
-        :raises AccessDeniedError: if the task instance does not exist or does not run, or if the secret is wrong.
-        :raises CoordinatorUnavailableError: if the database does not respond.
-        """
         from airflow.utils.session import create_session
 
         # In a new session, the lock is the first statement of the transaction.
@@ -139,11 +132,9 @@ class AirflowTasks:
             return Caller(dag_id=ti.dag_id, run_id=ti.run_id, task_id=ti.task_id, map_index=ti.map_index)
 
     def is_waiting(self, caller: Caller) -> bool:
-        """Return ``True`` if a task instance runs or is deferred."""
         return task_state(caller) in ("running", "deferred")
 
     def is_dag(self, dag_id: str) -> bool:
-        """Return ``True`` if a Dag with this id exists."""
         from airflow.models.dag import DagModel
         from airflow.utils.session import create_session
 
@@ -152,10 +143,9 @@ class AirflowTasks:
 
 
 class AirflowTaskLiveness:
-    """Liveness of tasks by the rows of their task instances; needs access to the ORM."""
+    """Liveness of tasks by the state of their task instances, which is ``running``; needs access to the ORM."""
 
     def is_running(self, owner: AttemptOwner) -> bool:
-        """Return ``True`` if the owner's task instance is in the state ``running``."""
         return bool(owner.airflow) and task_state(Caller.of(owner)) == "running"
 
 
@@ -163,7 +153,6 @@ class AirflowRuns:
     """Ends of Dag runs by the rows of the runs; needs access to the ORM."""
 
     def ended_as(self, owner: AttemptOwner) -> JobStatus | None:
-        """Return how the run of an attempt ended, or ``None`` if it has not ended."""
         from airflow.models.dagrun import DagRun
         from airflow.utils.session import create_session
         from sqlalchemy import select

@@ -70,7 +70,6 @@ class JobAccess(Protocol):
         :raises TokenExpiredError: if the token has expired.
         :raises CheckpointNotFoundError: if the job does not exist, or not for this user.
         """
-        ...
 
 
 class TokenAccess:

@@ -216,16 +216,14 @@ class TaskDirectory(Protocol):
         Return the running task instance that announced a secret; the secret is valid once.
 
         :raises AccessDeniedError: if the task instance does not exist or does not run, or if the secret is wrong.
+        :raises CoordinatorUnavailableError: if the database does not respond.
         """
-        ...
 
     def is_waiting(self, caller: Caller) -> bool:
         """Return ``True`` if a task instance runs or is deferred."""
-        ...
 
     def is_dag(self, dag_id: str) -> bool:
         """Return ``True`` if a Dag with this id exists."""
-        ...
 
 
 TASK_LIFETIME = timedelta(minutes=15)

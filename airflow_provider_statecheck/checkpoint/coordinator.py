@@ -28,7 +28,7 @@ from airflow_provider_statecheck.checkpoint.fencing import (
     require_running,
     require_same_task,
 )
-from airflow_provider_statecheck.checkpoint.ids import JobId, checkpoint_uri, job_id_of, new_savepoint_uri
+from airflow_provider_statecheck.checkpoint.ids import checkpoint_uri, job_id_of, new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.messages import (
     LONGEST_CHECKPOINT,
     AcknowledgeCheckpoint,
@@ -93,17 +93,6 @@ class AttemptCoordinator(StoredJobs):
         self._liveness = liveness or UnknownLiveness()
 
     def register(self, request: RegisterAttempt) -> AttemptGrant:
-        """
-        Fence all earlier attempts of the operator and return the candidates to restore.
-
-        :raises InvalidConfigurationError: if a setting is out of range, or another instance of the mapped task has the same
-            map key.
-        :raises ConcurrentAttemptError: if another task, or another run of the task, is still running the operator.
-        :raises RunSupersededError: if a later run has already advanced the state.
-        :raises NoRestorableCheckpointError: if the operator had state and none of it can be restored.
-        :raises IncompatibleCheckpointError: if the operator is new and another operator of the job, which has
-            checkpoints, no longer has a task.
-        """
         require_valid(request)
         grant = self._register(request)
         log.debug(
@@ -117,27 +106,12 @@ class AttemptCoordinator(StoredJobs):
         return grant
 
     def adopt(self, request: AdoptAttempt) -> None:
-        """
-        Transfer a running attempt to a later try of the same task, without interrupting its driver.
-
-        :raises StaleAttemptError: if the attempt has ended, was replaced, or belongs to another task or run.
-        """
         with self._store.transaction(request.attempt.job_id) as tx:
             attempt = require_running(tx, request.attempt)
             require_same_task(attempt, request.owner)
             tx.save_attempt(replace(attempt, owner=request.owner))
 
     def confirm_restore(self, request: ConfirmRestore) -> None:
-        """
-        Record the restored checkpoint, or that the attempt starts over, and mark skipped candidates as unusable.
-
-        Unusable checkpoints do not count towards retention. A savepoint that was restored becomes a checkpoint of the
-        operator, which owns it if the request claims it.
-
-        :raises StaleAttemptError: if a newer attempt has registered.
-        :raises CheckpointNotFoundError: if the checkpoint is not a completed checkpoint of this operator.
-        :raises SnapshotClaimedError: if another operator has claimed the savepoint.
-        """
         with self._store.transaction(request.attempt.job_id) as tx:
             attempt = require_running(tx, request.attempt)
             restored = _restored_checkpoint(tx, attempt, request)
@@ -149,14 +123,6 @@ class AttemptCoordinator(StoredJobs):
             transitions.record_restore(tx, attempt, restored, request.restored_summary)
 
     def trigger(self, request: TriggerCheckpoint) -> PendingCheckpoint:
-        """
-        Allocate the id of a new checkpoint, or return the checkpoint with the same request key.
-
-        :raises StaleAttemptError: if a newer attempt has registered or this one has ended.
-        :raises InvalidConfigurationError: if the timeout is out of range, or only one of ``serves`` and ``savepoint_dir``
-            is set.
-        :raises CheckpointNotFoundError: if the savepoint request to serve is not open.
-        """
         _require_savepoint_dir(request)
         _require_timeout(request)
         with self._store.transaction(request.attempt.job_id) as tx:
@@ -173,23 +139,12 @@ class AttemptCoordinator(StoredJobs):
         )
 
     def acknowledge(self, request: AcknowledgeCheckpoint) -> AcknowledgeReply:
-        """
-        Complete a checkpoint, abort older pending checkpoints and subsume those beyond retention.
-
-        :raises StaleAttemptError: if a newer attempt has registered or this one has ended.
-        :raises InvalidConfigurationError: if the metadata file is not in the directory of the checkpoint.
-        """
         with self._store.transaction(request.attempt.job_id) as tx:
             attempt = require_running(tx, request.attempt)
             transitions.expire(tx, attempt.operator_id)
             return _acknowledge(tx, attempt, request)
 
     def decline(self, request: DeclineCheckpoint) -> OpenEffects:
-        """
-        Abort a pending checkpoint of this attempt and ignore any other checkpoint.
-
-        :raises StaleAttemptError: if a newer attempt has registered.
-        """
         with self._store.transaction(request.attempt.job_id) as tx:
             attempt = require_current(tx, request.attempt)
             checkpoint = _own_checkpoint(tx, attempt, request.checkpoint_id)
@@ -197,33 +152,7 @@ class AttemptCoordinator(StoredJobs):
                 transitions.abort(tx, checkpoint, request.reason, request.message, request.increment_seconds)
             return transitions.effects_of(tx, attempt.operator_id)
 
-    def abort(self, job_id: JobId, checkpoint_id: int, reason: CheckpointFailureReason, message: str = "") -> bool:
-        """
-        Abort a pending checkpoint on behalf of a caller outside the stage.
-
-        :return: Whether the checkpoint was pending.
-        """
-        with self._store.transaction(job_id) as tx:
-            checkpoint = tx.checkpoint(checkpoint_id)
-            if checkpoint is None or checkpoint.status is not CheckpointStatus.PENDING:
-                return False
-            transitions.abort(tx, checkpoint, reason, message)
-            return True
-
-    def expire(self, job_id: JobId) -> None:
-        """Abort all expired pending checkpoints of a job."""
-        operators = self._store.describe(job_id).operators
-        with self._store.transaction(job_id) as tx:
-            for operator in operators:
-                transitions.expire(tx, operator.operator_id)
-
     def confirm_discards(self, request: ConfirmDiscards) -> None:
-        """
-        Record that the files of subsumed or aborted checkpoints are deleted.
-
-        :raises InvalidConfigurationError: if the request names no attempt.
-        :raises StaleAttemptError: if a newer attempt has registered.
-        """
         attempt = request.attempt
         if attempt is None:
             raise InvalidConfigurationError("Expected the attempt that deleted the files, found none; set attempt.")
@@ -232,29 +161,12 @@ class AttemptCoordinator(StoredJobs):
             transitions.mark_discarded(tx, attempt.operator_id, request.checkpoint_ids)
 
     def confirm_commits(self, request: ConfirmCommits) -> OpenEffects:
-        """
-        Record that a sink committed the output of checkpoints, and subsume those retained only for their commit.
-
-        A checkpoint carries the uncommitted output of older checkpoints. The confirmation therefore covers the older
-        checkpoints of the same generation too. Ids of other checkpoints are ignored.
-
-        :raises StaleAttemptError: if a newer attempt has registered.
-        """
         with self._store.transaction(request.attempt.job_id) as tx:
             attempt = require_current(tx, request.attempt)
             _confirm_commits(tx, attempt, request)
             return transitions.effects_of(tx, attempt.operator_id)
 
     def finish(self, request: FinishAttempt) -> OpenEffects:
-        """
-        Close an attempt: abort its pending checkpoints, release its pin and record the damaged snapshots that it found.
-
-        Afterwards remove old rows of the operator, which bounds their number on installations without maintenance.
-
-        :raises InvalidConfigurationError: if the status is not a final one.
-        :raises StaleAttemptError: if a newer attempt has registered.
-        :raises OpenCommitError: if the attempt is to end as finished but its sink has open commits.
-        """
         if request.status not in (AttemptStatus.FINISHED, AttemptStatus.FAILED):
             raise InvalidConfigurationError(
                 f"Expected an attempt to end as finished or failed, found {request.status!r}; set one of the two."

@@ -133,11 +133,9 @@ class FailJobCallback(Protocol):
 
     def fail_job(self, cause: Exception) -> None:
         """Fail the job."""
-        ...
 
     def fail_job_due_to_task_failure(self, cause: Exception, attempt_id: str) -> None:
         """Fail the job, unless the attempt that caused the failure has ended."""
-        ...
 
 
 class FailureStatistics(Protocol):
@@ -145,11 +143,9 @@ class FailureStatistics(Protocol):
 
     def report_failed_checkpoint(self, checkpoint_id: int, error: CheckpointException) -> None:
         """Mark a pending checkpoint as failed."""
-        ...
 
     def report_failed_checkpoint_without_in_progress(self, error: CheckpointException) -> None:
         """Count a checkpoint that failed before it had an id."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,9 +210,14 @@ class CheckpointFailureManager:
             checkpoint_id=checkpoint_id, reason=reason, root_cause=root_cause(error), operator=operator
         )
         if reason.is_pre_flight or attempt_id is None:
-            self._handle_coordinator_level(failure, error, properties)
+            # The future of a savepoint reports its failure; the job is not affected.
+            if not properties.is_savepoint:
+                self._count(failure, error, self._callback.fail_job)
+        elif properties.is_synchronous:
+            # The task waits for the completion of the savepoint and would wait forever.
+            self._callback.fail_job(error)
         else:
-            self._handle_task_level(failure, error, properties, attempt_id)
+            self._count(failure, error, lambda cause: self._callback.fail_job_due_to_task_failure(cause, attempt_id))
 
     def handle_checkpoint_success(self, checkpoint_id: int) -> None:
         """Reset the count, unless a later checkpoint was completed before."""
@@ -237,22 +238,6 @@ class CheckpointFailureManager:
         except StateCheckError:
             # Failing to record statistics must not change the count.
             log.warning("The failure of checkpoint %s was not recorded in the statistics", checkpoint_id, exc_info=True)
-
-    def _handle_coordinator_level(
-        self, failure: CountedFailure, error: CheckpointException, properties: CheckpointProperties
-    ) -> None:
-        # The future of a savepoint reports its failure; the job is not affected.
-        if not properties.is_savepoint:
-            self._count(failure, error, self._callback.fail_job)
-
-    def _handle_task_level(
-        self, failure: CountedFailure, error: CheckpointException, properties: CheckpointProperties, attempt_id: str
-    ) -> None:
-        if properties.is_savepoint and properties.is_synchronous:
-            # The task waits for the completion of the savepoint and would wait forever.
-            self._callback.fail_job(error)
-            return
-        self._count(failure, error, lambda cause: self._callback.fail_job_due_to_task_failure(cause, attempt_id))
 
     def _count(
         self, failure: CountedFailure, error: CheckpointException, fail_job: Callable[[Exception], None]

@@ -119,7 +119,6 @@ class TaskLiveness(Protocol):
 
     def is_running(self, owner: AttemptOwner) -> bool:
         """Return whether the owner's task is known to be running."""
-        ...
 
 
 class UnknownLiveness:
@@ -204,7 +203,6 @@ class Retained(Protocol):
     @property
     def properties(self) -> CheckpointProperties:
         """Return the properties, which determine the owner."""
-        ...
 
 
 Checkpoint = TypeVar("Checkpoint", bound=Retained)

@@ -41,7 +41,7 @@ class ListedStatus(StrEnum):
 
 
 class JobSort(StrEnum):
-    """Order of the list of jobs."""
+    """Order of a list of jobs or of operators."""
 
     NAME = "name"
     COMPLETED_AT = "completed_at"

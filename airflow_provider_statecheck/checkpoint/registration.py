@@ -260,7 +260,6 @@ class StartDecision:
     resumes: bool
     """Whether the attempt restores the newest checkpoint; otherwise its run restarts."""
     reason: str
-    verify_fingerprints: bool = True
     is_chosen: bool = False
     """Whether a user chose the checkpoint to restore."""
     source: RestoreSource | None = None
@@ -269,13 +268,8 @@ class StartDecision:
     """Run that started the generation of this snapshot; ``None`` if the run of the attempt starts a new one."""
 
 
-def decide_start(previous: AttemptRecord | None, request: RegisterAttempt) -> StartDecision:
-    """
-    Decide how an attempt starts.
-
-    :param previous: Previous attempt of the operator; the last attempt of the same run if that run took the newest
-        checkpoint.
-    """
+def _decide_start(previous: AttemptRecord | None, request: RegisterAttempt) -> StartDecision:
+    # The previous attempt of the operator, or the last one of the same run if that run took the newest checkpoint.
     if previous is None:
         return StartDecision(False, "first attempt")
     if _is_rerun_of_old_date(previous, request):
@@ -300,7 +294,7 @@ def _after_clear(status: AttemptStatus, request: RegisterAttempt) -> StartDecisi
     if request.on_clear is OnClear.RESTART:
         return StartDecision(False, f"{reason}, and on_clear is restart")
     if request.on_clear is OnClear.RESUME:
-        return StartDecision(True, f"{reason}, and on_clear is resume", verify_fingerprints=False)
+        return StartDecision(True, f"{reason}, and on_clear is resume")
     return StartDecision(status is not AttemptStatus.FINISHED, reason)
 
 
@@ -325,7 +319,7 @@ def _decide(
     tx: JobTransaction, operator: OperatorRecord, previous: AttemptRecord | None, request: RegisterAttempt
 ) -> StartDecision:
     candidates = transitions.restorable(tx, operator)
-    decision = decide_start(_decisive_attempt(tx, candidates, previous, request), request)
+    decision = _decide_start(_decisive_attempt(tx, candidates, previous, request), request)
     if not decision.resumes:
         return _restart_run(tx, operator, candidates, decision, request)
     if candidates:
@@ -351,7 +345,9 @@ def _start(
     if isinstance(wanted, InPlaceRestore):
         return _restored_in_place(previous, request, wanted)
     if wanted is not None:
-        return _chosen_start(previous, request, wanted)
+        before = _decide_start(previous, request).reason
+        reason = f"{before}, restored from checkpoint {wanted.checkpoint_id}, which {wanted.requested_by} chose"
+        return StartDecision(True, reason, is_chosen=True)
     start = _decide(tx, operator, previous, request)
     return replace(start, is_chosen=start.resumes and _starts_from_choice_of(tx, operator, previous))
 
@@ -359,7 +355,7 @@ def _start(
 def _restored_in_place(
     previous: AttemptRecord | None, request: RegisterAttempt, restore: InPlaceRestore
 ) -> StartDecision:
-    decision = decide_start(previous, request)
+    decision = _decide_start(previous, request)
     source = restore.source
     if source is None:
         return StartDecision(False, f"{decision.reason}, without state in the savepoint {restore.pointer} of the job")
@@ -376,12 +372,6 @@ def _starts_from_choice_of(tx: JobTransaction, operator: OperatorRecord, previou
         return False
     # It has recorded no checkpoint if its source required it to start over.
     return previous.restored_from in (None, newest.checkpoint_id)
-
-
-def _chosen_start(previous: AttemptRecord | None, request: RegisterAttempt, choice: ActionRecord) -> StartDecision:
-    decision = decide_start(previous, request)
-    reason = f"{decision.reason}, restored from checkpoint {choice.checkpoint_id}, which {choice.requested_by} chose"
-    return StartDecision(True, reason, decision.verify_fingerprints, is_chosen=True)
 
 
 def _decisive_attempt(

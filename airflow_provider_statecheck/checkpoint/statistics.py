@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -186,29 +186,37 @@ class CheckpointStatsCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorStatistics:
+class CheckpointStats:
+    """Checkpoint statistics of one operator, in its row and at a time."""
+
+    checkpoints: CheckpointStatsCounts = field(default_factory=CheckpointStatsCounts)
+    savepoints: CheckpointStatsCounts = field(default_factory=CheckpointStatsCounts)
+    failures: tuple[tuple[str, int], ...] = ()
+    """Number of failures by reason."""
+    state_size: StatsSummary = field(default_factory=StatsSummary)
+    """Bytes that completed checkpoints added."""
+    full_size: StatsSummary = field(default_factory=StatsSummary)
+    """Bytes that a restore of completed checkpoints reads."""
+    duration: StatsSummary = field(default_factory=StatsSummary)
+    """Durations of completed checkpoints in milliseconds, without the increment before the start."""
+    history: tuple[CheckpointEntry, ...] = ()
+    """Latest checkpoints, newest first."""
+    latest_completed: CheckpointEntry | None = None
+    latest_savepoint: CheckpointEntry | None = None
+    latest_failed: CheckpointEntry | None = None
+    latest_restored: RestoredEntry | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorStatistics(CheckpointStats):
     """
     Statistics of the ended checkpoints of an operator.
 
     Checkpoints in progress are not included; their rows provide them.
     """
 
-    checkpoints: CheckpointStatsCounts = field(default_factory=CheckpointStatsCounts)
-    savepoints: CheckpointStatsCounts = field(default_factory=CheckpointStatsCounts)
     rejected: int = 0
     """Number of checkpoints that failed before they had an id."""
-    failures: tuple[tuple[str, int], ...] = ()
-    """Number of failures by reason."""
-    state_size: StatsSummary = field(default_factory=StatsSummary)
-    full_size: StatsSummary = field(default_factory=StatsSummary)
-    duration: StatsSummary = field(default_factory=StatsSummary)
-    """Durations in milliseconds."""
-    history: tuple[CheckpointEntry, ...] = ()
-    """Latest ended checkpoints, newest first."""
-    latest_completed: CheckpointEntry | None = None
-    latest_savepoint: CheckpointEntry | None = None
-    latest_failed: CheckpointEntry | None = None
-    latest_restored: RestoredEntry | None = None
     counted_ids: tuple[int, ...] = field(default=(), repr=False)
     """Ids of the checkpoints that were counted last, which late reports do not count again."""
 
@@ -384,28 +392,12 @@ _IN_PROGRESS = (CheckpointStatus.PENDING, CheckpointStatus.FINALIZING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointStatsSnapshot:
-    """Immutable checkpoint statistics of one operator."""
+class CheckpointStatsSnapshot(CheckpointStats):
+    """Checkpoint statistics of one operator at a time, including the checkpoints in progress."""
 
     uid: str
     counts: CheckpointStatsCounts
     """Checkpoints and savepoints, including those that failed before they had an id."""
-    checkpoints: CheckpointStatsCounts
-    savepoints: CheckpointStatsCounts
-    failures: tuple[tuple[str, int], ...]
-    """Number of failures by reason."""
-    state_size: StatsSummary
-    """Bytes that completed checkpoints added."""
-    full_size: StatsSummary
-    """Bytes that a restore of completed checkpoints reads."""
-    duration: StatsSummary
-    """Durations of completed checkpoints in milliseconds, without the increment before the start."""
-    history: tuple[CheckpointEntry, ...]
-    """Latest checkpoints including those in progress, newest first."""
-    latest_completed: CheckpointEntry | None
-    latest_savepoint: CheckpointEntry | None
-    latest_failed: CheckpointEntry | None
-    latest_restored: RestoredEntry | None
     awaiting_discard: int
     """Number of ended checkpoints whose files are not deleted yet."""
 
@@ -423,20 +415,16 @@ def snapshot_of(
     begun = sum(row.properties.is_savepoint for row in pending)
     checkpoints = replace(known.checkpoints, in_progress=len(pending) - begun)
     savepoints = replace(known.savepoints, in_progress=begun)
+    of_ended = {each.name: getattr(known, each.name) for each in fields(CheckpointStats)}
+    current = {
+        "checkpoints": checkpoints,
+        "savepoints": savepoints,
+        "history": _history(view, known, pending)[: min(history_size, HISTORY_SIZE)],
+    }
     return CheckpointStatsSnapshot(
+        **of_ended | current,
         uid=operator.uid,
         counts=_sum(checkpoints, savepoints, known.rejected),
-        checkpoints=checkpoints,
-        savepoints=savepoints,
-        failures=known.failures,
-        state_size=known.state_size,
-        full_size=known.full_size,
-        duration=known.duration,
-        history=_history(view, known, pending)[: min(history_size, HISTORY_SIZE)],
-        latest_completed=known.latest_completed,
-        latest_savepoint=known.latest_savepoint,
-        latest_failed=known.latest_failed,
-        latest_restored=known.latest_restored,
         awaiting_discard=sum(row.awaits_discard for row in rows),
     )
 

@@ -52,14 +52,6 @@ class CheckpointPage:
         require("before", self.before, lambda i: i is None or 0 < i <= _HIGHEST_ID, "a checkpoint id, 1 or more")
         require("limit", self.limit, lambda n: 1 <= n <= LARGEST_PAGE, f"from 1 to {LARGEST_PAGE}")
 
-    def includes(self, checkpoint: CheckpointRecord) -> bool:
-        """Return whether a checkpoint matches the filter."""
-        return (
-            (self.before is None or checkpoint.checkpoint_id < self.before)
-            and self.operator_id in (None, checkpoint.operator_id)
-            and self.status in (None, checkpoint.status)
-        )
-
 
 _HIGHEST_ID = 2**63 - 1
 
@@ -223,24 +215,19 @@ class JobTransaction(Protocol):
         It is never before the time of an earlier transaction of the job or of any of its rows. After a correction of a clock
         that was far ahead, the store has moved the times in the rows back.
         """
-        ...
 
     @property
     def job(self) -> JobRecord:
         """Return the job's row."""
-        ...
 
     def draw_checkpoint_id(self) -> int:
         """Allocate the next checkpoint id of the job; ids start at 1 and are never reused."""
-        ...
 
     def set_next_checkpoint_id(self, following: int) -> None:
         """Set the next checkpoint id of the job."""
-        ...
 
     def operator(self, operator_id: OperatorId) -> OperatorRecord | None:
         """Return an operator of the job."""
-        ...
 
     def operators_besides(self, task_uids: AbstractSet[str]) -> list[tuple[OperatorRecord, AttemptRecord | None]]:
         """
@@ -248,47 +235,36 @@ class JobTransaction(Protocol):
 
         :param task_uids: Uids to exclude; the uid of a task includes those of its mapped instances.
         """
-        ...
 
     def save_operator(self, record: OperatorRecord) -> None:
         """Insert or replace an operator."""
-        ...
 
     def attempt(self, operator_id: OperatorId, epoch: int) -> AttemptRecord | None:
         """Return an attempt by its epoch."""
-        ...
 
     def attempt_by_key(self, attempt_key: str) -> AttemptRecord | None:
         """Return an attempt by its idempotency key."""
-        ...
 
     def last_attempt_of_run(self, operator_id: OperatorId, run_key: str) -> AttemptRecord | None:
         """Return the newest attempt of an operator in a run."""
-        ...
 
     def storage_bases(self, operator_id: OperatorId) -> tuple[str, ...]:
         """Return the distinct checkpoint directories of an operator's attempts, sorted."""
-        ...
 
     def ended_attempts(self, wanted: EndedAttempts, limit: int | None) -> tuple[int, ...]:
         """Return the epochs of at most `limit` ended attempts, oldest first."""
-        ...
 
     def save_attempt(self, record: AttemptRecord) -> None:
         """Insert or replace an attempt."""
-        ...
 
     def checkpoint(self, checkpoint_id: int) -> CheckpointRecord | None:
         """Return a checkpoint of the job."""
-        ...
 
     def checkpoint_by_request(self, request_key: str) -> CheckpointRecord | None:
         """Return a checkpoint by the key of its trigger request."""
-        ...
 
     def summary(self, checkpoint_id: int) -> SnapshotSummary | None:
         """Return the figures of a checkpoint."""
-        ...
 
     def open_checkpoints(self, operator_id: OperatorId) -> list[CheckpointRecord]:
         """
@@ -296,11 +272,9 @@ class JobTransaction(Protocol):
 
         They may lack their figures, which no decision uses and an update then leaves as they are; see :meth:`summary`.
         """
-        ...
 
     def discarded_checkpoints(self, wanted: EndedCheckpoints, limit: int | None) -> tuple[int, ...]:
         """Return the ids of at most `limit` discarded checkpoints."""
-        ...
 
     def has_completed(self, operator_id: OperatorId, generation: int | None = None) -> bool:
         """
@@ -308,11 +282,9 @@ class JobTransaction(Protocol):
 
         :param generation: Generation of the checkpoint; ``None`` for any.
         """
-        ...
 
     def add_checkpoint(self, record: CheckpointRecord) -> None:
         """Insert a checkpoint."""
-        ...
 
     def update_checkpoint(self, record: CheckpointRecord, *, expected: CheckpointStatus) -> None:
         """
@@ -320,55 +292,42 @@ class JobTransaction(Protocol):
 
         :raises CoordinatorError: if the status differs; the transaction must be rolled back.
         """
-        ...
 
     def acknowledgements(self, checkpoint_id: int) -> list[AcknowledgementRecord]:
         """Return the acknowledgements of an aligned checkpoint."""
-        ...
 
     def save_acknowledgement(self, record: AcknowledgementRecord) -> None:
         """Insert or replace the acknowledgement of an operator."""
-        ...
 
     def request(self, request_key: str) -> SnapshotRequest | None:
         """Return a request by its key."""
-        ...
 
     def open_requests(self, operator_id: OperatorId) -> list[SnapshotRequest]:
         """Return the open requests to an operator, oldest first."""
-        ...
 
     def ended_requests(self, operator_id: OperatorId, before: datetime, limit: int | None) -> tuple[str, ...]:
         """Return the keys of at most `limit` requests to an operator that ended before a time."""
-        ...
 
     def save_request(self, record: SnapshotRequest) -> None:
         """Insert or replace a request."""
-        ...
 
     def remove_requests(self, request_keys: tuple[str, ...]) -> None:
         """Remove the rows of requests."""
-        ...
 
     def action(self, request_key: str) -> ActionRecord | None:
         """Return an action of a user by its key."""
-        ...
 
     def open_actions(self, operator_id: OperatorId) -> list[ActionRecord]:
         """Return the open actions on an operator, oldest first."""
-        ...
 
     def save_action(self, record: ActionRecord) -> None:
         """Insert or replace an action of a user."""
-        ...
 
     def remove_actions(self, before: datetime) -> None:
         """Remove the actions that ended before a time."""
-        ...
 
     def claim(self, pointer: str) -> ClaimRecord | None:
         """Return the claim of a snapshot of any job."""
-        ...
 
     def save_claim(self, record: ClaimRecord) -> None:
         """
@@ -376,27 +335,21 @@ class JobTransaction(Protocol):
 
         :raises SnapshotClaimedError: if another operator has claimed the snapshot.
         """
-        ...
 
     def statistics(self, operator_id: OperatorId) -> StatisticsRecord | None:
         """Return the checkpoint statistics of an operator."""
-        ...
 
     def save_statistics(self, record: StatisticsRecord) -> None:
         """Insert or replace the checkpoint statistics of an operator."""
-        ...
 
     def view(self) -> JobView:
         """Return a view of the job with the changes of this transaction."""
-        ...
 
     def remove_checkpoints(self, checkpoint_ids: tuple[int, ...]) -> None:
         """Remove the rows of checkpoints."""
-        ...
 
     def remove_attempts(self, attempts: tuple[AttemptRef, ...]) -> None:
         """Remove the rows of attempts and of their tokens."""
-        ...
 
     def remove_job(self) -> None:
         """
@@ -406,7 +359,6 @@ class JobTransaction(Protocol):
         The counters of epochs, generations and checkpoint ids are retained and hidden. A reader of the removed rows could
         otherwise confuse them with new rows of the same number.
         """
-        ...
 
 
 class JobReads(Protocol):
@@ -414,7 +366,6 @@ class JobReads(Protocol):
 
     def jobs(self) -> tuple[JobRecord, ...]:
         """Return all jobs, the most recently active first."""
-        ...
 
     def describe(self, job_id: JobId) -> JobView:
         """
@@ -422,15 +373,12 @@ class JobReads(Protocol):
 
         :raises CheckpointNotFoundError: if the job does not exist.
         """
-        ...
 
     def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
         """Return a checkpoint of a job, or ``None`` if it has no row."""
-        ...
 
     def checkpoints(self, job_id: JobId, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
         """Return a page of the checkpoints of a job, newest first; its last id is ``before`` of the next page."""
-        ...
 
     def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
         """
@@ -438,7 +386,6 @@ class JobReads(Protocol):
 
         :raises CheckpointNotFoundError: if the job does not exist.
         """
-        ...
 
     def latest_checkpoints(self, job_id: JobId, known_version: RowsVersion | None = None) -> LatestCheckpoints | None:
         """
@@ -449,7 +396,6 @@ class JobReads(Protocol):
         :param known_version: Version of an earlier view of the job; ``None`` to read the rows in any case.
         :raises CheckpointNotFoundError: if the job does not exist.
         """
-        ...
 
 
 class JobStore(JobReads, Protocol):
@@ -463,27 +409,21 @@ class JobStore(JobReads, Protocol):
         :raises CheckpointNotFoundError: if the job does not exist and ``create_as`` is ``None``.
         :raises CommitStateUnknownError: on leaving the context, if the outcome of the commit is unknown.
         """
-        ...
 
     def claim(self, pointer: str) -> ClaimRecord | None:
         """Return the claim of a snapshot of any job."""
-        ...
 
     def dag_ids(self, *, beside: str | None = None) -> frozenset[str]:
         """Return the Dags with attempts in any job, or in any job with attempts of one Dag."""
-        ...
 
     def jobs_of_run(self, dag_id: str, run_id: str) -> tuple[JobId, ...]:
         """Return the jobs that the tasks of a Dag run have worked on, the most recently active first."""
-        ...
 
     def job_overviews(self, page: JobsPage) -> JobList:
         """Return a page of the list of jobs; its cost depends on the number of jobs, but not on their history."""
-        ...
 
     def request(self, job_id: JobId, request_key: str) -> SnapshotRequest | None:
         """Return a request of a job by its key."""
-        ...
 
 
 class StoredJobs:

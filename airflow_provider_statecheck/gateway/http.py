@@ -217,7 +217,6 @@ class Credentials(Protocol):
         :raises AccessDeniedError: if the coordinator issues no token.
         :raises CoordinatorUnavailableError: if the coordinator does not respond.
         """
-        ...
 
 
 class GivenToken:

@@ -92,7 +92,6 @@ class CoordinatorObserver(Protocol):
 
     def changed(self, job: JobRecord, change: Change) -> None:
         """Handle a change without raising an error."""
-        ...
 
 
 def observed_store(store: JobStore, *observers: CoordinatorObserver) -> JobStore:

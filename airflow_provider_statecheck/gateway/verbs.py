@@ -70,40 +70,90 @@ class CheckpointCoordinatorGateway(JobReads, Protocol):
     """
 
     def register(self, request: RegisterAttempt) -> AttemptGrant:
-        """Fence all earlier attempts of the operator and return the candidates to restore."""
-        ...
+        """
+        Fence all earlier attempts of the operator and return the candidates to restore.
+
+        :raises InvalidConfigurationError: if a setting is out of range, or another instance of the mapped task has the same
+            map key.
+        :raises ConcurrentAttemptError: if another task, or another run of the task, is still running the operator.
+        :raises RunSupersededError: if a later run has already advanced the state.
+        :raises NoRestorableCheckpointError: if the operator had state and none of it can be restored.
+        :raises IncompatibleCheckpointError: if the operator is new and another operator of the job, which has
+            checkpoints, no longer has a task.
+        """
 
     def adopt(self, request: AdoptAttempt) -> None:
-        """Transfer a running attempt to a later try of the same task."""
-        ...
+        """
+        Transfer a running attempt to a later try of the same task, without interrupting its driver.
+
+        :raises StaleAttemptError: if the attempt has ended, was replaced, or belongs to another task or run.
+        """
 
     def confirm_restore(self, request: ConfirmRestore) -> None:
-        """Record the restored checkpoint, if there is one, and the candidates that could not be restored."""
-        ...
+        """
+        Record the restored checkpoint, or that the attempt starts over, and mark skipped candidates as unusable.
+
+        Unusable checkpoints do not count towards retention. A savepoint that was restored becomes a checkpoint of the
+        operator, which owns it if the request claims it.
+
+        :raises StaleAttemptError: if a newer attempt has registered.
+        :raises CheckpointNotFoundError: if the checkpoint is not a completed checkpoint of this operator.
+        :raises SnapshotClaimedError: if another operator has claimed the savepoint.
+        """
 
     def trigger(self, request: TriggerCheckpoint) -> PendingCheckpoint:
-        """Allocate the id of a new checkpoint."""
-        ...
+        """
+        Allocate the id of a new checkpoint, or return the checkpoint with the same request key.
+
+        :raises StaleAttemptError: if a newer attempt has registered or this one has ended.
+        :raises InvalidConfigurationError: if the timeout is out of range, or only one of ``serves`` and ``savepoint_dir``
+            is set.
+        :raises CheckpointNotFoundError: if the savepoint request to serve is not open.
+        """
 
     def acknowledge(self, request: AcknowledgeCheckpoint) -> AcknowledgeReply:
-        """Complete a checkpoint whose files are all on storage."""
-        ...
+        """
+        Complete a checkpoint, abort older pending checkpoints and subsume those beyond retention.
+
+        :raises StaleAttemptError: if a newer attempt has registered or this one has ended.
+        :raises InvalidConfigurationError: if the metadata file is not in the directory of the checkpoint.
+        """
 
     def decline(self, request: DeclineCheckpoint) -> OpenEffects:
-        """Abort a pending checkpoint."""
-        ...
+        """
+        Abort a pending checkpoint of this attempt and ignore any other checkpoint.
+
+        :raises StaleAttemptError: if a newer attempt has registered.
+        """
 
     def confirm_discards(self, request: ConfirmDiscards) -> None:
-        """Record that the files of ended checkpoints were deleted."""
-        ...
+        """
+        Record that the files of subsumed or aborted checkpoints are deleted.
+
+        :raises InvalidConfigurationError: if the request names no attempt.
+        :raises StaleAttemptError: if a newer attempt has registered.
+        """
 
     def confirm_commits(self, request: ConfirmCommits) -> OpenEffects:
-        """Record that a sink committed the output of checkpoints and of all older ones."""
-        ...
+        """
+        Record that a sink committed the output of checkpoints, and subsume those retained only for their commit.
+
+        A checkpoint carries the uncommitted output of older checkpoints. The confirmation therefore covers the older
+        checkpoints of the same generation too. Ids of other checkpoints are ignored.
+
+        :raises StaleAttemptError: if a newer attempt has registered.
+        """
 
     def finish(self, request: FinishAttempt) -> OpenEffects:
-        """Close the attempt and release its pins."""
-        ...
+        """
+        Close an attempt: abort its pending checkpoints, release its pin and record the damaged snapshots that it found.
+
+        Afterwards remove old rows of the operator, which bounds their number on installations without maintenance.
+
+        :raises InvalidConfigurationError: if the status is not a final one.
+        :raises StaleAttemptError: if a newer attempt has registered.
+        :raises OpenCommitError: if the attempt is to end as finished but its sink has open commits.
+        """
 
 
 class Client(Protocol):
@@ -111,11 +161,9 @@ class Client(Protocol):
 
     def post(self, path: str, body: Any, token: str | None = None) -> Any:
         """Send a message and return the reply."""
-        ...
 
     def get(self, path: str, token: str | None = None) -> Any:
         """Return the reply to a query."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,51 +397,37 @@ Register = Callable[[RegisterAttempt], AttemptGrant]
 _PAUSE_SECONDS = 10.0
 
 
-def registering(register: Register, on_overlap: OnOverlap) -> Register:
+def registering(register: Register, on_overlap: OnOverlap, sleep: Callable[[float], None] = time.sleep) -> Register:
     """
     Return a function that registers an attempt according to ``on_overlap``.
 
+    A registration that waits has no limit; the timeout of the task limits it.
+
     :param register: Function that registers an attempt or raises ``ConcurrentAttemptError``.
     :param on_overlap: Behaviour while another attempt of the operator runs.
-    """
-    return taking_turns(register) if on_overlap is OnOverlap.WAIT else register
-
-
-def taking_turns(
-    register: Register, pause_seconds: float = _PAUSE_SECONDS, sleep: Callable[[float], None] = time.sleep
-) -> Register:
-    """
-    Return a registration that waits for the end of a running attempt of the operator.
-
-    It waits without a limit; the timeout of the task limits it.
-
-    :param register: Function that registers an attempt or raises ``ConcurrentAttemptError``.
-    :param pause_seconds: Pause between two tries, in seconds.
     :param sleep: Function that sleeps for a number of seconds.
     """
     from tenacity import Retrying, retry_if_exception_type, wait_fixed
 
+    if on_overlap is not OnOverlap.WAIT:
+        return register
+
     def registered(request: RegisterAttempt) -> AttemptGrant:
+        logged = ""
+
+        def log_new_holder(state: RetryCallState) -> None:
+            nonlocal logged
+            busy = _error_of(state)
+            if isinstance(busy, ConcurrentAttemptError) and busy.holder != logged:
+                logged = busy.holder
+                log.info("Operator %r of job %r: waiting for %s", request.uid, request.job_name, busy.holder)
+
         waits = Retrying(
             retry=retry_if_exception_type(ConcurrentAttemptError),
-            wait=wait_fixed(pause_seconds),
+            wait=wait_fixed(_PAUSE_SECONDS),
             sleep=sleep,
-            before_sleep=_NewHolder(request),
+            before_sleep=log_new_holder,
         )
         return waits(register, request)
 
     return registered
-
-
-class _NewHolder:
-    """Logs for which attempt a registration waits, once for each."""
-
-    def __init__(self, request: RegisterAttempt) -> None:
-        self._request = request
-        self._logged = ""
-
-    def __call__(self, state: RetryCallState) -> None:
-        busy = _error_of(state)
-        if isinstance(busy, ConcurrentAttemptError) and busy.holder != self._logged:
-            self._logged = busy.holder
-            log.info("Operator %r of job %r: waiting for %s", self._request.uid, self._request.job_name, busy.holder)

@@ -108,7 +108,6 @@ class SqlJobStore:
 
     @contextmanager
     def transaction(self, job_id: JobId, *, create_as: str | None = None) -> Iterator[SqlJobTransaction]:
-        """Begin a transition; its first statement locks the row of the job against other writers until the commit."""
         if create_as is not None:
             self._ensure_job(job_id, create_as)
         with executing():
@@ -122,33 +121,27 @@ class SqlJobStore:
                 self._commit(connection)
 
     def claim(self, pointer: str) -> ClaimRecord | None:
-        """Return the claim on a snapshot by any job, or ``None``."""
         return self._row(CLAIMS, CLAIMS.by_key, pointer_sha256=_digest(pointer))
 
     def jobs(self) -> tuple[JobRecord, ...]:
-        """Return all jobs, most recently active first."""
         with executing(), self._connect() as connection:
             return tuple(JOBS.read(row) for row in connection.execute(statements.VISIBLE_JOBS))
 
     def dag_ids(self, *, beside: str | None = None) -> frozenset[str]:
-        """Return the Dags with attempts in any job, or in any job with attempts of one Dag."""
         query = statements.DAG_IDS if beside is None else statements.DAG_IDS_BESIDE
         with executing(), self._connect() as connection:
             return frozenset(connection.scalars(query, {} if beside is None else keys(dag_id=beside)))
 
     def jobs_of_run(self, dag_id: str, run_id: str) -> tuple[JobId, ...]:
-        """Return the jobs that the tasks of a Dag run have worked on, most recently active first."""
         with executing(), self._connect() as connection:
             found = connection.scalars(statements.JOBS_OF_RUN, keys(dag_id=dag_id, run_id=run_id))
             return tuple(JobId(job_id) for job_id in found)
 
     def job_overviews(self, page: JobsPage) -> JobList:
-        """Return a page of the list of jobs."""
         with executing(), self._connect() as connection:
             return job_list(connection, page)
 
     def describe(self, job_id: JobId) -> JobView:
-        """Return a consistent view of a job."""
         for _ in range(_READS_WITHOUT_LOCK):
             view = self._read_view(job_id)
             if view is not None:
@@ -158,28 +151,23 @@ class SqlJobStore:
             return tx.view()
 
     def request(self, job_id: JobId, request_key: str) -> SnapshotRequest | None:
-        """Return a request of a job by the key that its client generated."""
         return self._row(REQUESTS, REQUESTS.by_key, job_id=job_id, request_key=request_key)
 
     def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
-        """Return a checkpoint of a job."""
         return self._row(CHECKPOINTS, CHECKPOINTS.by_key, job_id=job_id, checkpoint_id=checkpoint_id)
 
     def checkpoints(self, job_id: JobId, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
-        """Return a page of the checkpoints of a job, newest first."""
         with executing(), self._connect() as connection:
             rows = connection.execute(statements.page_of(page), keys(job_id=job_id))
             return tuple(CHECKPOINTS.read(row) for row in rows)
 
     def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
-        """Return the newest restorable checkpoint of an operator, or ``None``."""
         latest = self._row(CHECKPOINTS, statements.LATEST_CHECKPOINT, job_id=job_id, operator_id=operator_id)
         if latest is None and self._row(JOBS, statements.VISIBLE_JOB, job_id=job_id) is None:
             raise no_such_job(job_id)
         return latest
 
     def latest_checkpoints(self, job_id: JobId, known_version: RowsVersion | None = None) -> LatestCheckpoints | None:
-        """Return the newest readable checkpoint of each operator, or ``None`` if the version is the known one."""
         with executing():
             if known_version is not None and known_version == self._version(job_id):
                 return None
@@ -283,12 +271,10 @@ class SqlJobTransaction:
 
     @property
     def now(self) -> datetime:
-        """Return the time of the transition."""
         return self._job.seen_at
 
     @property
     def job(self) -> JobRecord:
-        """Return the job's row."""
         return self._job
 
     def set_back(self, now: datetime) -> None:
@@ -311,23 +297,19 @@ class SqlJobTransaction:
         self._rows.flush(*([Write(JOBS, changes, {"job_id": self._job.job_id})] if changes else []))
 
     def draw_checkpoint_id(self) -> int:
-        """Allocate the next checkpoint id of the job."""
         checkpoint_id = self._job.next_checkpoint_id
         self.set_next_checkpoint_id(checkpoint_id + 1)
         return checkpoint_id
 
     def set_next_checkpoint_id(self, checkpoint_id: int) -> None:
-        """Set the next checkpoint id of the job."""
         self._job = replace(self._job, next_checkpoint_id=checkpoint_id)
 
     def operator(self, operator_id: OperatorId) -> OperatorRecord | None:
-        """Return an operator of the job."""
         if not self._rows.holds(OPERATORS, operator_id):
             self._read_operator(operator_id)
         return self._rows.get(OPERATORS, operator_id)
 
     def operators_besides(self, task_uids: AbstractSet[str]) -> list[tuple[OperatorRecord, AttemptRecord | None]]:
-        """Return the operators that belong to none of the given tasks, with their newest attempts."""
         operators = self._rows.read(OPERATORS, statements.ALL_OPERATORS)
         besides = [o for o in operators if task_uids.isdisjoint(task_uids_of(o.uid))]
         if besides:
@@ -335,79 +317,64 @@ class SqlJobTransaction:
         return [(o, self.attempt(o.operator_id, o.epoch)) for o in besides]
 
     def save_operator(self, record: OperatorRecord) -> None:
-        """Insert or replace an operator."""
         self._figures.operator_saved(self.operator(record.operator_id), record)
         self._rows.save(OPERATORS, record)
 
     def attempt(self, operator_id: OperatorId, epoch: int) -> AttemptRecord | None:
-        """Return an attempt by its epoch."""
         return self._rows.get(ATTEMPTS, operator_id, epoch)
 
     def attempt_by_key(self, attempt_key: str) -> AttemptRecord | None:
-        """Return an attempt by the key that its client generated."""
         return next(iter(self._rows.read(ATTEMPTS, statements.ATTEMPT_BY_KEY, attempt_key=attempt_key)), None)
 
     def last_attempt_of_run(self, operator_id: OperatorId, run_key: str) -> AttemptRecord | None:
-        """Return the newest attempt of an operator in a run."""
         found = self._rows.read(ATTEMPTS, statements.LAST_ATTEMPT_OF_RUN, operator_id=operator_id, run_key=run_key)
         return next(iter(found), None)
 
     def storage_bases(self, operator_id: OperatorId) -> tuple[str, ...]:
-        """Return the distinct checkpoint directories of the attempts of an operator, sorted."""
         return tuple(sorted(self._select(statements.storage_bases(operator_id))))
 
     def ended_attempts(self, wanted: EndedAttempts, limit: int | None) -> tuple[int, ...]:
-        """Return the epochs of at most ``limit`` ended attempts, oldest first."""
         return self._select(statements.ended_attempts(wanted, limit))
 
     def save_attempt(self, record: AttemptRecord) -> None:
-        """Insert or replace an attempt."""
         known = self.attempt(record.operator_id, record.epoch)
         self._figures.attempt_saved(known, known or self.attempt(record.operator_id, record.epoch - 1), record)
         self._rows.save(ATTEMPTS, record)
 
     def checkpoint(self, checkpoint_id: int) -> CheckpointRecord | None:
-        """Return a checkpoint of the job."""
         return self._rows.get(CHECKPOINTS, checkpoint_id)
 
     def checkpoint_by_request(self, request_key: str) -> CheckpointRecord | None:
-        """Return a checkpoint by the key that its client generated."""
         checkpoints = self._rows.read(CHECKPOINTS, statements.CHECKPOINT_BY_REQUEST, request_key=request_key)
         return next(iter(checkpoints), None)
 
     def summary(self, checkpoint_id: int) -> SnapshotSummary | None:
-        """Return the figures of a checkpoint."""
         summary: SnapshotSummary | None = self._rows.execute(
             statements.SUMMARY_OF, checkpoint_id=checkpoint_id
         ).scalar()
         return summary
 
     def open_checkpoints(self, operator_id: OperatorId) -> list[CheckpointRecord]:
-        """Return the checkpoints of an operator that are pending, completed or awaiting the deletion of their files."""
         if not self._rows.is_complete(CHECKPOINTS, operator_id):
             self._read_operator(operator_id)
         rows = (c for c in self._rows.held(CHECKPOINTS) if c.operator_id == operator_id and c.discarded_at is None)
         return sorted(rows, key=lambda c: c.checkpoint_id)
 
     def discarded_checkpoints(self, wanted: EndedCheckpoints, limit: int | None) -> tuple[int, ...]:
-        """Return the ids of at most ``limit`` ended checkpoints whose files were deleted."""
         return self._select(statements.discarded_checkpoints(wanted, limit))
 
     def has_completed(self, operator_id: OperatorId, generation: int | None = None) -> bool:
-        """Return ``True`` if an operator has the row of a completed checkpoint, in a generation or in any."""
         if generation is None:
             return bool(self._rows.execute(statements.HAS_EVER_COMPLETED, operator_id=operator_id).scalar())
         found = self._rows.execute(statements.HAS_COMPLETED, operator_id=operator_id, generation=generation)
         return bool(found.scalar())
 
     def add_checkpoint(self, record: CheckpointRecord) -> None:
-        """Insert a checkpoint."""
         self._figures.checkpoint_saved(None, record, self.operator)
         self._rows.add(CHECKPOINTS, record)
         self._rows.complete(ACKNOWLEDGEMENTS, record.checkpoint_id)
 
     def update_checkpoint(self, record: CheckpointRecord, *, expected: CheckpointStatus) -> None:
-        """Replace a checkpoint if its status is still the expected one."""
         known = self.checkpoint(record.checkpoint_id)
         if known is None or (known.status, known.epoch) != (expected, record.epoch):
             raise CoordinatorError(
@@ -422,23 +389,19 @@ class SqlJobTransaction:
         self._rows.save(CHECKPOINTS, record)
 
     def acknowledgements(self, checkpoint_id: int) -> list[AcknowledgementRecord]:
-        """Return the acknowledgements of the operators of an aligned checkpoint."""
         self._rows.read_once(ACKNOWLEDGEMENTS, statements.ACKNOWLEDGEMENTS_OF, checkpoint_id=checkpoint_id)
         rows = (row for row in self._rows.held(ACKNOWLEDGEMENTS) if row.checkpoint_id == checkpoint_id)
         return sorted(rows, key=lambda row: row.operator_id)
 
     def save_acknowledgement(self, record: AcknowledgementRecord) -> None:
-        """Insert or replace the acknowledgement of an operator."""
         self._rows.read_once(ACKNOWLEDGEMENTS, statements.ACKNOWLEDGEMENTS_OF, checkpoint_id=record.checkpoint_id)
         self._rows.miss(ACKNOWLEDGEMENTS, record.checkpoint_id, record.operator_id)
         self._rows.save(ACKNOWLEDGEMENTS, record)
 
     def request(self, request_key: str) -> SnapshotRequest | None:
-        """Return a request by the key that its client generated."""
         return self._rows.get(REQUESTS, request_key)
 
     def open_requests(self, operator_id: OperatorId) -> list[SnapshotRequest]:
-        """Return the open requests of an operator."""
         if not self._rows.is_complete(REQUESTS, operator_id):
             self._rows.read(REQUESTS, statements.OPEN_REQUESTS, operator_id=operator_id)
             self._requests_are_held(operator_id)
@@ -446,40 +409,31 @@ class SqlJobTransaction:
         return sorted(rows, key=lambda r: (r.requested_at, r.request_key))
 
     def ended_requests(self, operator_id: OperatorId, before: datetime, limit: int | None) -> tuple[str, ...]:
-        """Return the keys of at most ``limit`` requests of an operator that ended before a time."""
         return self._select(statements.ended_requests(operator_id, before, limit))
 
     def save_request(self, record: SnapshotRequest) -> None:
-        """Insert or replace a request."""
         self._rows.save(REQUESTS, record)
 
     def remove_requests(self, request_keys: tuple[str, ...]) -> None:
-        """Remove the rows of requests."""
         self._remove_each(REQUESTS.table, "request_key", request_keys)
 
     def action(self, request_key: str) -> ActionRecord | None:
-        """Return an action by the key that the page generated."""
         return self._rows.get(ACTIONS, request_key)
 
     def open_actions(self, operator_id: OperatorId) -> list[ActionRecord]:
-        """Return the open actions on an operator."""
         return self._rows.read(ACTIONS, statements.OPEN_ACTIONS, operator_id=operator_id)
 
     def save_action(self, record: ActionRecord) -> None:
-        """Insert or replace an action."""
         self._rows.save(ACTIONS, record)
 
     def remove_actions(self, before: datetime) -> None:
-        """Remove the actions that ended before a time."""
         self._rows.remove(ACTIONS.table, ACTIONS.c.ended_at < before)
 
     def claim(self, pointer: str) -> ClaimRecord | None:
-        """Return the claim on a snapshot by any job, or ``None``."""
         row = self._connection.execute(CLAIMS.by_key, keys(pointer_sha256=_digest(pointer))).one_or_none()
         return None if row is None else CLAIMS.read(row)
 
     def save_claim(self, record: ClaimRecord) -> None:
-        """Insert a claim."""
         values = CLAIMS.values_of(record) | {"pointer_sha256": _digest(record.pointer)}
         try:
             self._connection.execute(insert(CLAIMS.table), values)
@@ -487,27 +441,22 @@ class SqlJobTransaction:
             raise already_claimed(record.pointer) from error
 
     def statistics(self, operator_id: OperatorId) -> StatisticsRecord | None:
-        """Return the statistics of an operator."""
         return self._rows.get(STATISTICS, operator_id)
 
     def save_statistics(self, record: StatisticsRecord) -> None:
-        """Insert or replace the statistics of an operator."""
         self._rows.save(STATISTICS, record)
 
     def view(self) -> JobView:
-        """Return the job with the changes of the transition."""
         self._rows.flush()
         return view_of(self._connection, self._job, self.now)
 
     def remove_checkpoints(self, checkpoint_ids: tuple[int, ...]) -> None:
-        """Remove the rows of checkpoints."""
         for each in (ACKNOWLEDGEMENTS, CHECKPOINTS):
             self._remove_each(each.table, "checkpoint_id", checkpoint_ids)
         if checkpoint_ids:
             self._figures.checkpoints_removed()
 
     def remove_attempts(self, attempts: tuple[AttemptRef, ...]) -> None:
-        """Remove the rows of attempts and of their tokens."""
         for operator_id in {attempt.operator_id for attempt in attempts}:
             epochs = [attempt.epoch for attempt in attempts if attempt.operator_id == operator_id]
             # Without the row of its attempt, a token would no longer be recognised as revoked.
@@ -516,7 +465,6 @@ class SqlJobTransaction:
             self._figures.attempts_removed(operator_id)
 
     def remove_job(self) -> None:
-        """Remove all rows of the job except the counters (the rows of the job and its operators) and its claims."""
         for each in (TOKENS, ACKNOWLEDGEMENTS, REQUESTS, ACTIONS, STATISTICS, CHECKPOINTS, ATTEMPTS):
             self._rows.remove(each.table)
         self._rows.remove(JOB_DAGS)

@@ -143,12 +143,10 @@ class UtcDateTime(TypeDecorator[datetime]):
 
     @override
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Convert an aware time to UTC."""
         return None if value is None else value.astimezone(UTC)
 
     @override
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Return an aware UTC time."""
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
@@ -170,12 +168,10 @@ class EnumText(TypeDecorator[Any]):
 
     @override
     def process_bind_param(self, value: StrEnum | None, dialect: Dialect) -> str | None:
-        """Return the text of a member."""
         return None if value is None else value.value
 
     @override
     def process_result_value(self, value: str | None, dialect: Dialect) -> StrEnum | None:
-        """Return the member with a text."""
         return None if value is None else self.members(value)
 
 
@@ -192,12 +188,10 @@ class JsonOf(TypeDecorator[Any]):
 
     @override
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
-        """Return the JSON of a value."""
         return encode(value)
 
     @override
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:
-        """Return the value of the JSON."""
         return None if value is None else self._read(value)
 
 

@@ -22,12 +22,13 @@ from airflow_provider_statecheck.exceptions import (
     RunSupersededError,
     StaleAttemptError,
 )
-from tests.contracts.runs_of_a_job import AGAIN, JOB, OPERATOR, RunningTasks, RunsOfAJob, day, rows_of
+from tests.contracts.runs_of_a_job import AGAIN, JOB, OPERATOR, RunningTasks, RunsOfAJob, day, unchanged
 from tests.messages import (
     complete_checkpoint,
     make_acknowledgement,
     make_owner,
     make_registration,
+    present,
 )
 
 
@@ -88,10 +89,8 @@ class AcrossRunsContract(RunsOfAJob):
         self.gateway.trigger(TriggerCheckpoint(attempt=later.attempt, request_key=new_key()))
         if ended:
             self.gateway.finish(FinishAttempt(attempt=later.attempt, status=AttemptStatus.FAILED))
-        before = rows_of(self.gateway.describe(JOB))
-        with pytest.raises(RunSupersededError):
+        with unchanged(self.gateway), pytest.raises(RunSupersededError):
             self.begin(day(4, clear_marker=AGAIN), on_clear=OnClear.RESTART)
-        assert rows_of(self.gateway.describe(JOB)) == before
 
     @pytest.mark.parametrize("on_clear", OnClear)
     def test_a_run_that_worked_before_the_later_one_is_refused_too(self, on_clear: OnClear) -> None:
@@ -159,8 +158,7 @@ class AcrossRunsContract(RunsOfAJob):
         self.week(1, 2)
         self.begin(day(2, clear_marker=AGAIN))
         assert self.ids(CheckpointStatus.SUBSUMED) == [1, 3, 4]
-        latest = self.gateway.latest(JOB, OPERATOR)
-        assert latest is not None
+        latest = present(self.gateway.latest(JOB, OPERATOR))
         assert latest.checkpoint_id == 2
         assert self.candidates(self.begin(day(2, clear_marker=AGAIN))) == [2]
         assert self.candidates(self.begin(day(3))) == [2]
@@ -194,10 +192,8 @@ class AcrossRunsContract(RunsOfAJob):
         skipped = (SkippedCheckpoint(checkpoint_id=1, reason="damaged"),)
         self.gateway.confirm_restore(ConfirmRestore(attempt=third.attempt, checkpoint_id=2, skipped=skipped))
         self.gateway.finish(FinishAttempt(attempt=third.attempt, status=AttemptStatus.FINISHED))
-        before = rows_of(self.gateway.describe(JOB))
-        with pytest.raises(NoRestorableCheckpointError, match="damaged"):
+        with unchanged(self.gateway), pytest.raises(NoRestorableCheckpointError, match="damaged"):
             self.begin(day(2, clear_marker=AGAIN))
-        assert rows_of(self.gateway.describe(JOB)) == before
 
     def test_nothing_of_what_it_took_before_is_committed_any_more(self) -> None:
         first = self.begin(day(1))
@@ -244,10 +240,8 @@ class AcrossRunsContract(RunsOfAJob):
 
     def test_a_run_does_not_begin_with_nothing_where_the_state_before_it_is_not_retained(self) -> None:
         self.week(1, 2, retained_runs=0)
-        before = rows_of(self.gateway.describe(JOB))
-        with pytest.raises(NoRestorableCheckpointError, match="retained_runs"):
+        with unchanged(self.gateway), pytest.raises(NoRestorableCheckpointError, match="retained_runs"):
             self.begin(day(2, clear_marker=AGAIN))
-        assert rows_of(self.gateway.describe(JOB)) == before
 
     def test_a_checkpoint_before_the_run_that_could_not_be_read_is_tried_and_then_passed_over(self) -> None:
         self.week(1, 2, num_retained=4)
@@ -303,11 +297,9 @@ class AcrossRunsContract(RunsOfAJob):
     def test_another_run_of_a_task_that_runs_is_refused_and_told_who_it_is(self, liveness: RunningTasks) -> None:
         self.begin(day(1, label="task dag.task of the first day"))
         liveness.let_run("scheduled__2026-01-01")
-        before = rows_of(self.gateway.describe(JOB))
-        with pytest.raises(ConcurrentAttemptError, match="on_overlap='wait'") as refused:
+        with unchanged(self.gateway), pytest.raises(ConcurrentAttemptError, match="on_overlap='wait'") as refused:
             self.begin(day(2))
         assert refused.value.holder == "task dag.task of the first day"
-        assert rows_of(self.gateway.describe(JOB)) == before
 
     def test_another_task_that_runs_with_the_same_uid_is_refused(self, liveness: RunningTasks) -> None:
         self.begin(day(1))

@@ -15,14 +15,12 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import (
-    BeginSavepoint,
     ConfirmDiscards,
     ConfirmRestore,
-    EndSavepoint,
     FinishAttempt,
     SkippedCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.properties import JobStatus, RestoreSource
+from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptOwner,
     AttemptStatus,
@@ -52,8 +50,9 @@ from airflow_provider_statecheck.maintenance.job_maintenance import (
 from airflow_provider_statecheck.maintenance.rewind import ForkPoint, JobRewinding, RewindJob
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from tests.contracts.maintenance_contract import NoTokens
-from tests.contracts.runs_of_a_job import AGAIN, JOB, OPERATOR, RunsWithTasks, day, rows_of
-from tests.messages import ManualClock, complete_checkpoint
+from tests.contracts.runs_of_a_job import AGAIN, JOB, OPERATOR, RunsWithTasks, day, rows_of, unchanged
+from tests.job_savepoints import copy_checkpoint
+from tests.messages import ManualClock, complete_checkpoint, make_source, present
 
 FAILED = AttemptStatus.FAILED
 _KEYS = count()
@@ -91,13 +90,7 @@ class ActionsContract(RunsWithTasks):
     def savepoint(self, store: JobStore) -> CheckpointRecord:
         """Let a user request a savepoint, and a command take it."""
         key = self.actions.request(self.wanted(JobAction.SAVEPOINT, operator_id=OPERATOR)).request_key
-        savepoints = JobSavepoints(store)
-        begun = savepoints.begin(
-            BeginSavepoint(job_id=JOB, request_key=key, savepoint_dir="memory://mine", trigger_key=new_key())
-        )
-        return savepoints.end(
-            EndSavepoint(job_id=JOB, checkpoint_id=begun.checkpoint_id, metadata_uri=f"{begun.location}/_metadata")
-        )
+        return copy_checkpoint(store, JOB, OPERATOR, key)
 
     # Restores
 
@@ -152,10 +145,8 @@ class ActionsContract(RunsWithTasks):
         self.begin(day(1))
         self.liveness.let_run(day(1).run_id)
         self.choose(1)
-        before = rows_of(self.gateway.describe(JOB))
-        with pytest.raises(ConcurrentAttemptError):
+        with unchanged(self.gateway), pytest.raises(ConcurrentAttemptError):
             self.begin(day(2))
-        assert rows_of(self.gateway.describe(JOB)) == before
         self.liveness.let_run()
         assert self.candidates(self.begin(day(2))) == [1]
 
@@ -212,8 +203,7 @@ class ActionsContract(RunsWithTasks):
         self.work(day(1), 2, FAILED)
         self.choose(1)
         with store.transaction(JOB) as tx:
-            row = tx.checkpoint(1)
-            assert row is not None
+            row = present(tx.checkpoint(1))
             tx.update_checkpoint(replace(row, status=CheckpointStatus.SUBSUMED), expected=CheckpointStatus.COMPLETED)
         before = rows_of(self.gateway.describe(JOB))
         for _ in range(2):
@@ -356,12 +346,7 @@ class ActionsContract(RunsWithTasks):
     def test_a_savepoint_that_a_running_attempt_needs_is_not_disposed_of(self, store: JobStore) -> None:
         self.work(day(1), 1, FAILED)
         savepoint = self.savepoint(store)
-        source = RestoreSource(
-            pointer=savepoint.location,
-            metadata_uri=f"{savepoint.location}/_metadata",
-            metadata_size=10,
-            metadata_sha256="a" * 64,
-        )
+        source = make_source(savepoint.location)
         self.begin(day(1, clear_marker=AGAIN), on_clear=OnClear.RESTART, restore_from=source)
         for ask in (self.actions.preview, self.actions.request):
             with pytest.raises(ConcurrentAttemptError, match="to need the savepoint"):

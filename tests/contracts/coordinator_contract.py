@@ -35,20 +35,40 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway as Gateway
 from tests.contracts.across_runs_contract import AcrossRunsContract
 from tests.contracts.commit_contract import CommitContract
-from tests.contracts.history_contract import HistoryContract
+from tests.contracts.history_contract import HistoryContract, SummaryContract
 from tests.contracts.latest_contract import LatestContract
 from tests.contracts.operator_uids_contract import OperatorUidsContract
-from tests.contracts.summary_contract import SummaryContract
 from tests.messages import (
     ManualClock,
     complete_checkpoint,
     make_acknowledgement,
     make_owner,
     make_registration,
+    present,
 )
 
 JOB = job_id_of("sales")
 OPERATOR = operator_id_of("aggregate")
+FAILED, FINISHED = AttemptStatus.FAILED, AttemptStatus.FINISHED
+CLEARED = {"clear_marker": "5/0"}
+NEXT_RUN = {"run_key": "2026-01-02", "run_id": "scheduled__2026-01-02"}
+NEW_RUN_OF_THE_DATE = {"run_id": "manual__2"}
+STARTS = [
+    # How the attempt before ended, the owner of the next one, its on_clear, whether it restores, and why.
+    (None, {}, OnClear.RESTART, True, "retry after an attempt that never closed and was probably killed"),
+    (FINISHED, {}, OnClear.RESUME_UNCHANGED, True, "retry after an attempt that finished"),
+    (FAILED, {}, OnClear.RESUME, True, "retry after an attempt that failed"),
+    (None, CLEARED, OnClear.RESUME_UNCHANGED, True, "cleared before it finished"),
+    (FAILED, CLEARED, OnClear.RESUME_UNCHANGED, True, "cleared before it finished"),
+    (FINISHED, CLEARED, OnClear.RESUME_UNCHANGED, False, "cleared after success"),
+    (FAILED, CLEARED, OnClear.RESUME, True, "cleared before it finished, and on_clear is resume"),
+    (FINISHED, CLEARED, OnClear.RESUME, True, "cleared after success, and on_clear is resume"),
+    (FAILED, CLEARED, OnClear.RESTART, False, "cleared before it finished, and on_clear is restart"),
+    (FINISHED, CLEARED, OnClear.RESTART, False, "cleared after success, and on_clear is restart"),
+    (FINISHED, NEXT_RUN, OnClear.RESUME_UNCHANGED, True, "a new run continues the state of the job"),
+    (FAILED, NEXT_RUN, OnClear.RESTART, True, "a new run continues the state of the job"),
+    (FAILED, NEW_RUN_OF_THE_DATE, OnClear.RESUME, False, "a new run with the logical date of an earlier run"),
+]
 
 
 def _statuses(gateway: Gateway) -> dict[int, CheckpointStatus]:
@@ -81,6 +101,7 @@ class CoordinatorContract(
     def test_first_attempt_starts_fresh_with_epoch_and_generation_one(self) -> None:
         grant = self.gateway.register(make_registration())
         assert (grant.attempt.epoch, grant.generation, grant.is_restore) == (1, 1, False)
+        assert grant.start_reason == "first attempt"
 
     def test_registration_repeated_with_one_key_gives_the_same_epoch(self) -> None:
         request = make_registration()
@@ -131,48 +152,18 @@ class CoordinatorContract(
 
     # --- clear and retry
 
-    @pytest.mark.parametrize("ended", [AttemptStatus.FAILED, None], ids=["failed", "died"])
-    def test_clear_after_failure_restores_and_compares_fingerprints(self, ended: AttemptStatus | None) -> None:
-        first = self.gateway.register(make_registration())
+    @pytest.mark.parametrize(("ended", "changes", "on_clear", "restores", "reason"), STARTS)
+    def test_an_attempt_restores_or_starts_over_as_the_table_says(
+        self, ended: AttemptStatus | None, changes: dict[str, str], on_clear: OnClear, restores: bool, reason: str
+    ) -> None:
+        first = self.gateway.register(make_registration(on_clear=on_clear))
         complete_checkpoint(self.gateway, first.attempt)
         if ended is not None:
             _finish(self.gateway, first, ended)
-        cleared = self.gateway.register(make_registration(owner=make_owner(clear_marker="5/0")))
-        assert (cleared.is_restore, cleared.verify_fingerprints) == (True, True)
-
-    def test_clear_after_success_restarts_in_a_new_generation(self) -> None:
-        first = self.gateway.register(make_registration())
-        complete_checkpoint(self.gateway, first.attempt)
-        _finish(self.gateway, first, AttemptStatus.FINISHED)
-        cleared = self.gateway.register(make_registration(owner=make_owner(clear_marker="5/0")))
-        assert (cleared.is_restore, cleared.generation) == (False, 2)
-
-    def test_retry_after_a_success_that_airflow_never_saw_restores(self) -> None:
-        first = self.gateway.register(make_registration())
-        complete_checkpoint(self.gateway, first.attempt)
-        _finish(self.gateway, first, AttemptStatus.FINISHED)
-        assert self.gateway.register(make_registration()).is_restore
-
-    def test_on_clear_resume_keeps_changed_steps_even_after_success(self) -> None:
-        first = self.gateway.register(make_registration())
-        complete_checkpoint(self.gateway, first.attempt)
-        _finish(self.gateway, first, AttemptStatus.FINISHED)
-        owner = make_owner(clear_marker="5/0")
-        cleared = self.gateway.register(make_registration(owner=owner, on_clear=OnClear.RESUME))
-        assert (cleared.is_restore, cleared.verify_fingerprints) == (True, False)
-
-    def test_on_clear_restart_starts_over_after_a_clear_but_not_after_a_retry(self) -> None:
-        first = self.gateway.register(make_registration(on_clear=OnClear.RESTART))
-        complete_checkpoint(self.gateway, first.attempt)
-        assert self.gateway.register(make_registration(on_clear=OnClear.RESTART)).is_restore
-        owner = make_owner(clear_marker="5/0")
-        assert not self.gateway.register(make_registration(owner=owner, on_clear=OnClear.RESTART)).is_restore
-
-    def test_new_run_under_an_old_logical_date_restarts(self) -> None:
-        first = self.gateway.register(make_registration())
-        complete_checkpoint(self.gateway, first.attempt)
-        again = self.gateway.register(make_registration(owner=make_owner(run_id="manual__2")))
-        assert (again.is_restore, again.generation) == (False, 2)
+        second = self.gateway.register(make_registration(owner=make_owner(**changes), on_clear=on_clear))
+        assert (second.is_restore, second.start_reason) == (restores, reason)
+        assert second.generation == (1 if restores else 2)
+        assert second.verify_fingerprints == (on_clear is not OnClear.RESUME)
 
     def test_new_run_under_an_old_logical_date_resumes_in_the_test_namespace(self) -> None:
         name = "test/sales"
@@ -180,13 +171,6 @@ class CoordinatorContract(
         complete_checkpoint(self.gateway, first.attempt)
         again = self.gateway.register(make_registration(job_name=name, owner=make_owner(run_id="temporary__2")))
         assert again.is_restore
-
-    def test_a_named_job_goes_on_in_the_next_run(self) -> None:
-        first = self.gateway.register(make_registration())
-        complete_checkpoint(self.gateway, first.attempt)
-        _finish(self.gateway, first, AttemptStatus.FINISHED)
-        tomorrow = make_owner(run_key="2026-01-02", run_id="scheduled__2026-01-02")
-        assert self.gateway.register(make_registration(owner=tomorrow)).is_restore
 
     def test_a_restart_that_dies_before_its_first_checkpoint_does_not_fall_back_to_the_old_generation(self) -> None:
         first = self.gateway.register(make_registration())
@@ -414,8 +398,7 @@ class CoordinatorContract(
         attempt = self.gateway.register(make_registration()).attempt
         complete_checkpoint(self.gateway, attempt)
         self.gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1, 99), attempt=attempt))
-        latest = self.gateway.latest(JOB, OPERATOR)
-        assert latest is not None
+        latest = present(self.gateway.latest(JOB, OPERATOR))
         assert latest.discarded_at is None
 
     def test_a_discard_of_a_pinned_checkpoint_cannot_be_confirmed(self) -> None:
@@ -442,8 +425,7 @@ class CoordinatorContract(
         retry = self.gateway.register(make_registration())
         skipped = (SkippedCheckpoint(checkpoint_id=2, reason="checksum differs"),)
         self.gateway.confirm_restore(ConfirmRestore(attempt=retry.attempt, checkpoint_id=1, skipped=skipped))
-        latest = self.gateway.latest(JOB, OPERATOR)
-        assert latest is not None
+        latest = present(self.gateway.latest(JOB, OPERATOR))
         assert latest.checkpoint_id == 1
         _finish(self.gateway, retry, AttemptStatus.FINISHED)
         self.gateway.register(make_registration(owner=make_owner(clear_marker="6/1")))

@@ -25,7 +25,7 @@ from airflow_provider_statecheck.state.writing.canonical import rescale_max_para
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import load_document
 from airflow_provider_statecheck.storage.pointers import find_source
-from tests.messages import make_owner, make_registration
+from tests.messages import make_owner, make_registration, present
 from tests.written_state import StatefulJob
 
 KEYS = tuple(f"account {n}" for n in range(16))
@@ -72,8 +72,7 @@ class HammeredJob:
     def checkpoint(self) -> None:
         """Write the next number under every key, take a checkpoint, and delete the files that it replaces."""
         assert self._attempt is not None
-        pending = self._attempt.begin_checkpoint(None)
-        assert pending is not None
+        pending = present(self._attempt.begin_checkpoint(None))
         number = self.completed + 1
         self.values[pending.checkpoint_id] = number
         for key in KEYS:
@@ -105,8 +104,7 @@ class HammeredJob:
 
     def _rescaled(self, max_parallelism: int) -> RestoreSource:
         assert self._attempt is not None
-        latest = self._attempt.latest
-        assert latest is not None
+        latest = present(self._attempt.latest)
         directory = new_savepoint_uri(self.storage.base_uri, self.job_id)
         document = load_document(self.storage, latest)
         rescale_max_parallelism(self.storage, document, directory=directory, max_parallelism=max_parallelism)

@@ -16,18 +16,14 @@ import pytest
 from airflow_provider_statecheck.checkpoint.ids import JobId, new_key
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
-    BeginSavepoint,
     ConfirmRestore,
     DisposeSavepoint,
-    EndSavepoint,
     FinishAttempt,
-    RequestSavepoint,
     TriggerCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.properties import CheckpointType, RestoreMode, RestoreSource
+from airflow_provider_statecheck.checkpoint.properties import CheckpointType, RestoreMode
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptStatus,
-    CheckpointRecord,
     CheckpointStatus,
     JobAction,
     OnClear,
@@ -59,7 +55,8 @@ from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJ
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from tests.contracts.maintenance_contract import NoTokens
 from tests.contracts.runs_of_a_job import AGAIN, JOB, OPERATOR, RunsWithTasks, day, rows_of
-from tests.messages import ManualClock, complete_checkpoint, make_acknowledgement
+from tests.job_savepoints import copy_checkpoint
+from tests.messages import ManualClock, complete_checkpoint, make_acknowledgement, make_source, present
 
 POINTER = f"memory://mine/savepoint-{JOB[:6]}-0f6f7c1e2b3a"
 OTHER = f"memory://mine/savepoint-{JOB[:6]}-111111111111"
@@ -91,15 +88,7 @@ class InPlaceRestoreContract(RunsWithTasks):
     @staticmethod
     def part(number: int, checkpoint_id: int, uid: str = "aggregate", generation: int = 1) -> SavepointPart:
         """Return the part of a stage at a checkpoint of a day's run."""
-        source = RestoreSource(
-            pointer=POINTER,
-            metadata_uri=f"{POINTER}/_metadata",
-            metadata_size=7,
-            metadata_sha256="0" * 64,
-            full_size_bytes=5,
-            part=uid,
-            run=day(number).run_key,
-        )
+        source = make_source(POINTER, full_size_bytes=5, part=uid, run=day(number).run_key)
         return SavepointPart(uid=uid, checkpoint_id=checkpoint_id, generation=generation, run=source.run, source=source)
 
     def restore(self, *parts: SavepointPart, pointer: str = POINTER, dry_run: bool = False) -> RestoredJob:
@@ -108,18 +97,6 @@ class InPlaceRestoreContract(RunsWithTasks):
         moved = [replace(p, source=replace(p.source, **place)) for p in parts or (self.part(2, 3),)]
         savepoint = JobSavepoint(pointer=pointer, parts=tuple(moved))
         return self.restoring.restore(RestoreJob(job_id=JOB, savepoint=savepoint, requested_by="anna", dry_run=dry_run))
-
-    @staticmethod
-    def savepoint(store: JobStore) -> CheckpointRecord:
-        """Let a command take a savepoint."""
-        savepoints, key = JobSavepoints(store), new_key()
-        savepoints.request(RequestSavepoint(job_id=JOB, operator_id=OPERATOR, request_key=key))
-        begun = savepoints.begin(
-            BeginSavepoint(job_id=JOB, request_key=key, savepoint_dir="memory://mine", trigger_key=new_key())
-        )
-        return savepoints.end(
-            EndSavepoint(job_id=JOB, checkpoint_id=begun.checkpoint_id, metadata_uri=f"{begun.location}/_metadata")
-        )
 
     def confirm(self, grant: AttemptGrant, **changes: Any) -> None:
         """Let a driver confirm what it was granted."""
@@ -184,7 +161,7 @@ class InPlaceRestoreContract(RunsWithTasks):
     @pytest.mark.usefixtures("three_days")
     def test_a_savepoint_that_is_disposed_of_is_not_restored_and_nothing_changes(self, store: JobStore) -> None:
         """Its files are deleted after its row has ended, so they may still be there."""
-        savepoint = self.savepoint(store)
+        savepoint = copy_checkpoint(store, JOB, OPERATOR)
         self.restore(pointer=savepoint.location, dry_run=True)
         JobSavepoints(store).dispose(DisposeSavepoint(job_id=JOB, pointer=savepoint.location))
         before = self.gateway.describe(JOB)
@@ -568,9 +545,7 @@ class InPlaceRestoreContract(RunsWithTasks):
 
     def read(self) -> int:
         """Return the checkpoint that readers of the state get."""
-        latest = self.gateway.latest_checkpoints(JOB)
-        assert latest is not None
-        return latest.checkpoints[0].checkpoint_id
+        return present(self.gateway.latest_checkpoints(JOB)).checkpoints[0].checkpoint_id
 
     # Its other ends
 
@@ -607,8 +582,7 @@ class InPlaceRestoreContract(RunsWithTasks):
         assert self.read() == 6
         grant = self.begin(day(4), retained_runs=3, num_retained=3)
         assert (self.candidates(grant), grant.restore_from) == ([6, 5, 4, 2], None)
-        completed = complete_checkpoint(self.gateway, grant.attempt).checkpoint
-        assert completed is not None
+        completed = present(complete_checkpoint(self.gateway, grant.attempt).checkpoint)
         assert self.read() == completed.checkpoint_id
 
     @pytest.mark.usefixtures("three_days")

@@ -33,13 +33,10 @@ from airflow_provider_statecheck.checkpoint.job_list import (
 )
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
-    BeginSavepoint,
     ConfirmDiscards,
     ConfirmRestore,
     DeclineCheckpoint,
-    EndSavepoint,
     FinishAttempt,
-    RequestSavepoint,
     SkippedCheckpoint,
     TriggerCheckpoint,
 )
@@ -49,9 +46,9 @@ from airflow_provider_statecheck.checkpoint.store import JobStore, JobView
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError
 from airflow_provider_statecheck.maintenance.job_maintenance import ForgetRows, JobMaintenance, RetireJob
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob
-from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from tests.contracts.maintenance_contract import KnownRuns, MaintenanceContract, NoTokens
 from tests.contracts.runs_of_a_job import JOB, day
+from tests.job_savepoints import copy_checkpoint
 from tests.messages import (
     ManualClock,
     complete_checkpoint,
@@ -579,15 +576,8 @@ class History:
         )
 
     def _save(self) -> None:
-        savepoints, attempt, key = JobSavepoints(self._store), self._grant().attempt, new_key()
-        savepoints.request(RequestSavepoint(job_id=attempt.job_id, operator_id=attempt.operator_id, request_key=key))
-        begun = savepoints.begin(
-            BeginSavepoint(
-                job_id=attempt.job_id, request_key=key, savepoint_dir="memory://savepoints", trigger_key=new_key()
-            )
-        )
-        uri = f"{begun.location}/_metadata"
-        savepoints.end(EndSavepoint(job_id=attempt.job_id, checkpoint_id=begun.checkpoint_id, metadata_uri=uri))
+        attempt = self._grant().attempt
+        copy_checkpoint(self._store, attempt.job_id, attempt.operator_id)
 
     def _rewind(self) -> None:
         run = f"2026-01-0{self._chance.randint(1, 4)}"

@@ -20,14 +20,10 @@ from airflow_provider_statecheck.checkpoint.ids import checkpoint_uri, new_key, 
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
     AttemptRef,
-    BeginSavepoint,
     ConfirmDiscards,
     ConfirmRestore,
     DisposeSavepoint,
-    EndSavepoint,
     FinishAttempt,
-    RequestSavepoint,
-    RestoreSource,
     SkippedCheckpoint,
     TriggerCheckpoint,
 )
@@ -40,7 +36,8 @@ from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJ
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from tests.contracts.maintenance_contract import KnownRuns, MaintenanceContract, NoTokens
 from tests.contracts.runs_of_a_job import AGAIN, JOB, day
-from tests.messages import ManualClock, complete_checkpoint, make_owner, make_registration
+from tests.job_savepoints import copy_checkpoint
+from tests.messages import ManualClock, complete_checkpoint, make_owner, make_registration, make_source, present
 
 OTHER = RowsVersion(0, datetime(2026, 1, 1, tzinfo=UTC))
 """A version that no job has."""
@@ -48,9 +45,7 @@ OTHER = RowsVersion(0, datetime(2026, 1, 1, tzinfo=UTC))
 
 def newest(gateway: Gateway | JobStore) -> LatestCheckpoints:
     """Return the newest checkpoints without regard to what is known."""
-    latest = gateway.latest_checkpoints(JOB)
-    assert latest is not None
-    return latest
+    return present(gateway.latest_checkpoints(JOB))
 
 
 def ids(latest: LatestCheckpoints) -> list[int]:
@@ -72,10 +67,7 @@ OWN_CHECKPOINT = checkpoint_uri("memory://base", JOB, 1)
 
 def restarted(gateway: Gateway, source: str, clear_marker: str = AGAIN) -> AttemptGrant:
     """Let a cleared task begin from a snapshot, which it has not restored yet."""
-    snapshot = RestoreSource(
-        pointer=source, metadata_uri=f"{source}/_metadata", metadata_size=10, metadata_sha256="a" * 64
-    )
-    owner = make_owner(clear_marker=clear_marker)
+    owner, snapshot = make_owner(clear_marker=clear_marker), make_source(source)
     return gateway.register(
         make_registration(owner=owner, on_clear=OnClear.RESTART, restore_from=snapshot, num_retained=2)
     )
@@ -124,9 +116,7 @@ class LatestContract:
         known = newest(self.gateway).job.rows_version
         skipped = (SkippedCheckpoint(checkpoint_id=2, reason="checksum differs"),)
         self.gateway.confirm_restore(ConfirmRestore(attempt=retry, checkpoint_id=1, skipped=skipped))
-        latest = self.gateway.latest_checkpoints(JOB, known)
-        assert latest is not None
-        assert ids(latest) == [1]
+        assert ids(present(self.gateway.latest_checkpoints(JOB, known))) == [1]
 
     def test_a_fresh_start_shows_nothing_until_its_first_checkpoint(self) -> None:
         self.gateway.finish(FinishAttempt(attempt=started(self.gateway), status=AttemptStatus.FINISHED))
@@ -146,8 +136,7 @@ class LatestContract:
         assert [c.checkpoint_id for c in grant.effects.discards] == []
         assert {c.checkpoint_id for c in grant.effects.retained} >= {1, 2}, "their files must stay readable"
         self.gateway.confirm_restore(ConfirmRestore(attempt=grant.attempt, checkpoint_id=3))
-        after = self.gateway.latest_checkpoints(JOB, during.job.rows_version)
-        assert after is not None
+        after = present(self.gateway.latest_checkpoints(JOB, during.job.rows_version))
         assert (ids(after), after.checkpoints[0].location) == ([3], source)
         complete_checkpoint(self.gateway, grant.attempt)
         assert ids(newest(self.gateway)) == [4]
@@ -185,8 +174,8 @@ class Job:
     """A job and all that can change it."""
 
     def __init__(self, store: JobStore, clock: ManualClock) -> None:
+        self.store = store
         self.coordinator = AttemptCoordinator(store)
-        self.savepoints = JobSavepoints(store)
         self.rewinding = JobRewinding(store, UnknownLiveness())
         self.maintenance = JobMaintenance(store, KnownRuns(), NoTokens(), clock)
         for number in (1, 2):
@@ -219,18 +208,11 @@ class Job:
     def save(self) -> CheckpointRecord:
         """Take a savepoint of the first operator."""
         operator_id = newest(self.coordinator).operators[0].operator_id
-        key = new_key()
-        self.savepoints.request(RequestSavepoint(job_id=JOB, operator_id=operator_id, request_key=key))
-        begun = self.savepoints.begin(
-            BeginSavepoint(job_id=JOB, request_key=key, savepoint_dir="memory://savepoints", trigger_key=new_key())
-        )
-        return self.savepoints.end(
-            EndSavepoint(job_id=JOB, checkpoint_id=begun.checkpoint_id, metadata_uri=f"{begun.location}/_metadata")
-        )
+        return copy_checkpoint(self.store, JOB, operator_id)
 
     def dispose(self, savepoint: CheckpointRecord) -> None:
         """Dispose of a savepoint."""
-        self.savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=savepoint.location))
+        JobSavepoints(self.store).dispose(DisposeSavepoint(job_id=JOB, pointer=savepoint.location))
 
     def recreate(self) -> None:
         """Remove the job, and let a run begin it again under its name."""
@@ -277,8 +259,7 @@ class ChangedJobContract:
         known = newest(store)
         assert ids(known) == [3, 4]
         change(job)
-        latest = store.latest_checkpoints(JOB, known.job.rows_version)
-        assert latest is not None
+        latest = present(store.latest_checkpoints(JOB, known.job.rows_version))
         assert ids(latest) == expected
         assert latest == newest(store)
 
@@ -290,9 +271,7 @@ class ChangedJobContract:
         savepoint = job.save()
         known = newest(store).job.rows_version
         job.dispose(savepoint)
-        latest = store.latest_checkpoints(JOB, known)
-        assert latest is not None
-        assert ids(latest) == [3, 4]
+        assert ids(present(store.latest_checkpoints(JOB, known))) == [3, 4]
 
     def test_a_job_that_was_removed_is_unknown_whatever_the_version(self, job: Job, store: JobStore) -> None:
         known = newest(store).job.rows_version

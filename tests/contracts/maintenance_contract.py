@@ -38,7 +38,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.maintenance.job_maintenance import ForgetRows, JobMaintenance, RetireJob
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob
 from tests.contracts.runs_of_a_job import AGAIN, day
-from tests.messages import ManualClock, complete_checkpoint, make_owner, make_registration
+from tests.messages import ManualClock, complete_checkpoint, make_owner, make_registration, present
 
 DAY = timedelta(days=1).total_seconds()
 NAMED, BY_RUN, TEST = "sales", "nightly/2026-01-01", "test/sales"
@@ -170,8 +170,8 @@ class MaintenanceContract(MaintainedJobs):
             "may still be running"
             in self.maintenance.retire(RetireJob(job_id=attempt.job_id, is_named=True)).kept_because[0]
         )
-        next_run = make_owner(run_key="2026-01-02", run_id="run-2")
-        assert self.coordinator.register(make_registration(owner=next_run)).is_restore
+        retry = self.coordinator.register(make_registration(owner=make_owner(run_id="run-1", airflow=AIRFLOW)))
+        assert (retry.is_restore, retry.start_reason) == (True, "retry after an attempt that was fenced")
 
     def test_an_attempt_stays_open_while_its_run_is_not_over(self, clock: ManualClock) -> None:
         attempt = self.run(status=None)
@@ -308,8 +308,7 @@ class MaintenanceContract(MaintainedJobs):
         kinds = (CheckpointProperties.for_savepoint(), CheckpointProperties.for_unclaimed_snapshot())
         with store.transaction(job_id) as tx:
             for kind in kinds:
-                row = tx.checkpoint(1)
-                assert row is not None
+                row = present(tx.checkpoint(1))
                 copy = replace(row, checkpoint_id=tx.draw_checkpoint_id(), request_key=new_key(), properties=kind)
                 tx.add_checkpoint(copy)
         self.runs.ended["run-1"] = JobStatus.FINISHED
@@ -320,8 +319,7 @@ class MaintenanceContract(MaintainedJobs):
     def test_a_savepoint_that_the_job_has_claimed_is_disposed_of_with_its_checkpoint(self, store: JobStore) -> None:
         job_id = self.complete_by_run().job_id
         with store.transaction(job_id) as tx:
-            row = tx.checkpoint(2)
-            assert row is not None
+            row = present(tx.checkpoint(2))
             row = replace(row, location=f"memory://base/savepoint-{job_id[:6]}-0f6f7c1e2b3a")
             for properties in (CheckpointProperties.for_savepoint(), row.properties):
                 copy = replace(row, checkpoint_id=tx.draw_checkpoint_id(), request_key=new_key(), properties=properties)
@@ -412,8 +410,7 @@ class MaintenanceContract(MaintainedJobs):
     def test_a_lost_history_stays_an_error_after_rows_were_forgotten(self, store: JobStore, clock: ManualClock) -> None:
         job_id = self.run().job_id
         with store.transaction(job_id) as tx:
-            row = tx.checkpoint(3)
-            assert row is not None
+            row = present(tx.checkpoint(3))
             tx.update_checkpoint(replace(row, status=CheckpointStatus.SUBSUMED), expected=row.status)
         self.confirm_all(self.maintenance, job_id)
         clock.advance(400 * DAY)

@@ -27,7 +27,7 @@ from airflow_provider_statecheck.storage.discarding import EffectDiscards
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache
 from airflow_provider_statecheck.storage.pointers import find_source
-from tests.messages import make_acknowledgement, make_registration
+from tests.messages import make_acknowledgement, make_registration, present
 from tests.written_state import StatefulJob
 
 
@@ -127,8 +127,7 @@ class QueriedStage:
         request = JobSavepoints(self.store).request(
             RequestSavepoint(job_id=self.job_id, operator_id=self.attempt.operator_id, request_key=new_key())
         )
-        source = self._coordinator.latest(self.job_id, self.attempt.operator_id)
-        assert source is not None
+        source = present(self._coordinator.latest(self.job_id, self.attempt.operator_id))
         directory = f"{self.storage.base_uri}/savepoints"
         StageSavepoints(self._coordinator, self.storage, self._documents, self.attempt, directory).serve(
             (request,), source

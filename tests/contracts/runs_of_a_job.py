@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -46,6 +47,14 @@ def day(number: int, **changes: Any) -> AttemptOwner:
 def rows_of(view: JobView) -> tuple[object, ...]:
     """Return what a call must leave as it is that changes nothing."""
     return view.operators, view.attempts, view.checkpoints
+
+
+@contextmanager
+def unchanged(gateway: Gateway) -> Iterator[None]:
+    """Require that a block, such as a call that is refused, leaves the rows of the job as they are."""
+    before = rows_of(gateway.describe(JOB))
+    yield
+    assert rows_of(gateway.describe(JOB)) == before
 
 
 class RunsOfAJob:

@@ -73,6 +73,8 @@ from tests.messages import (
     make_leadership,
     make_owner,
     make_registration,
+    make_source,
+    present,
 )
 
 SAVEPOINTS = "memory://savepoints"
@@ -308,8 +310,7 @@ class SavepointContract:
         self.coordinator.acknowledge(make_acknowledgement(running, begun))
         grant = self.coordinator.register(make_registration())
         assert [c.checkpoint_id for c in grant.candidates] == [1]
-        latest = self.coordinator.latest(JOB, running.operator_id)
-        assert latest is not None
+        latest = present(self.coordinator.latest(JOB, running.operator_id))
         assert latest.checkpoint_id == 1
 
     def test_a_savepoint_subsumes_nothing_and_is_never_subsumed(self, running: AttemptRef) -> None:
@@ -461,16 +462,16 @@ class SavepointContract:
         with store.transaction(JOB) as tx:
             finalizing = replace(pending, status=CheckpointStatus.FINALIZING, lease_until=tx.now)
             tx.update_checkpoint(finalizing, expected=CheckpointStatus.PENDING)
-        disposed = self.savepoints.dispose(DisposeSavepoint(pointer=pending.location, job_id=JOB)).checkpoint
-        assert disposed is not None
+        disposed = present(self.savepoints.dispose(DisposeSavepoint(pointer=pending.location, job_id=JOB)).checkpoint)
         assert disposed.status is CheckpointStatus.ABORTED
         assert [r.status for r in store.describe(JOB).requests] == [RequestStatus.FAILED]
         assert self.pinned(store) == []
 
     def test_a_directory_without_metadata_is_found_by_its_name(self, ended: AttemptRef) -> None:
         begun = self.begun(ended)
-        found = self.savepoints.dispose(DisposeSavepoint(pointer=begun.location, job_id=JobId("0" * 32))).checkpoint
-        assert found is not None
+        found = present(
+            self.savepoints.dispose(DisposeSavepoint(pointer=begun.location, job_id=JobId("0" * 32))).checkpoint
+        )
         assert (found.checkpoint_id, found.status) == (begun.checkpoint_id, CheckpointStatus.ABORTED)
 
     def test_a_stage_that_begins_ends_a_copy_that_is_under_way(self, ended: AttemptRef) -> None:
@@ -489,8 +490,9 @@ class SavepointContract:
     def test_a_dry_run_of_a_disposal_changes_nothing(self, store: JobStore, ended: AttemptRef) -> None:
         done = self.completed(ended)
         before = store.describe(JOB)
-        found = self.savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=done.location, dry_run=True)).checkpoint
-        assert found is not None
+        found = present(
+            self.savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=done.location, dry_run=True)).checkpoint
+        )
         assert found.status is CheckpointStatus.DISPOSED
         after = store.describe(JOB)
         assert (after.job, after.checkpoints) == (before.job, before.checkpoints)
@@ -511,15 +513,10 @@ class SavepointContract:
         )
         assert not self.row(done.checkpoint_id).awaits_discard
 
-    def source(self, **changes: Any) -> RestoreSource:
+    @staticmethod
+    def source(pointer: str = PLACE, **changes: Any) -> RestoreSource:
         """Return a savepoint as a stage has read it."""
-        values: dict[str, Any] = {
-            "pointer": PLACE,
-            "metadata_uri": f"{PLACE}/_metadata",
-            "metadata_size": 10,
-            "metadata_sha256": "a" * 64,
-        }
-        return RestoreSource(**values | changes)
+        return make_source(pointer, **changes)
 
     def begin_from(self, job: str = "heir", **changes: Any) -> AttemptGrant:
         """Register an attempt that begins from a savepoint."""
@@ -541,9 +538,7 @@ class SavepointContract:
 
     def kind_of_next(self, attempt: AttemptRef) -> CheckpointType:
         """Complete a checkpoint and return what kind it is."""
-        completed = complete_checkpoint(self.coordinator, attempt).checkpoint
-        assert completed is not None
-        return completed.properties.snapshot_type
+        return present(complete_checkpoint(self.coordinator, attempt).checkpoint).properties.snapshot_type
 
     def test_a_first_attempt_begins_from_the_savepoint(self) -> None:
         grant = self.begin_from()
@@ -623,9 +618,7 @@ class SavepointContract:
     def test_a_savepoint_is_claimed_under_every_name_of_its_scheme(self) -> None:
         name = PLACE.rpartition("/")[2]
         pointers = [f"{scheme}://lake/savepoints/{name}" for scheme in ("s3a", "s3")]
-        claims = [
-            self.source(mode=RestoreMode.CLAIM, pointer=each, metadata_uri=f"{each}/_metadata") for each in pointers
-        ]
+        claims = [self.source(mode=RestoreMode.CLAIM, pointer=each) for each in pointers]
         self.restore(source=claims[0])
         with pytest.raises(SnapshotClaimedError):
             self.begin_from("rival", source=claims[1])
@@ -645,7 +638,7 @@ class SavepointContract:
     ) -> None:
         begun = self.savepoints.begin(self.beginning(self.ask(ended, target="s3a://lake/savepoints")))
         pointer = self.savepoints.end(self.ending(begun)).location.replace("s3a://", "s3://")
-        source = self.source(pointer=pointer, metadata_uri=f"{pointer}/_metadata")
+        source = self.source(pointer=pointer)
         cleared = make_owner(clear_marker="2")
         attempt = self.begin_from("sales", source=source, owner=cleared).attempt
         for place, dry_run in product((begun.location, pointer), (False, True)):
@@ -653,8 +646,7 @@ class SavepointContract:
                 self.savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=place, dry_run=dry_run))
         assert self.row(begun.checkpoint_id).status is CheckpointStatus.COMPLETED
         self.coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FAILED))
-        disposed = self.savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=pointer)).checkpoint
-        assert disposed is not None
+        disposed = present(self.savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=pointer)).checkpoint)
         assert disposed.status is CheckpointStatus.DISPOSED
 
     def test_a_savepoint_that_its_own_operator_claimed_under_another_scheme_ends_with_its_checkpoint(
@@ -663,7 +655,7 @@ class SavepointContract:
         begun = self.savepoints.begin(self.beginning(self.ask(ended, target="s3a://lake/savepoints")))
         own = self.savepoints.end(self.ending(begun))
         pointer = own.location.replace("s3a://", "s3://")
-        claim = self.source(mode=RestoreMode.CLAIM, pointer=pointer, metadata_uri=f"{pointer}/_metadata")
+        claim = self.source(mode=RestoreMode.CLAIM, pointer=pointer)
         cleared = make_owner(clear_marker="2")
         complete_checkpoint(self.coordinator, self.restore("sales", source=claim, num_retained=1, owner=cleared))
         assert self.row(own.checkpoint_id).status is CheckpointStatus.DISPOSED
@@ -675,7 +667,7 @@ class SavepointContract:
 
     def test_a_claimed_savepoint_cannot_be_disposed_by_the_job_that_took_it(self, ended: AttemptRef) -> None:
         place = self.completed(ended).location
-        claim = self.source(mode=RestoreMode.CLAIM, pointer=place, metadata_uri=f"{place}/_metadata")
+        claim = self.source(mode=RestoreMode.CLAIM, pointer=place)
         self.restore(source=claim)
         with pytest.raises(SnapshotClaimedError):
             self.savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=place))
@@ -686,7 +678,7 @@ class SavepointContract:
     ) -> None:
         """Garbage collection deletes them later, with the state of a job that would have claimed them."""
         place = self.completed(ended).location
-        source = self.source(mode=mode, pointer=place, metadata_uri=f"{place}/_metadata")
+        source = self.source(mode=mode, pointer=place)
         grant = self.begin_from("earlier", source=source)
         for _ in range(2):
             self.savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=place))
@@ -742,13 +734,13 @@ class SavepointContract:
         ],
     )
     def test_only_a_savepoint_can_be_claimed(self, pointer: str) -> None:
-        foreign = self.source(mode=RestoreMode.CLAIM, pointer=pointer, metadata_uri=f"{pointer}/_metadata")
+        foreign = self.source(mode=RestoreMode.CLAIM, pointer=pointer)
         with pytest.raises(InvalidConfigurationError, match="no_claim"):
             self.begin_from(source=foreign)
 
     def test_a_claim_that_was_not_said_at_the_registration_is_checked_too(self) -> None:
         pointer = f"memory://base/{'b' * 32}/chk-3"
-        grant = self.begin_from(source=self.source(pointer=pointer, metadata_uri=f"{pointer}/_metadata"))
+        grant = self.begin_from(source=self.source(pointer=pointer))
         confirm = ConfirmRestore(attempt=grant.attempt, checkpoint_id=grant.candidates[0].checkpoint_id, claim=True)
         with pytest.raises(InvalidConfigurationError, match="no_claim"):
             self.coordinator.confirm_restore(confirm)

@@ -29,10 +29,8 @@ from airflow_provider_statecheck.checkpoint.messages import (
     FinishAttempt,
     PendingCheckpoint,
     RequestSavepoint,
-    RestoreSource,
     TriggerCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, StatisticsRecord
 from airflow_provider_statecheck.checkpoint.statistics import HISTORY_SIZE, CheckpointStatsSnapshot
 from airflow_provider_statecheck.checkpoint.store import JobStore
@@ -45,6 +43,8 @@ from tests.messages import (
     make_acknowledgement,
     make_owner,
     make_registration,
+    make_source,
+    present,
 )
 
 JOB = job_id_of("sales")
@@ -152,8 +152,7 @@ class StatisticsContract:
         )
         snapshot = self.tracker.create_snapshot()
         assert self.numbers(snapshot) == (1, 0, 1, 0)
-        latest = snapshot.latest_completed
-        assert latest is not None
+        latest = present(snapshot.latest_completed)
         assert (latest.state_size_bytes, latest.full_size_bytes, latest.counts) == (70, 900, (("snapshots", 1),))
         assert latest.location.endswith(f"/chk-{checkpoint_id}")
         assert (latest.epoch, latest.attempt) == (attempt.epoch, "dag.task")
@@ -179,9 +178,7 @@ class StatisticsContract:
         self.coordinator.decline(
             DeclineCheckpoint(attempt=attempt, checkpoint_id=checkpoint_id, reason=IO, increment_seconds=98.5)
         )
-        failed = self.tracker.create_snapshot().latest_failed
-        assert failed is not None
-        assert failed.duration == timedelta(seconds=1.5)
+        assert present(self.tracker.create_snapshot().latest_failed).duration == timedelta(seconds=1.5)
 
     def test_summaries_have_minimum_average_maximum_and_percentiles_of_completed_ones(
         self, attempt: AttemptRef
@@ -197,18 +194,17 @@ class StatisticsContract:
         checkpoint_id = self.fail(attempt, "disk full on node 7")
         snapshot = self.tracker.create_snapshot()
         assert (self.numbers(snapshot), snapshot.failures) == ((1, 0, 0, 1), (("io_exception", 1),))
-        failed = snapshot.latest_failed
-        assert failed is not None
+        failed = present(snapshot.latest_failed)
         assert (failed.failure_reason, failed.failure_cause) == ("io_exception", "disk full on node 7")
         assert (failed.location[-6:], failed.attempt) == (f"/chk-{checkpoint_id}", "dag.task")
 
     def test_an_expired_checkpoint_is_a_failed_one(self, attempt: AttemptRef, clock: ManualClock) -> None:
         self.trigger(attempt)
         clock.advance(601)
-        self.coordinator.expire(JOB)
-        self.coordinator.expire(JOB)
+        for _ in range(2):
+            self.trigger(attempt)
         snapshot = self.tracker.create_snapshot()
-        assert (self.numbers(snapshot), snapshot.failures) == ((1, 0, 0, 1), (("checkpoint_expired", 1),))
+        assert (self.numbers(snapshot), snapshot.failures) == ((3, 2, 0, 1), (("checkpoint_expired", 1),))
 
     def test_what_was_under_way_when_its_attempt_ended_is_no_failed_checkpoint(self, attempt: AttemptRef) -> None:
         self.trigger(attempt)
@@ -330,8 +326,7 @@ class StatisticsContract:
                 self.coordinator.confirm_restore(ConfirmRestore(attempt=again, checkpoint_id=checkpoint_id))
                 clock.advance(1)
             assert self.tracker.create_snapshot().counts.restored == number - 1
-        restored = self.tracker.create_snapshot().latest_restored
-        assert restored is not None
+        restored = present(self.tracker.create_snapshot().latest_restored)
         assert (restored.checkpoint_id, restored.epoch, restored.full_size_bytes) == (checkpoint_id, 3, 33)
         assert (restored.attempt, restored.location[-6:]) == ("dag.task try 3", f"/chk-{checkpoint_id}")
         assert self.numbers(self.tracker.create_snapshot()) == (1, 0, 1, 0)
@@ -346,14 +341,7 @@ class StatisticsContract:
         assert (snapshot.counts.restored, snapshot.latest_restored.checkpoint_id) == (1, older)
 
     def test_a_savepoint_that_an_operator_begins_from_is_restored_but_not_taken(self) -> None:
-        source = RestoreSource(
-            pointer=PLACE,
-            metadata_uri=f"{PLACE}/_metadata",
-            metadata_size=0,
-            metadata_sha256="",
-            mode=RestoreMode.NO_CLAIM,
-        )
-        grant = self.coordinator.register(make_registration(restore_from=source))
+        grant = self.coordinator.register(make_registration(restore_from=make_source(PLACE)))
         self.coordinator.confirm_restore(
             ConfirmRestore(attempt=grant.attempt, checkpoint_id=grant.candidates[0].checkpoint_id)
         )
@@ -400,9 +388,7 @@ class StatisticsContract:
 
     def test_a_report_without_a_cause_leaves_what_the_row_says(self, attempt: AttemptRef) -> None:
         self.tracker.report_failed_checkpoint(self.fail(attempt, "disk full"), CheckpointException(IO))
-        failed = self.tracker.create_snapshot().latest_failed
-        assert failed is not None
-        assert failed.failure_cause == "disk full"
+        assert present(self.tracker.create_snapshot().latest_failed).failure_cause == "disk full"
 
     def test_a_report_of_a_checkpoint_that_was_never_known_counts_as_one_without_id(self, attempt: AttemptRef) -> None:
         self.tracker.report_failed_checkpoint(77, CheckpointException(IO))

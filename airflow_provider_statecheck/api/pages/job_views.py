@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from enum import StrEnum
 from itertools import islice
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -25,6 +24,7 @@ from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, Oper
 from airflow_provider_statecheck.checkpoint.in_place_restore import waiting_in
 from airflow_provider_statecheck.checkpoint.job_list import (
     Failure,
+    JobSort,
     failure_of_attempt,
     failure_of_checkpoint,
     rank_of,
@@ -106,27 +106,12 @@ class CheckpointRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptRow:
-    """One attempt in a table."""
-
-    record: AttemptRecord
-    is_of_task: bool
-    """Whether the task of the page started it."""
-    length: timedelta
-
-    @property
-    def is_running(self) -> bool:
-        """Return whether the attempt has not ended."""
-        return self.record.is_running
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSection:
     """Section of an operator; attempts, checkpoints, requests and actions are in descending order, the newest only."""
 
     row: OperatorRow
     statistics: CheckpointStatsSnapshot
-    attempts: tuple[AttemptRow, ...]
+    attempts: tuple[AttemptRecord, ...]
     checkpoints: tuple[CheckpointRow, ...]
     savepoints: tuple[CheckpointRow, ...]
     requests: tuple[SnapshotRequest, ...]
@@ -172,7 +157,11 @@ class ShownJob:
         attempts, checkpoints = ByOperator(self.view.attempts), ByOperator(self.view.checkpoints)
         ids = (row.record.operator_id for row in self.rows)
         views = (replace(self.view, attempts=attempts[i], checkpoints=checkpoints[i]) for i in ids)
-        return tuple(_section(view, row, self.task) for view, row in zip(views, self.rows, strict=True))
+        return tuple(_section(view, row) for view, row in zip(views, self.rows, strict=True))
+
+    def is_of_task(self, attempt: AttemptRecord) -> bool:
+        """Return whether the task of the page has started an attempt."""
+        return is_of(attempt.owner, self.task)
 
     def of_operator(self, operator_id: str) -> ShownJob:
         """
@@ -231,13 +220,13 @@ def rows_of(view: JobView, checkpoints: Collection[CheckpointRecord]) -> tuple[C
     )
 
 
-def _section(view: JobView, row: OperatorRow, task: Coordinates) -> OperatorSection:
+def _section(view: JobView, row: OperatorRow) -> OperatorSection:
     attempts, checkpoints, operator = view.attempts, view.checkpoints, row.record
     savepoints = [c for c in checkpoints if c.properties.is_savepoint and c.status is not CheckpointStatus.ABORTED]
     return OperatorSection(
         row=row,
         statistics=snapshot_of(view, operator),
-        attempts=tuple(_attempt_row(a, view.read_at, task) for a in reversed(attempts[-ATTEMPTS_ON_PAGE:])),
+        attempts=attempts[::-1][:ATTEMPTS_ON_PAGE],
         checkpoints=rows_of(view, checkpoints[::-1][:HISTORY_ON_PAGE]),
         savepoints=rows_of(view, savepoints[::-1][:HISTORY_ON_PAGE]),
         requests=_requests(view, operator.operator_id),
@@ -246,11 +235,6 @@ def _section(view: JobView, row: OperatorRow, task: Coordinates) -> OperatorSect
         duration_chart=duration_chart(checkpoints),
         timeline=timeline(attempts, checkpoints, view.read_at),
     )
-
-
-def _attempt_row(attempt: AttemptRecord, now: datetime, task: Coordinates) -> AttemptRow:
-    length = (attempt.ended_at or now) - attempt.registered_at
-    return AttemptRow(record=attempt, is_of_task=is_of(attempt.owner, task), length=length)
 
 
 def _requests(view: JobView, operator_id: OperatorId) -> tuple[SnapshotRequest, ...]:
@@ -277,16 +261,6 @@ RETRY_DELAY = timedelta(hours=1)
 Record = TypeVar("Record", AttemptRecord, CheckpointRecord)
 Coordinates = Collection[tuple[str, str]]
 """Coordinates of a task or a run, as in the owner of an attempt; empty for all."""
-
-
-class OperatorSort(StrEnum):
-    """Order of the table."""
-
-    STATUS = "status"
-    NAME = "name"
-    COMPLETED_AT = "completed_at"
-    SIZE = "size"
-    FAILED_AT = "failed_at"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,7 +314,7 @@ class OperatorsQuery:
     """Filter, order and position of the table in the address of its page."""
 
     name: Annotated[str, Query(description="Only operators whose names contain this text")] = ""
-    sort: Annotated[OperatorSort, Query(description="Order of the operators")] = OperatorSort.STATUS
+    sort: Annotated[JobSort, Query(description="Order of the operators")] = JobSort.STATUS
     descending: Annotated[bool, Query(description="Whether the order is reversed")] = False
     page: Annotated[int, Query(ge=1, le=10**9, description="Number of the page, from 1")] = 1
 
@@ -429,16 +403,16 @@ def _row(
     )
 
 
-def _value(row: OperatorRow, sort: OperatorSort) -> Any:
-    if sort is OperatorSort.NAME:
+def _value(row: OperatorRow, sort: JobSort) -> Any:
+    if sort is JobSort.NAME:
         return _name(row)
-    if sort is OperatorSort.STATUS:
+    if sort is JobSort.STATUS:
         return rank_of(status_of(() if row.attempt is None else (row.attempt.status,)))
-    if sort is OperatorSort.FAILED_AT:
+    if sort is JobSort.FAILED_AT:
         return row.failure and row.failure[0]
     if row.newest is None:
         return None
-    return row.newest.full_size_bytes if sort is OperatorSort.SIZE else row.newest.completed_at
+    return row.newest.full_size_bytes if sort is JobSort.SIZE else row.newest.completed_at
 
 
 def _name(row: OperatorRow) -> list[str | int]:

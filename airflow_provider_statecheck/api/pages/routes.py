@@ -57,7 +57,7 @@ description_router = APIRouter(tags=["pages"])
 def shown_in_path(job_id: JobPath, jobs: JobsDep) -> ShownJob:
     """Return the job in the path, if the user may read it."""
     view = jobs.view(job_id)
-    return shown_job(view, is_editable=jobs.is_editable(view))
+    return shown_job(view, is_editable=jobs.editable.permits_all(view))
 
 
 ShownDep = Annotated[ShownJob, Depends(shown_in_path)]
@@ -210,7 +210,7 @@ def action_page(request: Request, wanted: WantedDep, jobs: JobsDep, job: ShownDe
 @router.get("/dags/{dag_id}")
 def dag_page(request: Request, dag_id: str, jobs: JobsDep, services: ServicesDep, query: JobsQueryDep) -> Response:
     """Return the page of the jobs of a Dag."""
-    jobs.require_dag(dag_id)
+    jobs.readable.require(dag_id)
     page = query.page(dag_id)
     return render(request, "dag.html", dag_id=dag_id, **_listed(jobs.overviews(page), page, services))
 
@@ -226,7 +226,7 @@ def task_page(
     map_index: Annotated[str, Query(description="Index of a mapped task instance")] = "",
 ) -> Response:
     """Return the page of a task instance, which Airflow's UI shows for every task, with or without checkpoints."""
-    jobs.require_dag(dag_id)
+    jobs.readable.require(dag_id)
     # The UI leaves its placeholder in the address of a task that is not mapped.
     index = int(map_index) if map_index.isdecimal() else -1
     task = Caller(dag_id=dag_id, run_id=run_id, task_id=task_id, map_index=index)
@@ -241,7 +241,7 @@ def run_page(
     request: Request, dag_id: str, run_id: str, jobs: JobsDep, services: ServicesDep, query: OperatorsQueryDep
 ) -> Response:
     """Return the page of a Dag run."""
-    jobs.require_dag(dag_id)
+    jobs.readable.require(dag_id)
     shown = _of_run(jobs, dag_id, run_id, ("dag_id", dag_id), ("run_id", run_id))
     refreshes = any(job.is_changing for job in shown)
     table, now = query.table(row for job in shown for row in job.rows), services.clock.now()
@@ -249,5 +249,5 @@ def run_page(
 
 
 def _of_run(jobs: UserJobs, dag_id: str, run_id: str, *task: tuple[str, str]) -> list[ShownJob]:
-    found = (shown_job(view, task, is_editable=jobs.is_editable(view)) for view in jobs.of_run(dag_id, run_id))
+    found = (shown_job(view, task, is_editable=jobs.editable.permits_all(view)) for view in jobs.of_run(dag_id, run_id))
     return [each for each in found if each.rows]

@@ -268,7 +268,7 @@ def assign_states(
 
     :param tasks: Operators to restore; operators in the same Airflow task are matched separately.
     :param renamed_uids: New uids by old ones.
-    :param allow_non_restored_state: Whether to drop state without an operator.
+    :param allow_non_restored_state: Whether to drop state without an operator; empty state is always dropped.
     :param all_or_nothing_state: Whether an operator must have state of either all subtasks or none.
     :raises IncompatibleCheckpointError: if the state does not fit the operators.
     :raises InvalidConfigurationError: if two operators have the same uid or id.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorState, require_parallelism
@@ -57,15 +57,7 @@ def validate_states(
     allow_non_restored_state: bool = False,
     all_or_nothing_state: bool = False,
 ) -> MatchedStates:
-    """
-    Match operators with their state and check that the job can be restored from it.
-
-    :param renamed_uids: New uids by old ones.
-    :param allow_non_restored_state: Whether to drop state without an operator; empty state is always dropped.
-    :param all_or_nothing_state: Whether an operator must have state of either all subtasks or none.
-    :raises IncompatibleCheckpointError: if the state does not fit the operators.
-    :raises InvalidConfigurationError: if two operators have the same uid or id.
-    """
+    """Match operators with their state and check that the job can be restored from it; see ``assign_states``."""
     matched = match_states(tasks, operator_states, renamed_uids)
     _require_operators(matched, renamed_uids or {}, is_allowed=allow_non_restored_state)
     for target, state in matched.pairs:
@@ -111,10 +103,15 @@ def match_states(
     """
     operators = tuple(targets)
     _require_unique(operators)
-    matching = _Matching(renamed_uids or {})
-    rest = _match_by_uid(matching, operators, operator_states)
-    unmatched = _match_by_id(matching, operators, rest)
-    found = matching.matches
+    found: dict[OperatorId, OperatorState] = {}
+    unmatched = []
+    for target, state in _assigned(operators, tuple(operator_states), renamed_uids or {}):
+        if target is None:
+            unmatched.append(state)
+        elif target.operator_id in found:
+            raise _ambiguous(target, found[target.operator_id], state)
+        else:
+            found[target.operator_id] = state
     return MatchedStates(
         pairs=tuple((target, found[target.operator_id]) for target in operators if target.operator_id in found),
         new=tuple(target for target in operators if target.operator_id not in found),
@@ -122,47 +119,16 @@ def match_states(
     )
 
 
-@dataclass(slots=True)
-class _Matching:
-    renamed_uids: Mapping[str, str]
-    matches: dict[OperatorId, OperatorState] = field(default_factory=dict)
-
-    def uid_of(self, state: OperatorState) -> str:
-        return self.renamed_uids.get(state.uid, state.uid)
-
-    def match(self, target: RestoreTarget, state: OperatorState) -> None:
-        if target.operator_id in self.matches:
-            raise _ambiguous(target, self.matches[target.operator_id], state)
-        self.matches[target.operator_id] = state
-
-
-def _match_by_uid(
-    matching: _Matching, operators: tuple[RestoreTarget, ...], states: Iterable[OperatorState]
-) -> list[OperatorState]:
+def _assigned(
+    operators: tuple[RestoreTarget, ...], states: tuple[OperatorState, ...], renamed_uids: Mapping[str, str]
+) -> Iterator[tuple[RestoreTarget | None, OperatorState]]:
     by_uid = {target.uid: target for target in operators if target.uid}
-    rest = []
-    for state in states:
-        target = by_uid.get(matching.uid_of(state))
-        if target is None:
-            rest.append(state)
-        else:
-            matching.match(target, state)
-    return rest
-
-
-def _match_by_id(
-    matching: _Matching, operators: tuple[RestoreTarget, ...], states: list[OperatorState]
-) -> list[OperatorState]:
-    # Excludes operators that were matched by uid, and state that a rename assigns to another operator.
-    by_id = {target.operator_id: target for target in operators if target.operator_id not in matching.matches}
-    unmatched = []
-    for state in states:
-        target = None if state.uid in matching.renamed_uids else by_id.get(state.operator_id)
-        if target is None:
-            unmatched.append(state)
-        else:
-            matching.match(target, state)
-    return unmatched
+    matches = [(by_uid.get(renamed_uids.get(state.uid, state.uid)), state) for state in states]
+    # Ids match neither operators that are matched by uid, nor state that a rename assigns to another operator.
+    matched = {target.operator_id for target, _ in matches if target is not None}
+    by_id = {target.operator_id: target for target in operators if target.operator_id not in matched}
+    for target, state in matches:
+        yield target or (None if state.uid in renamed_uids else by_id.get(state.operator_id)), state
 
 
 def _require_unique(operators: tuple[RestoreTarget, ...]) -> None:

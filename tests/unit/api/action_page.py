@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from fastapi.testclient import TestClient
@@ -12,6 +13,8 @@ from sqlalchemy.orm import Session
 from airflow_provider_statecheck.checkpoint.ids import JobId, new_key
 
 EDITOR, VIEWER = "the-editor", "the-viewer"
+Permit = Callable[[Callable[..., bool]], None]
+"""The fixture ``permit``."""
 USERS = {EDITOR: "user", VIEWER: "viewer"}
 
 

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import Engine
 
 from tests.sqlite_rows import engine_on, new_engine
-from tests.unit.api.action_page import USERS
+from tests.unit.api.action_page import USERS, Permit
 from tests.unit.api.served_stage import ServedStage
 from tests.unit.api.server import ApiServer
 from tests.unit.api.stage import Stage
@@ -82,6 +82,14 @@ def tokens(airflow: TestClient) -> dict[str, str]:
         return str(reply.json()["access_token"])
 
     return {name: token(name) for name in USERS}
+
+
+@pytest.fixture
+def permit(monkeypatch: pytest.MonkeyPatch) -> Permit:
+    """Returns a function that lets another one decide in place of Airflow's auth manager who may do what with a Dag."""
+    from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
+
+    return lambda decide: monkeypatch.setattr(SimpleAuthManager, "is_authorized_dag", staticmethod(decide))
 
 
 @pytest.fixture

@@ -18,8 +18,10 @@ from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
+from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.configuration import StateServingSettings
 from airflow_provider_statecheck.exceptions import AccessDeniedError
+from airflow_provider_statecheck.maintenance.recover import JobRecovery, RecoverJob
 from airflow_provider_statecheck.metadata.tables import METADATA, Caller
 from airflow_provider_statecheck.queryable.locations import OpenStorage
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -188,6 +190,21 @@ def registration(job: str = JOB, uid: str = UID, caller: Caller = CALLER, **chan
         allow_non_restored_state=True,
     )
     return {**encode(message), **changes}
+
+
+def recover(store: JobStore, name: str, *uids: str) -> None:
+    """Make the rows of a job as they are after a recovery."""
+    JobRecovery(store).recover(
+        RecoverJob(
+            job_id=job_id_of(name),
+            name=name,
+            storage_base="memory://base",
+            highest_epoch=1,
+            highest_checkpoint_id=1,
+            generations=dict.fromkeys(uids, 0),
+            snapshots=(),
+        )
+    )
 
 
 def acknowledgement(attempt: Attempt, checkpoint_id: int) -> dict[str, Any]:

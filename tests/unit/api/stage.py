@@ -11,7 +11,7 @@ from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobI
 from airflow_provider_statecheck.checkpoint.messages import BeginSavepoint, EndSavepoint, RequestSavepoint
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
 from tests.job_savepoints import begin_savepoint
-from tests.messages import make_leadership
+from tests.messages import make_leadership, present
 from tests.unit.api.server import MAINTENANCE, ApiServer, Attempt
 
 
@@ -105,6 +105,5 @@ class Stage:
         return encoded
 
     def _metadata_of(self, checkpoint_id: int) -> dict[str, Any]:
-        checkpoint = self.api.services.coordinator.checkpoint(JobId(self.attempt.job_id), checkpoint_id)
-        assert checkpoint is not None
+        checkpoint = present(self.api.services.coordinator.checkpoint(JobId(self.attempt.job_id), checkpoint_id))
         return {"checkpoint_id": checkpoint_id, "metadata_uri": f"{checkpoint.location}/_metadata"}

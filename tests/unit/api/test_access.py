@@ -124,17 +124,8 @@ MAINTENANCE_ROUTES |= {
     ("POST", f"/v1/aligned/{verb}"): Rule(Stage.maintenance_token, lambda s: {"leader": s.leader()})
     for verb in (
         *("resign", "count-ids", "enqueue", "choose", "acknowledge", "abort", "take-over", "adopt"),
-        *("is-finalizing", "record-restore"),
-        *(
-            "effects",
-            "record-discards",
-            "handles",
-            "remove-handle",
-            "end-handles",
-            "outcome",
-            "owns",
-            "report-failure",
-        ),
+        *("is-finalizing", "record-restore", "effects", "record-discards", "handles", "remove-handle"),
+        *("end-handles", "outcome", "owns", "report-failure"),
     )
 }
 MAINTENANCE_ROUTES |= {

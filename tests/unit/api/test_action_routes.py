@@ -17,7 +17,7 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.maintenance.actions import requested_actions
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from tests.messages import complete_checkpoint, make_owner, make_registration
-from tests.unit.api.action_page import EDITOR, VIEWER, ActionPage, audit_entries
+from tests.unit.api.action_page import EDITOR, VIEWER, ActionPage, Permit, audit_entries
 from tests.unit.api.server import accepted
 
 TASK = {"dag_id": "nightly", "run_id": "run-1", "task_id": "features", "map_index": "-1"}
@@ -151,13 +151,11 @@ def test_one_who_may_only_read_sees_the_actions_and_triggers_none(
 
 
 def test_to_one_who_may_not_read_it_a_job_does_not_exist(
-    airflow: TestClient, tokens: dict[str, str], job: JobId, monkeypatch: pytest.MonkeyPatch
+    airflow: TestClient, tokens: dict[str, str], job: JobId, permit: Permit
 ) -> None:
-    from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
-
     missing = job_id_of("no such job")
     replies = [_all_replies(ActionPage(airflow, tokens[EDITOR], missing))]
-    monkeypatch.setattr(SimpleAuthManager, "is_authorized_dag", lambda *_, **__: False)
+    permit(lambda *_, **__: False)
     replies.append(_all_replies(ActionPage(airflow, tokens[EDITOR], job)))
     of_missing, of_hidden = ([(r.status_code, r.text) for r in each] for each in replies)
     assert {status for status, _ in of_hidden} == {404}
@@ -173,18 +171,12 @@ def test_every_dag_of_the_job_must_be_editable(
     tokens: dict[str, str],
     job: JobId,
     coordinator: AttemptCoordinator,
-    monkeypatch: pytest.MonkeyPatch,
+    permit: Permit,
 ) -> None:
-    from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
-
     other = make_owner(logical_task="hourly/load", airflow=tuple((TASK | {"dag_id": "hourly"}).items()))
     name = coordinator.describe(job).job.name
     coordinator.register(make_registration(job_name=name, uid="load", owner=other))
-    monkeypatch.setattr(
-        SimpleAuthManager,
-        "is_authorized_dag",
-        lambda *_, method, details, **__: method == "GET" or details.id == "nightly",
-    )
+    permit(lambda *_, method, details, **__: method == "GET" or details.id == "nightly")
     reply = ActionPage(airflow, tokens[EDITOR], job).send("restore", checkpoint_id=1)
     assert (reply.status_code, "hourly" in reply.text) == (403, True)
 

@@ -17,6 +17,7 @@ from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.state.progress import LoopProgress
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from tests.messages import present
 from tests.sqlite_rows import new_engine
 from tests.unit.api.served_stage import refused
 from tests.unit.api.server import ApiServer, accepted, description
@@ -50,8 +51,7 @@ def take(stage: WrittenStage, attempt: StageAttempt, *names: str, items: tuple[s
         progress.finish(((), "days"), item)
     snapshots = tuple(stage.snapshot(attempt, name) for name in names)
     values = {"loops": progress.encode()}
-    taken = attempt.take_checkpoint(snapshots, values, finished_items=0, new_bytes=0, pinned=frozenset())
-    assert taken is not None
+    taken = present(attempt.take_checkpoint(snapshots, values, finished_items=0, new_bytes=0, pinned=frozenset()))
     return taken.checkpoint_id
 
 

@@ -15,8 +15,8 @@ from sqlalchemy.orm import Session
 from airflow_provider_statecheck.api.action_routes import forking_task
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key
-from tests.messages import complete_checkpoint, make_owner, make_registration
-from tests.unit.api.action_page import EDITOR, VIEWER, ActionPage, audit_entries
+from tests.messages import complete_checkpoint, make_owner, make_registration, present
+from tests.unit.api.action_page import EDITOR, VIEWER, ActionPage, Permit, audit_entries
 from tests.unit.api.airflow_rows import add_run, write_dag
 from tests.unit.api.server import accepted
 
@@ -181,10 +181,9 @@ def test_the_run_and_the_row_of_the_request_are_committed_together(
 
 
 def test_one_who_may_not_create_runs_starts_none_and_is_offered_none(
-    airflow: TestClient, tokens: dict[str, str], page: ActionPage, job: JobId, engine: Engine, monkeypatch: Any
+    airflow: TestClient, tokens: dict[str, str], page: ActionPage, job: JobId, engine: Engine, permit: Permit
 ) -> None:
     from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
-    from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
 
     path = f"/statecheck/jobs/{job}/checkpoints/1"
     headers = {"Authorization": f"Bearer {tokens[EDITOR]}"}
@@ -193,7 +192,7 @@ def test_one_who_may_not_create_runs_starts_none_and_is_offered_none(
     def without_runs(*_: object, method: str, access_entity: Any = None, **__: object) -> bool:
         return not (method == "POST" and access_entity is DagAccessEntity.RUN)
 
-    monkeypatch.setattr(SimpleAuthManager, "is_authorized_dag", without_runs)
+    permit(without_runs)
     key = new_key()
     for reply in (page.preview("fork", checkpoint_id=1), page.send("fork", checkpoint_id=1, request_key=key)):
         assert (reply.status_code, f"create runs of Dag '{DAG}'" in reply.text) == (403, True)
@@ -273,11 +272,8 @@ def test_a_checkpoint_that_is_not_retained_is_not_forked(page: ActionPage) -> No
 
 
 def test_the_arguments_are_read_from_the_serialized_dag(dag: str) -> None:
-    found = forking_task(dag, "named")
-    assert found is not None
+    found = present(forking_task(dag, "named"))
     assert (found.from_checkpoint, found.fork, found.param) == ("{{ params.start }}", "what-if", "start")
     assert found.params == {"start": "", "month": 1, "output": "here"}
-    without = forking_task(dag, "gone")
-    assert without is not None
-    assert without.param is None
+    assert present(forking_task(dag, "gone")).param is None
     assert forking_task("gone", "features") is None

@@ -13,7 +13,6 @@ from sqlalchemy import Engine
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.maintenance.recover import JobRecovery, RecoverJob
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import Caller
 from airflow_provider_statecheck.queryable.answers import decode_reply
@@ -22,28 +21,13 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.conformance.test_statement_counts import counted
 from tests.contracts.queried_stage import QueriedStage
 from tests.messages import complete_checkpoint, make_owner, make_registration
-from tests.unit.api.action_page import EDITOR, USERS, VIEWER
+from tests.unit.api.action_page import EDITOR, USERS, VIEWER, Permit
 from tests.unit.api.airflow_rows import SECRET, RunningTask
-from tests.unit.api.server import accepted, registration
+from tests.unit.api.server import accepted, recover, registration
 from tests.written_state import BACKENDS, StatefulJob
 
 CALLER = Caller(dag_id="nightly", run_id="run-1", task_id="features")
 PUBLIC = {("GET", "/v1/health"), ("POST", "/v1/token")}
-
-
-def recover(engine: Engine, name: str) -> None:
-    """Make the rows of a job as they are after a recovery."""
-    JobRecovery(SqlJobStore(engine)).recover(
-        RecoverJob(
-            job_id=job_id_of(name),
-            name=name,
-            storage_base="memory://base",
-            highest_epoch=1,
-            highest_checkpoint_id=1,
-            generations={"features": 0},
-            snapshots=(),
-        )
-    )
 
 
 def _ask(airflow: TestClient, user: str | None, caller: Caller = CALLER) -> Any:
@@ -143,9 +127,7 @@ class TestJobList:
     """The jobs ``list/…`` of three Dags; ``private`` is one that the user may not read."""
 
     @pytest.fixture(autouse=True)
-    def _jobs(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-        from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
-
+    def _jobs(self, engine: Engine, permit: Permit) -> None:
         dags = {"list/mine": ("nightly",), "list/both": ("nightly", "private"), "list/theirs": ("private",)}
         coordinator = AttemptCoordinator(SqlJobStore(engine))
         for name, dag_ids in dags.items():
@@ -153,9 +135,7 @@ class TestJobList:
                 owner = make_owner(logical_task=f"{dag_id}/t", airflow=(("dag_id", dag_id),))
                 attempt = coordinator.register(make_registration(job_name=name, uid=dag_id, owner=owner)).attempt
                 complete_checkpoint(coordinator, attempt, full_size_bytes=100)
-        monkeypatch.setattr(
-            SimpleAuthManager, "is_authorized_dag", lambda self, *, details, **_: details.id != "private"
-        )
+        permit(lambda *, details, **_: details.id != "private")
 
     @staticmethod
     def ask(airflow: TestClient, token: str, **query: Any) -> Any:
@@ -173,11 +153,9 @@ class TestJobList:
         assert hidden == {"jobs": [], "counts": {}, "following": None}
 
     def test_one_who_may_read_all_dags_follows_the_pages(
-        self, airflow: TestClient, tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
+        self, airflow: TestClient, tokens: dict[str, str], permit: Permit
     ) -> None:
-        from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
-
-        monkeypatch.setattr(SimpleAuthManager, "is_authorized_dag", lambda self, **_: True)
+        permit(lambda **_: True)
         query = {"limit": 2, "sort": "name", "descending": True}
         first = accepted(self.ask(airflow, tokens[VIEWER], **query))
         second = accepted(self.ask(airflow, tokens[VIEWER], after=first["following"], **query))
@@ -186,11 +164,9 @@ class TestJobList:
         assert (first["counts"], second["following"]) == ({"running": 3}, None)
 
     def test_one_who_may_not_read_task_instances_gets_none(
-        self, airflow: TestClient, tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
+        self, airflow: TestClient, tokens: dict[str, str], permit: Permit
     ) -> None:
-        from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
-
-        monkeypatch.setattr(SimpleAuthManager, "is_authorized_dag", lambda self, **_: False)
+        permit(lambda **_: False)
         assert accepted(self.ask(airflow, tokens[VIEWER]))["jobs"] == []
 
     @pytest.mark.parametrize("query", [{}, {"dag_id": "many-00"}])
@@ -297,7 +273,7 @@ class TestPages:
     ) -> None:
         """Its rows name no Dag, and its name may be anybody's."""
         job = f"nightly/2026-06-06 of {user}"
-        recover(engine, job)
+        recover(SqlJobStore(engine), job, "features")
         path = f"/statecheck/jobs/{job_id_of(job)}"
         reply = airflow.get(path, headers={"Authorization": f"Bearer {tokens[user]}"})
         assert reply.status_code == 404
@@ -311,11 +287,9 @@ class TestPages:
             assert "nightly" not in reply.text
 
     def test_one_who_may_not_read_the_dag_does_not(
-        self, airflow: TestClient, tokens: dict[str, str], page: str, monkeypatch: pytest.MonkeyPatch
+        self, airflow: TestClient, tokens: dict[str, str], page: str, permit: Permit
     ) -> None:
-        from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
-
-        monkeypatch.setattr(SimpleAuthManager, "is_authorized_dag", lambda *_, **__: False)
+        permit(lambda *_, **__: False)
         reply = airflow.get(page, headers={"Authorization": f"Bearer {tokens[VIEWER]}"})
         assert reply.status_code == 404
         assert "2026-05-05" not in reply.text
@@ -372,11 +346,9 @@ class TestState:
         assert airflow.post("/statecheck/v1/token/state", json=body, headers=user).status_code == 400
 
     def test_one_who_may_not_read_the_dag_gets_neither_state_nor_token(
-        self, airflow: TestClient, tokens: dict[str, str], stage: QueriedStage, monkeypatch: pytest.MonkeyPatch
+        self, airflow: TestClient, tokens: dict[str, str], stage: QueriedStage, permit: Permit
     ) -> None:
-        from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
-
-        monkeypatch.setattr(SimpleAuthManager, "is_authorized_dag", lambda *_, **__: False)
+        permit(lambda *_, **__: False)
         user = {"Authorization": f"Bearer {tokens[EDITOR]}"}
         replies = [self._replies(airflow, job_id, user) for job_id in (stage.job_id, job_id_of("no job of this name"))]
         assert {(reply.status_code, reply.json()["code"]) for reply in replies[0]} == {(404, "checkpoint_not_found")}

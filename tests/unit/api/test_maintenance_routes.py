@@ -14,12 +14,9 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards
-from airflow_provider_statecheck.checkpoint.properties import JobStatus, RestoreSource
 from airflow_provider_statecheck.checkpoint.records import JobAction
 from airflow_provider_statecheck.exceptions import (
     AccessDeniedError,
-    CheckpointNotFoundError,
-    ConcurrentAttemptError,
     InvalidConfigurationError,
 )
 from airflow_provider_statecheck.gateway.http import HttpCalls, HttpClient
@@ -33,8 +30,7 @@ from airflow_provider_statecheck.maintenance.job_maintenance import (
 )
 from airflow_provider_statecheck.maintenance.job_restore import JobSavepoint, RestoreJob, SavepointPart
 from airflow_provider_statecheck.metadata.tables import Caller
-from tests.contracts.runs_of_a_job import RunningTasks
-from tests.messages import make_leadership, make_owner
+from tests.messages import make_leadership, make_owner, make_source
 from tests.unit.api.server import CALLER, JOB, MAINTENANCE, UID, ApiServer, accepted
 
 DAY = 24 * 3600.0
@@ -88,18 +84,6 @@ def test_a_job_whose_run_is_over_goes_step_by_step(ended: ApiServer) -> None:
     assert [job.name for job in remote.jobs()] == ["sales"]
 
 
-def test_the_checkpoints_of_a_successful_run_end_when_a_maintenance_task_asks(ended: ApiServer) -> None:
-    remote = maintenance(ended)
-    assert remote.settle_run(JOB_ID) == ()
-    ended.runs.ended["run-1"] = JobStatus.FINISHED
-    [retained] = [c.checkpoint_id for c in remote.describe(JOB_ID).checkpoints if c.is_restorable][-1:]
-    assert retained in remote.settle_run(JOB_ID)
-    assert remote.settle_run(OWN_NAME) == ()
-    assert not any(c.is_restorable for c in remote.describe(JOB_ID).checkpoints)
-    with pytest.raises(AccessDeniedError):
-        maintenance(ended, CALLER).settle_run(JOB_ID)
-
-
 def test_a_job_with_a_name_of_its_own_never_goes_over_http(ended: ApiServer) -> None:
     ended.runs.over.add("run-1")
     remote, before = maintenance(ended), ended.rows()
@@ -130,19 +114,6 @@ def test_a_job_with_a_name_of_its_own_goes_over_http_after_a_user_asked_for_it(e
     assert [job.name for job in remote.jobs()] == [JOB]
 
 
-def test_old_rows_are_forgotten_and_retained_checkpoints_stay(ended: ApiServer) -> None:
-    remote = maintenance(ended)
-    ended.complete(attempt := ended.attempt())
-    accepted(ended.finish(attempt))
-    remote.confirm_discards(ConfirmDiscards(job_id=JOB_ID, checkpoint_ids=(1, 2, 3, 4)))
-    ended.clock.advance(2 * DAY)
-    rows = remote.forget(ForgetRows(job_id=JOB_ID, age_seconds=DAY))
-    left = remote.describe(JOB_ID)
-    assert [ref.epoch for ref in rows.attempts] == [1]
-    assert all(c.is_restorable for c in left.checkpoints)
-    assert len(left.checkpoints) == 2
-
-
 @pytest.mark.parametrize("age", [0.0, -DAY, DAY - 1, 1e300])
 def test_an_age_out_of_range_is_refused(ended: ApiServer, age: float) -> None:
     """A negative one would drop the tokens of attempts that run."""
@@ -151,17 +122,6 @@ def test_an_age_out_of_range_is_refused(ended: ApiServer, age: float) -> None:
         remote.drop_tokens(DropTokens(age_seconds=age))
     with pytest.raises(InvalidConfigurationError, match="from a day"):
         remote.forget(ForgetRows(job_id=JOB_ID, age_seconds=age))
-
-
-@pytest.mark.parametrize("seconds", [-1e300, 0.0, DAY - 1, 1e300])
-def test_no_job_goes_before_it_was_idle_for_a_day(ended: ApiServer, seconds: float) -> None:
-    """A run that failed a second ago may be cleared, and then restores."""
-    ended.runs.over.add("run-1")
-    ended.clock.advance(2 * DAY)
-    remote, request = maintenance(ended), RetireJob(job_id=JOB_ID, idle_seconds=seconds)
-    for call in (remote.refusal, remote.retire, remote.remove):
-        assert call(request).kept_because
-    assert remote.describe(JOB_ID).checkpoints[-1].is_restorable
 
 
 def test_an_attempt_whose_driver_died_is_closed_when_its_run_is_over_and_its_token_is_dead(ended: ApiServer) -> None:
@@ -176,13 +136,6 @@ def test_an_attempt_whose_driver_died_is_closed_when_its_run_is_over_and_its_tok
     )
 
 
-def test_ended_tokens_go(ended: ApiServer) -> None:
-    remote = maintenance(ended)
-    ended.clock.advance(2 * DAY)
-    assert remote.drop_tokens(DropTokens(age_seconds=DAY, dry_run=True)) == 2
-    assert remote.drop_tokens(DropTokens(age_seconds=DAY)) == 2
-
-
 def test_a_token_that_expires_on_the_way_is_replaced(ended: ApiServer) -> None:
     remote = maintenance(ended)
     remote.jobs()
@@ -194,11 +147,6 @@ def test_a_token_that_expires_on_the_way_is_replaced(ended: ApiServer) -> None:
 def test_a_task_of_another_dag_is_told_which_may(ended: ApiServer) -> None:
     with pytest.raises(AccessDeniedError, match=r"statecheck_maintenance.*found one of 'nightly'"):
         maintenance(ended, CALLER).retire(RetireJob(job_id=JOB_ID))
-
-
-def test_a_job_that_is_gone_is_told_as_such(ended: ApiServer) -> None:
-    with pytest.raises(CheckpointNotFoundError):
-        maintenance(ended).retire(RetireJob(job_id=job_id_of("gone")))
 
 
 def test_a_leader_of_aligned_checkpoints_is_no_task_and_no_stage(ended: ApiServer) -> None:
@@ -221,8 +169,7 @@ POINTER = "s3://lake/savepoints/savepoint-5d2c4a-0f6f7c1e2b3a"
 
 def restore_of(uid: str = UID, **changes: Any) -> RestoreJob:
     """Return a request for the first checkpoint of a stage, which a savepoint has copied."""
-    values: Any = {"metadata_uri": f"{POINTER}/_metadata", "metadata_size": 7, "metadata_sha256": "0" * 64}
-    source = RestoreSource(pointer=POINTER, part=uid, **values)
+    source = make_source(POINTER, part=uid)
     part = SavepointPart(uid=uid, checkpoint_id=1, generation=1, run="", source=source)
     savepoint = JobSavepoint(pointer=POINTER, parts=(part,))
     return RestoreJob(job_id=OWN_NAME, savepoint=savepoint, requested_by="anybody", **changes)
@@ -240,26 +187,6 @@ def test_a_maintenance_task_restores_a_job_in_place_and_is_named(ended: ApiServe
     [action] = ended.services.coordinator.describe(OWN_NAME).actions
     task = f"task {MAINTENANCE.dag_id}.{MAINTENANCE.task_id} of run {MAINTENANCE.run_id}"
     assert (action.requested_by, action.restore and action.restore.pointer) == (task, POINTER)
-
-
-def test_a_restore_in_place_that_is_sent_again_changes_nothing(ended: ApiServer) -> None:
-    request = restore_of()
-    first = restores(ended).restore(request)
-    attempt = ended.attempt("sales")
-    before = ended.services.coordinator.describe(OWN_NAME)
-    again = restores(ended).restore(request)
-    after = ended.services.coordinator.describe(OWN_NAME)
-    assert again.operators[0].taken_back == first.operators[0].taken_back
-    assert (after.operators, after.attempts, after.actions) == (before.operators, before.attempts, before.actions)
-    accepted(ended.finish(attempt))
-
-
-def test_a_job_whose_task_runs_is_not_restored_in_place(ended: ApiServer) -> None:
-    ended.services.liveness = RunningTasks([CALLER.run_id])
-    ended.attempt("sales")
-    with pytest.raises(ConcurrentAttemptError, match="no running task"):
-        restores(ended).restore(restore_of())
-    assert ended.services.coordinator.describe(OWN_NAME).actions == ()
 
 
 def test_only_a_maintenance_task_restores_a_job_and_only_from_the_savepoint(ended: ApiServer) -> None:

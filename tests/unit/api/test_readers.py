@@ -14,32 +14,22 @@ from airflow_provider_statecheck.checkpoint.records import RowsVersion
 from airflow_provider_statecheck.checkpoint.store import JobView, LatestCheckpoints
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.gateway.http import AsyncJobReader
-from airflow_provider_statecheck.maintenance.recover import JobRecovery, RecoverJob
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.queryable.oracle import CheckpointLocationOracle
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.conformance.databases import traced
 from tests.contracts.latest_contract import OTHER
 from tests.contracts.maintenance_contract import MaintenanceContract
-from tests.messages import ManualClock, complete_checkpoint, make_owner, make_registration
+from tests.messages import ManualClock, complete_checkpoint, make_owner, make_registration, present
 from tests.sqlite_rows import new_store
-from tests.unit.api.server import ApiServer, Attempt, accepted
+from tests.unit.api.server import ApiServer, Attempt, accepted, recover
 
 
 def _view(job: str, recovered: tuple[str, ...] = (), **dags_by_uid: str | None) -> JobView:
     """Return a job with recovered operators, and then with attempts of tasks or, without a Dag, of scripts."""
     store = new_store(ManualClock())
     if recovered:
-        request = RecoverJob(
-            job_id=job_id_of(job),
-            name=job,
-            storage_base="memory://base",
-            highest_epoch=1,
-            highest_checkpoint_id=1,
-            generations=dict.fromkeys(recovered, 0),
-            snapshots=(),
-        )
-        JobRecovery(store).recover(request)
+        recover(store, job, *recovered)
     coordinator = AttemptCoordinator(store)
     for uid, dag_id in dags_by_uid.items():
         airflow = (("dag_id", dag_id), ("run_id", "r"), ("task_id", uid), ("map_index", "-1")) if dag_id else ()
@@ -155,17 +145,14 @@ def test_an_asynchronous_reader_gets_them_once_for_each_version(api: ApiServer) 
     assert latest is not None
     assert read(api, token, job_id, latest.job.rows_version) is None
     api.complete(attempt)
-    newer = read(api, token, job_id, latest.job.rows_version)
-    assert newer is not None
-    assert [c.checkpoint_id for c in newer.checkpoints] == [2]
+    assert [c.checkpoint_id for c in present(read(api, token, job_id, latest.job.rows_version)).checkpoints] == [2]
 
 
 def test_a_token_of_another_job_is_refused_whatever_the_version(api: ApiServer) -> None:
     other = api.attempt("hourly")
     api.attempt()
     job_id = JobId(other.job_id)
-    latest = read(api, other.token, job_id)
-    assert latest is not None
+    latest = present(read(api, other.token, job_id))
     with pytest.raises(AccessDeniedError, match="Expected a token of job"):
         read(api, api.reading_token("0" * 32), job_id, latest.job.rows_version)
 

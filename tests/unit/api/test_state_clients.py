@@ -6,7 +6,7 @@ import asyncio
 import re
 import sqlite3
 from contextlib import closing
-from datetime import date, datetime
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +51,6 @@ def asked(served: ServedStage, method: str, *arguments: Any, token: str | None =
     return asyncio.run(ask())
 
 
-def test_a_key_of_several_columns_is_a_tuple(served: ServedStage) -> None:
-    stage = served.make("shops", DESCRIPTORS, keys=COMPOSITE)
-    stage.put("balance", {RECEIPT: 5})
-    stage.checkpoint()
-    token = served.api.reading_token(stage.job_id)
-    found = asked(served, "get_many", "shops", "balances", [RECEIPT, ("corner", *RECEIPT[1:])], token=token).found
-    assert found == {RECEIPT: 5}
-
-
 def test_a_name_may_have_any_character(served: ServedStage) -> None:
     served.stage.put("total", {"ann": 8})
     served.stage.checkpoint()
@@ -94,25 +85,6 @@ def test_any_name_that_a_state_can_have_reaches_the_server(served: ServedStage) 
             asked(served, "get", "sales", name, "ann")
 
     is_asked_for()
-
-
-def test_earlier_checkpoints_are_named_by_id_pointer_and_time(served: ServedStage) -> None:
-    moments: list[datetime] = []
-    for value in (1, 2):
-        served.stage.put("balance", {"ann": value})
-        served.stage.checkpoint()
-        moments.append(served.api.clock.now())
-        served.api.clock.advance(60.0)
-    for earlier in ({"checkpoint_id": 1}, {"pointer": served.stage.pointer(1)}, {"at": moments[0]}):
-        assert asked(served, "get", "sales", "balances", "ann", **earlier).value == 1
-        assert {each.checkpoint_id for each in asked(served, "names", "sales", **earlier)} == {1}
-
-
-def test_an_entry_of_a_map_is_found_by_its_key(served: ServedStage) -> None:
-    served.stage.state("ann", "prices").put("pear", 3)
-    served.stage.checkpoint()
-    assert asked(served, "get", "sales", "prices", "ann", user_key="pear").value == 3
-    assert asked(served, "get", "sales", "prices", "ann").value == {"pear": 3}
 
 
 def test_a_text_is_no_date_and_no_number_although_it_is_in_a_url(served: ServedStage) -> None:

@@ -21,7 +21,7 @@ from airflow_provider_statecheck.api.services import (
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.metadata.tables import TOKENS
-from tests.messages import ManualClock
+from tests.messages import ManualClock, present
 from tests.unit.api.server import (
     CALLER,
     JOB,
@@ -336,8 +336,7 @@ class TestKept:
     def test_no_token_is_in_the_database(self, stage: Stage) -> None:
         tokens = [stage.attempt.token, stage.task_token(), stage.reading_token()]
         kept = str(stage.api.rows())
-        database = stage.api.engine.url.database
-        assert database is not None
+        database = present(stage.api.engine.url.database)
         stage.api.engine.dispose()
         with open(database, "rb") as file:  # noqa: PTH123 - a file that another process may still write
             raw = file.read()

@@ -62,32 +62,24 @@ def test_each_reason_has_a_text_of_its_own() -> None:
     assert CheckpointFailureReason.IO_EXCEPTION.message == "An input or output operation of the coordinator failed"
 
 
-def test_an_exception_of_a_reason_says_its_text() -> None:
-    error = CheckpointException(EXPIRED)
-    assert (str(error), error.reason, error.__cause__) == ("Checkpoint expired", EXPIRED, None)
+CAUSE = OSError("disk full")
 
 
-def test_an_exception_of_a_reason_and_a_cause_says_both() -> None:
-    cause = OSError("disk full")
-    error = CheckpointException(EXPIRED, cause)
-    assert (str(error), error.reason, error.__cause__) == ("Checkpoint expired: disk full", EXPIRED, cause)
-
-
-def test_an_exception_of_a_message_has_an_unspecified_reason() -> None:
-    error = CheckpointException("No room is left.")
-    assert (str(error), error.reason) == ("No room is left.", CheckpointFailureReason.UNSPECIFIED)
-    assert error.__cause__ is None
-
-
-def test_an_exception_of_a_message_and_a_cause_has_an_unspecified_reason_too() -> None:
-    cause = OSError("disk full")
-    error = CheckpointException("Nothing was written", cause)
-    assert (str(error), error.__cause__) == ("Nothing was written: disk full", cause)
-    assert error.reason is CheckpointFailureReason.UNSPECIFIED
-
-
-def test_a_message_that_reads_like_a_reason_is_none() -> None:
-    assert CheckpointException("checkpoint_expired").reason is CheckpointFailureReason.UNSPECIFIED
+@pytest.mark.parametrize(
+    ("said", "cause", "text", "reason"),
+    [
+        (EXPIRED, None, "Checkpoint expired", EXPIRED),
+        (EXPIRED, CAUSE, "Checkpoint expired: disk full", EXPIRED),
+        ("No room is left.", None, "No room is left.", CheckpointFailureReason.UNSPECIFIED),
+        ("Nothing was written", CAUSE, "Nothing was written: disk full", CheckpointFailureReason.UNSPECIFIED),
+        ("checkpoint_expired", None, "checkpoint_expired", CheckpointFailureReason.UNSPECIFIED),
+    ],
+)
+def test_an_exception_has_a_reason_or_a_message_and_may_have_a_cause(
+    said: CheckpointFailureReason | str, cause: Exception | None, text: str, reason: CheckpointFailureReason
+) -> None:
+    error = CheckpointException(said, cause)
+    assert (str(error), error.reason, error.__cause__) == (text, reason, cause)
 
 
 @pytest.mark.parametrize("send", [lambda e: pickle.loads(pickle.dumps(e)), copy.copy], ids=["pickle", "copy"])

@@ -13,14 +13,13 @@ from airflow_provider_statecheck.checkpoint.messages import (
     ConfirmRestore,
     DeclineCheckpoint,
     FinishAttempt,
-    RestoreSource,
     SkippedCheckpoint,
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, JobRecord
 from airflow_provider_statecheck.exceptions import StaleAttemptError
 from airflow_provider_statecheck.gateway.in_process import AttemptChange, Change, JobRemoval, observed_store
-from tests.messages import ManualClock, complete_checkpoint, make_registration
+from tests.messages import ManualClock, complete_checkpoint, make_registration, make_source
 from tests.sqlite_rows import new_store
 
 
@@ -106,10 +105,7 @@ def test_a_repeated_call_tells_nothing(coordinator, witness) -> None:
 
 
 def test_a_savepoint_that_is_restored_counts_as_no_checkpoint_of_the_job(coordinator, witness) -> None:
-    pointer = "memory://savepoints/savepoint-0f6f7c-000000000001"
-    source = RestoreSource(
-        pointer=pointer, metadata_uri=f"{pointer}/_metadata", metadata_size=1, metadata_sha256="a" * 64
-    )
+    source = make_source("memory://savepoints/savepoint-0f6f7c-000000000001")
     refused = coordinator.register(make_registration(uid="other", restore_from=source))
     coordinator.finish(FinishAttempt(attempt=refused.attempt, status=AttemptStatus.FAILED))
     grant = coordinator.register(make_registration(restore_from=source))

@@ -36,7 +36,6 @@ from airflow_provider_statecheck.gateway.verbs import (
     CheckpointCoordinatorGateway,
     registering,
     retrying,
-    taking_turns,
 )
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_gateway
 from tests.contracts.runs_of_a_job import RunningTasks, day
@@ -180,7 +179,7 @@ def test_a_run_that_waits_registers_when_the_other_has_ended(coordinator: Any, r
         if len(pauses) == 3:
             coordinator.finish(FinishAttempt(attempt=running.attempt, status=AttemptStatus.FINISHED))
 
-    grant = taking_turns(coordinator.register, 10.0, sleep)(make_registration(owner=day(2)))
+    grant = registering(coordinator.register, OnOverlap.WAIT, sleep)(make_registration(owner=day(2)))
     assert grant.attempt.epoch == 2
     assert pauses == [10.0] * 3
 
@@ -194,7 +193,7 @@ def test_a_run_that_waits_says_once_for_whom(coordinator: Any, running: AttemptG
             raise TimeoutError
 
     with caplog.at_level(logging.INFO), pytest.raises(TimeoutError):
-        taking_turns(coordinator.register, 10.0, sleep)(make_registration(owner=day(2)))
+        registering(coordinator.register, OnOverlap.WAIT, sleep)(make_registration(owner=day(2)))
     assert [r.message for r in caplog.records if "waiting for" in r.message] == [
         "Operator 'aggregate' of job 'sales': waiting for the first day"
     ]

@@ -26,7 +26,7 @@ from airflow_provider_statecheck.gateway.time_travel import (
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.contracts.runs_of_a_job import day
-from tests.messages import ManualClock, complete_checkpoint, make_owner, make_registration
+from tests.messages import ManualClock, complete_checkpoint, make_owner, make_registration, present
 from tests.sqlite_rows import new_store
 from tests.unit.written_stage import WrittenStage
 
@@ -56,9 +56,7 @@ class Job:
         """Complete a checkpoint of another operator."""
         self.clock.advance(3600)
         attempt = self.coordinator.register(make_registration(uid="totals")).attempt
-        record = complete_checkpoint(self.coordinator, attempt).checkpoint
-        assert record is not None
-        return record
+        return present(complete_checkpoint(self.coordinator, attempt).checkpoint)
 
     def as_of(self, **wanted: Any) -> list[int]:
         """Return the ids of the checkpoints of all operators."""
@@ -91,8 +89,7 @@ def test_newest_of_a_run_is_found_by_its_date_or_its_id(job: Job) -> None:
 
 
 def test_newest_that_was_complete_at_a_time_is_found(job: Job) -> None:
-    moment = job.taken[2].completed_at
-    assert moment is not None
+    moment = present(job.taken[2].completed_at)
     assert job.find(at=moment) == job.taken[2].location
     assert job.find(at=moment - timedelta(seconds=1)) == job.taken[1].location
 
@@ -165,8 +162,7 @@ def test_checkpoint_is_left_out_as_of_a_time_after_its_operator_began_anew(job: 
     assert job.as_of(checkpoint_id=abandoned) == [abandoned]
 
     job.clock.advance(3600)
-    restarted = complete_checkpoint(job.coordinator, attempt).checkpoint
-    assert restarted is not None
+    restarted = present(complete_checkpoint(job.coordinator, attempt).checkpoint)
     assert job.as_of(at=restarted.completed_at) == [4, restarted.checkpoint_id]
 
 
@@ -297,8 +293,7 @@ def test_a_fork_goes_on_through_its_retries_and_touches_nothing_of_the_job(week:
     before = week.coordinator.describe(job_id_of("sales"))
     name = fork_name("sales", "again")
     fork = week.attempt(name, owner=day(3), restore_from=found(week, "before:2026-01-03"))
-    restored = fork.restore()
-    assert restored is not None
+    restored = present(fork.restore())
     assert restored.document.job_name == "sales"
     assert restored.document.checkpoint_id == 2
     week.take(fork)
@@ -306,8 +301,7 @@ def test_a_fork_goes_on_through_its_retries_and_touches_nothing_of_the_job(week:
     # The job has gone on meanwhile, and what the fork began at is gone.
     source = RestoreSource(pointer="gone", metadata_uri="", metadata_size=0, metadata_sha256="", problem="gone")
     retry = week.attempt(name, owner=day(3), restore_from=source)
-    again = retry.restore()
-    assert again is not None
+    again = present(retry.restore())
     assert again.document.job_name == name
     after = week.coordinator.describe(job_id_of("sales"))
     assert (after.operators, after.attempts, after.checkpoints) == (

@@ -25,7 +25,7 @@ from airflow_provider_statecheck.exceptions import (
     CoordinatorUnavailableError,
 )
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from tests.messages import complete_checkpoint, make_registration
+from tests.messages import complete_checkpoint, make_registration, present
 from tests.sqlite_rows import new_engine
 
 
@@ -110,8 +110,7 @@ def test_removed_rows_are_forgotten(store: SqlJobStore, attempt: AttemptRef) -> 
 def test_only_columns_that_changed_are_written(store: SqlJobStore, attempt: AttemptRef, statements: list[str]) -> None:
     complete_checkpoint(AttemptCoordinator(store), attempt)
     with store.transaction(attempt.job_id) as tx:
-        known = tx.checkpoint(1)
-        assert known is not None
+        known = present(tx.checkpoint(1))
         statements.clear()
         tx.update_checkpoint(replace(known, unusable_reason="torn"), expected=CheckpointStatus.COMPLETED)
     [written] = [statement for statement in statements if statement.startswith("UPDATE statecheck_checkpoint")]
@@ -122,8 +121,7 @@ def test_saving_a_known_row_unchanged_writes_nothing(
     store: SqlJobStore, attempt: AttemptRef, statements: list[str]
 ) -> None:
     with store.transaction(attempt.job_id) as tx:
-        operator = tx.operator(attempt.operator_id)
-        assert operator is not None
+        operator = present(tx.operator(attempt.operator_id))
         statements.clear()
         tx.save_operator(operator)
     assert statements == []
@@ -131,8 +129,7 @@ def test_saving_a_known_row_unchanged_writes_nothing(
 
 def test_row_that_was_not_read_is_replaced_whole(store: SqlJobStore, attempt: AttemptRef) -> None:
     with store.transaction(attempt.job_id) as tx:
-        known = tx.attempt(attempt.operator_id, attempt.epoch)
-        assert known is not None
+        known = present(tx.attempt(attempt.operator_id, attempt.epoch))
     ended_at = datetime(2026, 1, 2, tzinfo=UTC) + timedelta(microseconds=1)
     ended = replace(known, status=AttemptStatus.FAILED, ended_at=ended_at, message="disk full")
     with store.transaction(attempt.job_id) as tx:

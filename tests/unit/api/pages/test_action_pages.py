@@ -12,7 +12,6 @@ from airflow_provider_statecheck.api.pages import routes
 from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import ConfirmRestore, SkippedCheckpoint
-from airflow_provider_statecheck.checkpoint.properties import RestoreSource
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, JobAction
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary, StepSummary
 from airflow_provider_statecheck.maintenance.action_targets import UserAction
@@ -20,6 +19,7 @@ from airflow_provider_statecheck.maintenance.actions import JobActions
 from airflow_provider_statecheck.maintenance.job_restore import JobRestoring, JobSavepoint, RestoreJob, SavepointPart
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
+from tests.messages import make_source
 from tests.unit.api.pages.html import Page
 from tests.unit.api.pages.site import MadeJob, Site
 
@@ -155,14 +155,7 @@ def test_a_restore_of_the_job_in_place_is_shown_and_may_be_withdrawn(
 ) -> None:
     pointer = "memory://mine/savepoint-5d2c4a-0f6f7c1e2b3a"
     uid = "aggregate" if has_part else "another stage"
-    source = RestoreSource(
-        pointer=pointer,
-        metadata_uri=f"{pointer}/_metadata",
-        metadata_size=7,
-        metadata_sha256="0" * 64,
-        part=uid,
-    )
-    part = SavepointPart(uid=uid, checkpoint_id=2, generation=1, run="", source=source)
+    part = SavepointPart(uid=uid, checkpoint_id=2, generation=1, run="", source=make_source(pointer, part=uid))
     savepoint = JobSavepoint(pointer=pointer, parts=(part,))
     restoring = JobRestoring(site.store, UnknownLiveness())
     restoring.restore(RestoreJob(job_id=job_id_of("sales"), savepoint=savepoint, requested_by="ann"))

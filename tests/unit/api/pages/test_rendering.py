@@ -20,6 +20,7 @@ from airflow_provider_statecheck.checkpoint.snapshot_summary import (
     StepSummary,
 )
 from airflow_provider_statecheck.checkpoint.store import JobView
+from tests.messages import present
 from tests.unit.api.pages.html import Element, Page
 from tests.unit.api.pages.site import ROOT, MadeJob, Site
 
@@ -307,8 +308,7 @@ def test_bars_have_the_height_of_their_size_and_of_its_new_part(site: Site) -> N
     job.checkpoint(new=256, full=1024)
     job.checkpoint(new=0, full=2048)
     job.decline("fails")
-    chart = charts.size_chart(_view(job).checkpoints)
-    assert chart is not None
+    chart = present(charts.size_chart(_view(job).checkpoints))
     assert [bar.checkpoint_id for bar in chart.bars] == [1, 2], "a failed one has no size"
     assert [bar.height for bar in chart.bars] == [CHART_HEIGHT / 2, CHART_HEIGHT]
     assert [bar.inner_height for bar in chart.bars] == [CHART_HEIGHT / 8, 0]
@@ -321,8 +321,7 @@ def test_a_chart_shows_the_newest_checkpoints_within_its_width(site: Site) -> No
     job = site.job().begin(num_retained=100)
     for _ in range(BARS + 5):
         job.checkpoint(seconds=0)
-    chart = charts.duration_chart(_view(job).checkpoints)
-    assert chart is not None
+    chart = present(charts.duration_chart(_view(job).checkpoints))
     assert [bar.checkpoint_id for bar in chart.bars] == list(range(6, BARS + 6))
     assert all(bar.x >= 0 and bar.x + bar.width <= 100 for bar in chart.bars)
     assert all(a.x + a.width < b.x for a, b in zip(chart.bars, chart.bars[1:], strict=False))
@@ -343,8 +342,7 @@ def test_a_timeline_has_attempts_newest_first_with_their_checkpoints_inside(site
     job.begin().restore()
     job.checkpoint()
     view = _view(job)
-    shown = charts.timeline(view.attempts, view.checkpoints, view.read_at)
-    assert shown is not None
+    shown = present(charts.timeline(view.attempts, view.checkpoints, view.read_at))
     second, first = shown.lanes
     assert (second.epoch, second.status, first.epoch, first.status) == (2, "running", 1, "failed")
     assert first.x == 0
@@ -360,15 +358,12 @@ def test_a_timeline_has_attempts_newest_first_with_their_checkpoints_inside(site
 def test_a_timeline_of_a_moment_and_one_of_many_attempts_fit(site: Site) -> None:
     job = site.job().begin()
     view = _view(job)
-    moment = charts.timeline(view.attempts, view.checkpoints, view.read_at)
-    assert moment is not None
-    assert 0 < moment.lanes[0].width <= 100
+    assert 0 < present(charts.timeline(view.attempts, view.checkpoints, view.read_at)).lanes[0].width <= 100
     for _ in range(LANES + 3):
         job.end(AttemptStatus.FAILED)
         site.clock.advance(timedelta(days=1).total_seconds())
         job.begin()
     view = _view(job)
-    many = charts.timeline(view.attempts, view.checkpoints, view.read_at)
-    assert many is not None
+    many = present(charts.timeline(view.attempts, view.checkpoints, view.read_at))
     assert [lane.epoch for lane in many.lanes] == list(range(LANES + 4, 4, -1))
     assert all(lane.x + lane.width <= 100.001 for lane in many.lanes)

@@ -365,10 +365,6 @@ class TestMaxParallelism:
         with pytest.raises(IncompatibleCheckpointError, match="max_parallelism=256"):
             validate_states([target], [make_full_state()])
 
-    def test_more_subtasks_than_key_groups_are_refused(self) -> None:
-        with pytest.raises(IncompatibleCheckpointError, match="parallelism=3"):
-            validate_states([make_target(parallelism=3)], [make_full_state(max_parallelism=2)])
-
 
 class TestAllOrNothing:
     SOME = make_state(parallelism=3, subtask_states=keyed_subtasks(2, 128))
