@@ -28,8 +28,9 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     key_group_range_of,
 )
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskWriting
-from airflow_provider_statecheck.state.backends import ArrowStateBackend, StateEnvironment
+from airflow_provider_statecheck.state.backends import ArrowStateBackend
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
+from airflow_provider_statecheck.state.keyed.abstract_backend import StateEnvironment
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeyField, KeySerializer
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from benchmarks.measure import Result, in_turn, median_ratio, medians, seconds

@@ -11,8 +11,9 @@ import pyarrow as pa
 
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowKeyedStateBackend
-from airflow_provider_statecheck.state.backends import ArrowStateBackend, StateEnvironment
+from airflow_provider_statecheck.state.backends import ArrowStateBackend
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
+from airflow_provider_statecheck.state.keyed.abstract_backend import StateEnvironment
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeyField, KeySerializer
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory

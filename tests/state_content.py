@@ -16,7 +16,8 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorSubtaskState,
     key_group_range_of,
 )
-from airflow_provider_statecheck.state.backends import BACKENDS, StateEnvironment
+from airflow_provider_statecheck.state.backends import BACKENDS
+from airflow_provider_statecheck.state.keyed.abstract_backend import StateEnvironment
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.state.schemas import decode_schemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

@@ -21,7 +21,8 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 )
 from airflow_provider_statecheck.spark.stages.stage_state import coordinator_state
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
-from airflow_provider_statecheck.state.backends import ArrowStateBackend, FsStateBackend, StateEnvironment
+from airflow_provider_statecheck.state.backends import ArrowStateBackend, FsStateBackend
+from airflow_provider_statecheck.state.keyed.abstract_backend import StateEnvironment
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, encode_schemas

@@ -1,8 +1,8 @@
 """
-State backends: their contract, the backends of this package, and loading by name, entry point or dotted path.
+State backends: contract, backends with Arrow files, and loading by name.
 
 The backends of this package share the format of their files. ``arrow`` writes incremental snapshots, and the others write full
-ones: in files of each checkpoint, or in its metadata.
+ones: in files of each checkpoint, or in its metadata. A setting may also name a backend by its entry point or dotted path.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowKeyedStateBackend
 from airflow_provider_statecheck.state.arrow.layout import PREFIX as ARROW_PREFIX, ArrowStateSettings
-from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
+from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend, StateEnvironment
 from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
-from airflow_provider_statecheck.state.schemas import OperatorSchemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import resolve_checkpoint
 from airflow_provider_statecheck.storage.uris import normalise_base
@@ -139,23 +138,6 @@ class StateBackendFactory(Protocol):
     def get_identifier(self) -> str:
         """Return the name of the backend in configurations."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateEnvironment:
-    """What a backend needs of the attempt in which it runs."""
-
-    storage: CheckpointStorage
-    """Storage of the restored state."""
-    now_ms: Callable[[], int]
-    """
-    Returns the time for expiry in milliseconds; by default the logical date of the run, so that a rerun expires the
-    same values.
-    """
-    operator_name: str = ""
-    """Operator name for errors."""
-    schemas: OperatorSchemas | None = None
-    """Schemas of the restored state of all subtasks, if any."""
 
 
 @dataclass(frozen=True, slots=True)

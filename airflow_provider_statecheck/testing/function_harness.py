@@ -18,7 +18,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     key_group_range_of,
 )
 from airflow_provider_statecheck.lazy import pa
-from airflow_provider_statecheck.state.backends import StateBackend, StateEnvironment, backend_of_stage
+from airflow_provider_statecheck.state.backends import StateBackend, backend_of_stage
 from airflow_provider_statecheck.state.descriptors import (
     AggregatingStateDescriptor,
     FoldingStateDescriptor,
@@ -35,7 +35,7 @@ from airflow_provider_statecheck.state.functions.user_functions import (
     as_map_function,
     wants_end_of_input,
 )
-from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
+from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend, StateEnvironment
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.state.operator.states import raw_operator_state_inputs
 from airflow_provider_statecheck.state.serializers.resolve import serializer_of

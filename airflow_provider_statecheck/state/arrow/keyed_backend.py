@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet
 
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -60,6 +60,7 @@ from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.abstract_backend import (
     AbstractKeyedStateBackend,
     SnapshotResult,
+    StateEnvironment,
     StateSize,
     StateSnapshot,
 )
@@ -70,9 +71,6 @@ from airflow_provider_statecheck.state.serializers.serializer import SerializerS
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.state_files import discard_state
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream, CheckpointStreamFactory
-
-if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.backends import StateEnvironment
 
 
 class ArrowKeyedStateBackend(AbstractKeyedStateBackend):

@@ -50,7 +50,8 @@ from airflow_provider_statecheck.state.serializers.serializer import (
 )
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.backends import StateEnvironment
+    from airflow_provider_statecheck.state.schemas import OperatorSchemas
+    from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
     from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
 
 T = TypeVar("T")
@@ -148,6 +149,23 @@ class KeyedStateStore:
                 f"of its kind."
             )
         return self.state_of(descriptor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateEnvironment:
+    """What a backend needs of the attempt in which it runs."""
+
+    storage: CheckpointStorage
+    """Storage of the restored state."""
+    now_ms: Callable[[], int]
+    """
+    Returns the time for expiry in milliseconds; by default the logical date of the run, so that a rerun expires the
+    same values.
+    """
+    operator_name: str = ""
+    """Operator name for errors."""
+    schemas: OperatorSchemas | None = None
+    """Schemas of the restored state of all subtasks, if any."""
 
 
 class AbstractKeyedStateBackend(ABC):

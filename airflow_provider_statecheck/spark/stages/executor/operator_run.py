@@ -27,7 +27,6 @@ from airflow_provider_statecheck.spark.stages.executor.elements import (
 )
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN, PlannedOperator
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode
-from airflow_provider_statecheck.state.backends import StateEnvironment
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.functions.contexts import (
     KeyedBatchContext,
@@ -42,7 +41,7 @@ from airflow_provider_statecheck.state.functions.user_functions import (
     processes_batches,
     wants_end_of_input,
 )
-from airflow_provider_statecheck.state.keyed.abstract_backend import StateSize
+from airflow_provider_statecheck.state.keyed.abstract_backend import StateEnvironment, StateSize
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.state.operator.states import raw_operator_state_inputs
 from airflow_provider_statecheck.state.schemas import OperatorSchemas

@@ -17,8 +17,9 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowKeyedStateBackend
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
-from airflow_provider_statecheck.state.backends import ArrowStateBackend, StateEnvironment
+from airflow_provider_statecheck.state.backends import ArrowStateBackend
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
+from airflow_provider_statecheck.state.keyed.abstract_backend import StateEnvironment
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeyField, KeySerializer
 from airflow_provider_statecheck.state.schemas import OperatorSchemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

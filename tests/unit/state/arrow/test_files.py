@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, FileStateHandle
+from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, FileStateHandle, KeyGroupRange
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
 from airflow_provider_statecheck.state.arrow.part_files import PartBytes
@@ -110,6 +110,22 @@ def test_namespace_and_deletion_have_columns_only_where_there_are_any(tmp_path: 
     assert second.select(["k_id", "namespace", "deleted"]).to_pylist() == [
         {"k_id": 1, "namespace": "window", "deleted": True}
     ]
+
+
+def test_entries_of_a_subtask_without_namespaces_are_found_beside_those_of_another_with_one(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    spaces = {key: "window" if job.keys.key_group_of(key, GROUPS) < GROUPS // 2 else "" for key in range(100)}
+    handles = []
+    for owned, own in ((KeyGroupRange(0, GROUPS // 2 - 1), "window"), (KeyGroupRange(GROUPS // 2, GROUPS - 1), "")):
+        backend = job.open(owned=owned)
+        for key in (key for key, namespace in spaces.items() if namespace == own):
+            backend.set_current_key(key)
+            Job.state(backend, MAP, own).put(f"entry {key}", key)
+        handles.append(job.save(backend))
+    restored = job.open(*handles)
+    for key, namespace in spaces.items():
+        restored.set_current_key(key)
+        assert Job.state(restored, MAP, namespace).get(f"entry {key}") == key
 
 
 def test_deletions_are_dropped_when_the_oldest_run_takes_part(tmp_path: Path) -> None:
