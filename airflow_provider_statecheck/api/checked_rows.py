@@ -26,6 +26,7 @@ from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from airflow_provider_statecheck.cached_reads import LruCache, about_to_wait
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.records import Clock, RowsVersion, SystemClock
 from airflow_provider_statecheck.checkpoint.store import JobView, LatestCheckpoints
@@ -37,7 +38,6 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.metadata.tables import TokenRecord, UserCaller
 from airflow_provider_statecheck.queryable.oracle import LatestRows
-from airflow_provider_statecheck.state.cached_reads import LruCache, about_to_wait
 
 Key = TypeVar("Key")
 

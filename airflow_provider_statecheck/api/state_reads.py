@@ -14,6 +14,7 @@ from anyio.lowlevel import RunVar
 from fastapi import Depends, Request
 
 from airflow_provider_statecheck.api.checked_rows import Checked, CheckedRows, JobGrant, check_job_access, remember
+from airflow_provider_statecheck.cached_reads import WouldWaitError, without_waiting
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.records import Clock, JobRecord, SystemClock
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, RequestLimitError, StorageError
@@ -21,7 +22,6 @@ from airflow_provider_statecheck.gateway.in_process import Change, JobRemoval
 from airflow_provider_statecheck.queryable.locations import OpenStorage
 from airflow_provider_statecheck.queryable.proxy import KvStateClientProxy, StateProxy
 from airflow_provider_statecheck.queryable.queries import AsOf, QueryableName, StateQuery, StateReply
-from airflow_provider_statecheck.state.cached_reads import WouldWaitError, without_waiting
 from airflow_provider_statecheck.storage.failures import is_refused
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, overload
 
+from airflow_provider_statecheck.cached_reads import LruCache, about_to_wait
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, streams_of_handle
 from airflow_provider_statecheck.exceptions import (
     ImmutableStateError,
@@ -27,7 +28,6 @@ from airflow_provider_statecheck.state.arrow.runs import (
     rows_of_each,
 )
 from airflow_provider_statecheck.state.arrow.state_runs import merge_tables, without_tombstones
-from airflow_provider_statecheck.state.cached_reads import LruCache, about_to_wait
 from airflow_provider_statecheck.state.descriptors import StateDescriptor, StateKind
 from airflow_provider_statecheck.state.keyed.map_state import MapState
 from airflow_provider_statecheck.state.keyed.registered_state import KeyContext, RegisteredState

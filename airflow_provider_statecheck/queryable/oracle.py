@@ -15,6 +15,7 @@ from functools import partial
 from threading import Lock
 from typing import Protocol
 
+from airflow_provider_statecheck.cached_reads import LruCache, WouldWaitError, about_to_wait, may_wait
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, OperatorRecord, RowsVersion
 from airflow_provider_statecheck.checkpoint.store import JobView, LatestCheckpoints
@@ -32,7 +33,6 @@ from airflow_provider_statecheck.queryable.locations import (
     records_of_stages,
 )
 from airflow_provider_statecheck.queryable.queries import LATEST, AsOf, QueryableName
-from airflow_provider_statecheck.state.cached_reads import LruCache, WouldWaitError, about_to_wait, may_wait
 
 log = logging.getLogger(__name__)
 

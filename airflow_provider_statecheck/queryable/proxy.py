@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
+from airflow_provider_statecheck.cached_reads import LruCache, about_to_wait
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.exceptions import (
     CoordinatorUnavailableError,
@@ -30,7 +31,6 @@ from airflow_provider_statecheck.queryable.queries import (
     StateReply,
     ValueLimit,
 )
-from airflow_provider_statecheck.state.cached_reads import LruCache, about_to_wait
 from airflow_provider_statecheck.storage.failures import RetryPolicy
 
 MAX_ORACLES: Final = 200

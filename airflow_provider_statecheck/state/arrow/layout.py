@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
+from airflow_provider_statecheck.cached_reads import LruCache
 from airflow_provider_statecheck.checkpoint.config_options import parse_size, parse_whole_number
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.lazy import np, pa, pc
-from airflow_provider_statecheck.state.cached_reads import LruCache
 from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 
 KEY_GROUP = "key_group"

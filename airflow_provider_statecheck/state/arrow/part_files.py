@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+from airflow_provider_statecheck.cached_reads import LruCache, about_to_wait
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     FileStateHandle,
@@ -31,7 +32,6 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.lazy import np, pa
-from airflow_provider_statecheck.state.cached_reads import LruCache, about_to_wait
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas, encode_schemas
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

@@ -35,7 +35,6 @@ from airflow_provider_statecheck.state.descriptors import (
     StateTtlConfig,
     ValueStateDescriptor,
 )
-from airflow_provider_statecheck.state.keyed.abstract_backend import StateEnvironment
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.state.cached_reads import LruCache, WouldWaitError, without_waiting
+from airflow_provider_statecheck.cached_reads import LruCache, WouldWaitError, without_waiting
 
 
 def text_of(length: int) -> str:
