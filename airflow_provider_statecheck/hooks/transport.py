@@ -239,11 +239,9 @@ class JobReader(Protocol):
 
     async def describe(self, job_id: JobId) -> JobView:
         """Return the current view of a job."""
-        ...
 
     async def renew(self) -> None:
         """Renew the reading token; call this every ``RENEWAL_SECONDS``."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

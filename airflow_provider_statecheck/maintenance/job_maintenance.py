@@ -73,7 +73,6 @@ class RunDirectory(Protocol):
 
     def ended_as(self, owner: AttemptOwner) -> JobStatus | None:
         """Return how the run of an attempt ended, ``None`` if it has not ended; a deleted run counts as cancelled."""
-        ...
 
 
 class UnknownRuns:
@@ -89,11 +88,9 @@ class EndedTokens(Protocol):
 
     def is_open(self, attempt: AttemptRef, now: datetime) -> bool:
         """Return whether a valid token for an attempt exists."""
-        ...
 
     def drop_ended(self, before: datetime, *, dry_run: bool = False) -> int:
         """Delete the tokens that expired, or whose attempt ended, before a time, and return their number."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,15 +42,12 @@ class Dependencies(Protocol):
 
     def positions_of(self, checkpoint: CheckpointRecord) -> Positions:
         """Return the positions that a checkpoint of a stage has listed, from its metadata."""
-        ...
 
     def copied_checkpoint(self, adopted: CheckpointRecord) -> int:
         """Return the checkpoint of the same operator that a restored savepoint copies; 0 for one of another operator."""
-        ...
 
     def row(self, checkpoint_id: int) -> CheckpointRecord | None:
         """Return the row of a checkpoint that the view of its job does not contain; ``None`` if it is removed."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,7 +52,6 @@ class KvStateLocationOracle(Protocol):
     @property
     def version(self) -> int:
         """Return the version of the known locations; it grows with each change of the job."""
-        ...
 
     def request_kv_state_location(self, name: str, *, as_of: AsOf = LATEST, refresh: bool = False) -> KvStateLocation:
         """
@@ -67,7 +66,6 @@ class KvStateLocationOracle(Protocol):
         :raises CoordinatorUnavailableError: if the rows of the job cannot be read.
         :raises StorageError: if the storage fails.
         """
-        ...
 
     def names(self, *, as_of: AsOf = LATEST) -> tuple[QueryableName, ...]:
         """
@@ -75,7 +73,6 @@ class KvStateLocationOracle(Protocol):
 
         States in a checkpoint that cannot be read are left out. Raises like :meth:`request_kv_state_location`.
         """
-        ...
 
 
 class LatestRows(Protocol):
@@ -83,11 +80,9 @@ class LatestRows(Protocol):
 
     def latest_checkpoints(self, job_id: JobId, known_version: RowsVersion | None = None) -> LatestCheckpoints | None:
         """Return the newest readable checkpoint of each operator, or ``None`` if the version is the known one."""
-        ...
 
     def describe(self, job_id: JobId) -> JobView:
         """Return the current rows of a job."""
-        ...
 
 
 class CheckpointLocationOracle:

@@ -66,11 +66,9 @@ class KvStateClientProxy(Protocol):
         :param oracle: The oracle; ``None`` removes it.
         :raises InvalidConfigurationError: for an empty job id.
         """
-        ...
 
     def get_kv_state_location_oracle(self, job_id: JobId) -> KvStateLocationOracle | None:
         """Return the oracle of a job, or ``None``."""
-        ...
 
 
 class KeyReader(Protocol):
@@ -92,7 +90,6 @@ class KeyReader(Protocol):
         :raises UnknownKvStateIdError: if the files of the state are gone.
         :raises RequestLimitError: if the values are above the limit.
         """
-        ...
 
 
 class StateProxy:

@@ -82,7 +82,6 @@ class StateBackend(Protocol):
         :raises BackendRestoreError: if the state cannot be read; no resources are leaked.
         :raises StateMigrationError: if the keys have another type.
         """
-        ...
 
     def create_operator_state_backend(
         self,
@@ -96,7 +95,6 @@ class StateBackend(Protocol):
 
         :raises BackendRestoreError: if the state cannot be read.
         """
-        ...
 
     def resolve_checkpoint(self, pointer: str | None, **storage_options: Any) -> CompletedCheckpointStorageLocation:
         """
@@ -107,7 +105,6 @@ class StateBackend(Protocol):
         :raises StorageError: if the pointer is not a URI, or the storage fails.
         :raises CheckpointNotFoundError: if there is no checkpoint.
         """
-        ...
 
 
 @runtime_checkable
@@ -120,7 +117,6 @@ class ConfigurableStateBackend(Protocol):
 
         :raises InvalidConfigurationError: for an invalid setting.
         """
-        ...
 
 
 @runtime_checkable
@@ -133,11 +129,9 @@ class StateBackendFactory(Protocol):
 
         :raises InvalidConfigurationError: for an invalid setting.
         """
-        ...
 
     def get_identifier(self) -> str:
         """Return the name of the backend in configurations."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

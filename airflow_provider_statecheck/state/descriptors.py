@@ -91,19 +91,15 @@ class AggregateFunction(Protocol[In, Acc, Out]):
 
     def create_accumulator(self) -> Acc:
         """Return an empty accumulator."""
-        ...
 
     def add(self, value: In, accumulator: Acc) -> Acc:
         """Return the accumulator with the value added; it may be modified in place."""
-        ...
 
     def get_result(self, accumulator: Acc) -> Out:
         """Return the result of an accumulator."""
-        ...
 
     def merge(self, a: Acc, b: Acc) -> Acc:
         """Return the union of two accumulators; either may be modified in place."""
-        ...
 
 
 class StateOptions(TypedDict, total=False):

@@ -61,7 +61,6 @@ class CheckpointDeleter(Protocol):
         :param pinned: URIs of further files that must stay.
         :return: The ids of the checkpoints that are deleted completely.
         """
-        ...
 
 
 class StateDiscarder(Protocol):
@@ -73,7 +72,6 @@ class StateDiscarder(Protocol):
 
         :raises StorageError: if the state may still exist.
         """
-        ...
 
 
 class CheckpointsCleaner:

@@ -28,15 +28,12 @@ class MasterStateSerializer(Protocol[Data]):
     @property
     def version(self) -> int:
         """Return the version that ``serialize`` writes."""
-        ...
 
     def serialize(self, data: Data) -> bytes:
         """Return the data as bytes."""
-        ...
 
     def deserialize(self, version: int, data: bytes) -> Data:
         """Return the data from the bytes of a version."""
-        ...
 
 
 class MasterTriggerRestoreHook(Protocol[Data]):
@@ -50,7 +47,6 @@ class MasterTriggerRestoreHook(Protocol[Data]):
     @property
     def identifier(self) -> str:
         """Return the name of the hook's data, which must be stable across restarts."""
-        ...
 
     def trigger_checkpoint(self, checkpoint_id: int, timestamp: datetime, executor: Executor) -> Future[Data] | None:
         """
@@ -59,23 +55,18 @@ class MasterTriggerRestoreHook(Protocol[Data]):
         :param executor: The executor for slow work.
         :return: A future with the data, or ``None`` if the hook has no data.
         """
-        ...
 
     def restore_checkpoint(self, checkpoint_id: int, data: Data | None) -> None:
         """Restore the data of a checkpoint, ``None`` if the hook had saved none."""
-        ...
 
     def reset(self) -> None:
         """Reset to the initial state, because there is no checkpoint to restore."""
-        ...
 
     def close(self) -> None:
         """Release all resources."""
-        ...
 
     def create_checkpoint_data_serializer(self) -> MasterStateSerializer[Data] | None:
         """Return the serializer of the data, ``None`` if the hook never has data."""
-        ...
 
 
 class MasterHooks:
@@ -262,27 +253,21 @@ class OperatorCoordinatorContext(Protocol):
     @property
     def operator_id(self) -> OperatorId:
         """Return the operator."""
-        ...
 
     def checkpoint(self, checkpoint_id: int, result: Future[bytes | None]) -> None:
         """Complete the future, now or later, with the state, ``None`` for no state, or an error."""
-        ...
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         """Handle the completion of a checkpoint, which includes all earlier ones."""
-        ...
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
         """Handle the abort of a checkpoint."""
-        ...
 
     def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
         """Restore the state of a checkpoint, or the initial state for ``NO_CHECKPOINT``."""
-        ...
 
     def abort_current_triggering(self) -> None:
         """Cancel the last ``checkpoint``, because its tasks are not triggered."""
-        ...
 
 
 class OperatorCoordinators:

@@ -43,53 +43,42 @@ class ExecutionTask(Protocol):
     @property
     def operator_id(self) -> OperatorId:
         """Return the id of the operator."""
-        ...
 
     @property
     def uid(self) -> str:
         """Return the uid of the operator."""
-        ...
 
     @property
     def name(self) -> str:
         """Return the display name of the operator."""
-        ...
 
     @property
     def parallelism(self) -> int:
         """Return the number of subtasks."""
-        ...
 
     @property
     def max_parallelism(self) -> int:
         """Return the number of key groups."""
-        ...
 
     @property
     def attempt_id(self) -> str:
         """Return the unique id of the task's attempt."""
-        ...
 
     @property
     def status(self) -> ExecutionStatus:
         """Return the current status."""
-        ...
 
     def trigger_checkpoint(self, checkpoint_id: int, timestamp: datetime, options: CheckpointOptions) -> None:
         """Request a snapshot; a repeated call has no effect."""
-        ...
 
     def notify_checkpoint_complete(self, checkpoint_id: int, timestamp: datetime, last_subsumed_id: int) -> None:
         """Handle a completed checkpoint and the id of the one discarded for it, -1 for none."""
-        ...
 
     def notify_checkpoint_aborted(self, checkpoint_id: int, latest_completed_id: int, timestamp: datetime) -> None:
         """Handle an aborted checkpoint and the id of the latest completed one, -1 for none."""
-        ...
 
     def notify_checkpoint_subsumed(self, checkpoint_id: int) -> None:
         """Handle a subsumed checkpoint, which no restore uses any more."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

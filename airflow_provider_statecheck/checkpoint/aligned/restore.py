@@ -36,7 +36,6 @@ class RestorableTask(Protocol):
     @property
     def restore_target(self) -> RestoreTarget:
         """Return the operator, with the requirements of its state."""
-        ...
 
     def set_initial_state(
         self, checkpoint_id: int, subtask_states: Mapping[int, OperatorSubtaskState], *, is_finished: bool
@@ -48,7 +47,6 @@ class RestorableTask(Protocol):
         :param subtask_states: The states by subtask index; subtasks without state have no entry.
         :param is_finished: Whether the operator had finished and does not run again.
         """
-        ...
 
 
 class StateRestorer:

@@ -36,7 +36,6 @@ class SnapshotPart(Protocol):
     @property
     def named_bytes(self) -> int:
         """Return the size of all files that the part references, in bytes."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -127,7 +126,6 @@ class SnapshotStorage(Protocol):
     @property
     def has_default_savepoint_location(self) -> bool:
         """Return whether a default directory for savepoints is configured."""
-        ...
 
     def initialize_base_locations_for_checkpoint(self) -> None:
         """
@@ -135,7 +133,6 @@ class SnapshotStorage(Protocol):
 
         :raises StorageError: if a directory cannot be created.
         """
-        ...
 
     def new_savepoint_location(self, target: str | None) -> str:
         """
@@ -143,7 +140,6 @@ class SnapshotStorage(Protocol):
 
         :raises InvalidConfigurationError: if there is neither a target nor a default.
         """
-        ...
 
     def initialize_location(self, location: str) -> None:
         """
@@ -151,7 +147,6 @@ class SnapshotStorage(Protocol):
 
         :raises StorageError: if it cannot be created.
         """
-        ...
 
     def write_manifest(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> FileStateHandle:
         """
@@ -159,7 +154,6 @@ class SnapshotStorage(Protocol):
 
         :raises StorageError: if the write fails.
         """
-        ...
 
     def write_metadata(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> FileStateHandle:
         """
@@ -167,7 +161,6 @@ class SnapshotStorage(Protocol):
 
         :raises StorageError: if the write fails, or the file exists with other bytes.
         """
-        ...
 
     def read(self, file: FileStateHandle) -> SnapshotContent:
         """
@@ -176,7 +169,6 @@ class SnapshotStorage(Protocol):
         :raises CorruptStateError: if the checksum differs.
         :raises CheckpointNotFoundError: if the file is missing.
         """
-        ...
 
     def copy_state(self, checkpoint: CheckpointRecord, states: Iterable[OperatorState]) -> tuple[OperatorState, ...]:
         """
@@ -185,7 +177,6 @@ class SnapshotStorage(Protocol):
         :raises StorageError: if a copy fails.
         :raises CheckpointNotFoundError: if a file is missing.
         """
-        ...
 
     def delete_manifest(self, uri: str) -> None:
         """
@@ -193,7 +184,6 @@ class SnapshotStorage(Protocol):
 
         :raises StorageError: if the file may still exist.
         """
-        ...
 
     def resolve_checkpoint(self, pointer: str) -> CompletedCheckpoint:
         """
@@ -202,7 +192,6 @@ class SnapshotStorage(Protocol):
         :raises InvalidConfigurationError: if the pointer is empty.
         :raises CheckpointNotFoundError: if the snapshot does not exist.
         """
-        ...
 
 
 def manifest_of(acknowledgement: AcknowledgementRecord) -> FileStateHandle | None:

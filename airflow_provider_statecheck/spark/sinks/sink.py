@@ -39,11 +39,9 @@ class Sink(Protocol):
         :raises StaleAttemptError: if a newer attempt owns the target.
         :raises StateCheckError: if the sink cannot write to the target.
         """
-        ...
 
     def writer(self, context: SinkTaskContext) -> SinkWriter:
         """Return the writer of one Spark task."""
-        ...
 
     def commit(self, checkpoint_id: int, committables: Sequence[Mapping[str, Any]]) -> None:
         """
@@ -52,7 +50,6 @@ class Sink(Protocol):
         :param committables: Committables that the writers of the checkpoint returned, in any order. After a restore
             from a savepoint of another job they may belong to that job; a sink does not publish those.
         """
-        ...
 
     def close(self, succeeded: bool) -> None:
         """
@@ -60,7 +57,6 @@ class Sink(Protocol):
 
         :param succeeded: Whether the stage succeeded with every commit confirmed.
         """
-        ...
 
 
 class SinkWriter(Protocol):
@@ -77,15 +73,12 @@ class SinkWriter(Protocol):
 
         :param table: An Arrow table with the columns of the schema.
         """
-        ...
 
     def prepare_commit(self) -> list[dict[str, Any]]:
         """Make the output durable and return its committables as plain JSON, at least one."""
-        ...
 
     def abort(self) -> None:
         """Discard the output; called instead of :meth:`prepare_commit`, or after it failed."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

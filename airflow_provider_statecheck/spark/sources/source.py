@@ -47,22 +47,18 @@ class SplitEnumerator(Protocol):
     @property
     def total_bytes(self) -> int | None:
         """Size of all splits; ``None`` if unknown."""
-        ...
 
     @property
     def finished_bytes(self) -> int | None:
         """Size of the finished splits; ``None`` if unknown."""
-        ...
 
     @property
     def total_splits(self) -> int:
         """Number of files or user-defined splits."""
-        ...
 
     @property
     def finished_splits(self) -> int:
         """Number of files or user-defined splits that are completely finished."""
-        ...
 
     def next_increment(self) -> Increment | None:
         """
@@ -72,7 +68,6 @@ class SplitEnumerator(Protocol):
 
         :raises SourceChangedError: if a file has changed since it was listed.
         """
-        ...
 
     def load(self, increment: Increment) -> DataFrame:
         """
@@ -80,7 +75,6 @@ class SplitEnumerator(Protocol):
 
         :raises SourceChangedError: if a file has changed since it was listed.
         """
-        ...
 
     def require_unchanged(self, increment: Increment) -> None:
         """
@@ -88,15 +82,12 @@ class SplitEnumerator(Protocol):
 
         :raises SourceChangedError: if a file has changed since it was listed.
         """
-        ...
 
     def finish(self, increment: Increment) -> None:
         """Mark an increment as finished; later attempts do not read it again."""
-        ...
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state for :meth:`Source.open` to resume after the finished increments; plain values only."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +136,6 @@ class Source(Protocol):
         :raises SourceChangedError: if listed input has changed.
         :raises SourceRestartRequiredError: if it has changed and the source is configured to restart the stage.
         """
-        ...
 
 
 _SHOWN = 5

@@ -97,11 +97,9 @@ class StateSnapshot(Protocol[Handle]):
         :raises StorageError: if the storage fails; written files are deleted.
         :raises SnapshotCancelledError: if the snapshot was cancelled.
         """
-        ...
 
     def cancel(self) -> None:
         """Stop the write and delete its files. Has no effect after the end of the write."""
-        ...
 
 
 class KeyedStateStore:

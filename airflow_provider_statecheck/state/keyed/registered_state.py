@@ -227,27 +227,21 @@ class StateTable(Protocol):
 
     def get(self, key: Any, key_group: int, namespace: str) -> Any:
         """Return the value, or ``None`` if there is none."""
-        ...
 
     def put(self, key: Any, key_group: int, namespace: str, value: Any) -> None:
         """Set the value, which must not be ``None``."""
-        ...
 
     def remove(self, key: Any, key_group: int, namespace: str) -> None:
         """Remove the value, if there is one."""
-        ...
 
     def keys(self, namespace: str) -> Iterator[Any]:
         """Return the distinct keys that have a value; concurrent changes are allowed and not visible."""
-        ...
 
     def get_batch(self, keys: KeyBatch) -> Any:
         """Return an Arrow array of the values of distinct keys without a namespace; null for a key without a value."""
-        ...
 
     def put_batch(self, keys: KeyBatch, values: Any) -> None:
         """Set the values of distinct keys without a namespace from an Arrow array; null removes."""
-        ...
 
 
 class MapTable(Protocol):
@@ -255,32 +249,24 @@ class MapTable(Protocol):
 
     def get(self, key: Any, key_group: int, namespace: str, user_key: Any) -> Any:
         """Return the value of an entry, or ``None`` if there is none."""
-        ...
 
     def contains(self, key: Any, key_group: int, namespace: str, user_key: Any) -> bool:
         """Return whether there is an entry."""
-        ...
 
     def put(self, key: Any, key_group: int, namespace: str, user_key: Any, value: Any) -> None:
         """Set an entry."""
-        ...
 
     def remove(self, key: Any, key_group: int, namespace: str, user_key: Any) -> None:
         """Remove an entry, if there is one."""
-        ...
 
     def entries(self, key: Any, key_group: int, namespace: str) -> Iterator[tuple[Any, Any]]:
         """Return the current entries; concurrent changes are allowed and not visible."""
-        ...
 
     def is_empty(self, key: Any, key_group: int, namespace: str) -> bool:
         """Return whether the key has no entries."""
-        ...
 
     def clear(self, key: Any, key_group: int, namespace: str) -> None:
         """Remove all entries of the key."""
-        ...
 
     def keys(self, namespace: str) -> Iterator[Any]:
         """Return the distinct keys that have an entry; concurrent changes are allowed and not visible."""
-        ...

@@ -42,11 +42,9 @@ class CustomSerializer(Protocol[T]):
 
     def serialize(self, value: T) -> bytes:
         """Return a value as bytes."""
-        ...
 
     def deserialize(self, data: bytes) -> T:
         """Return the value that the bytes encode."""
-        ...
 
 
 class OpaqueSerializer(ArrowSerializer):

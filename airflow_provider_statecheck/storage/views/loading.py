@@ -32,11 +32,9 @@ class CheckpointStorageFactory(Protocol):
         self, storage: CheckpointStorage, attempt: AttemptRef, writing: StateWriting
     ) -> CheckpointStorageAccess:
         """Return the views for an attempt; called on the driver and in each task."""
-        ...
 
     def get_identifier(self) -> str:
         """Return the name of the storage in configurations."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -272,7 +272,6 @@ class Environment(Protocol):
     @property
     def restored_streams(self) -> Iterable[StreamStateHandle]:
         """Return the state from which the subtask was restored; handles may repeat."""
-        ...
 
 
 class CheckpointStorageWorkerView(Protocol):
@@ -291,15 +290,12 @@ class CheckpointStorageWorkerView(Protocol):
         :param checkpoint_id: ID of the checkpoint; ``NO_CHECKPOINT`` for state that the next checkpoint will reference.
         :raises InvalidConfigurationError: if the reference cannot be decoded.
         """
-        ...
 
     def create_task_owned_state_stream(self) -> CheckpointStateOutputStream:
         """Open a stream of task-owned state, which outlives the checkpoint and which only the task deletes."""
-        ...
 
     def create_task_owned_checkpoint_state_toolset(self) -> CheckpointStateToolset:
         """Return the toolset for task-owned state."""
-        ...
 
     def make_durable(self, states: Iterable[OperatorState]) -> tuple[OperatorState, ...]:
         """
@@ -308,7 +304,6 @@ class CheckpointStorageWorkerView(Protocol):
         :return: The states with their final handles.
         :raises StorageError: if the storage fails; the checkpoint must not be acknowledged.
         """
-        ...
 
     def to_file_merging_storage(
         self, manager: FileMergingSnapshotManager | None, environment: Environment
@@ -318,7 +313,6 @@ class CheckpointStorageWorkerView(Protocol):
 
         :param manager: The manager of the subtask, or ``None`` if merging is disabled.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,12 +363,10 @@ class CheckpointStorageCoordinatorView(Protocol):
     @property
     def supports_highly_available_storage(self) -> bool:
         """Return whether metadata outlives this process."""
-        ...
 
     @property
     def has_default_savepoint_location(self) -> bool:
         """Return whether savepoints without a target have a default directory."""
-        ...
 
     def resolve_checkpoint(self, pointer: str | None) -> CompletedCheckpointStorageLocation:
         """
@@ -384,11 +376,9 @@ class CheckpointStorageCoordinatorView(Protocol):
         :raises StorageError: if the pointer is not a URI, or the storage fails.
         :raises CheckpointNotFoundError: if the checkpoint does not exist.
         """
-        ...
 
     def initialize_base_locations_for_checkpoint(self) -> None:
         """Create the directories that all checkpoints share, unless they exist."""
-        ...
 
     def initialize_location_for_checkpoint(self, checkpoint_id: int) -> CheckpointStorageLocation:
         """
@@ -396,7 +386,6 @@ class CheckpointStorageCoordinatorView(Protocol):
 
         :raises InvalidConfigurationError: if the id is negative.
         """
-        ...
 
     def initialize_location_for_savepoint(
         self, checkpoint_id: int, external: str | None = None
@@ -407,7 +396,6 @@ class CheckpointStorageCoordinatorView(Protocol):
         :param external: Parent directory of the savepoint, instead of the default.
         :raises InvalidConfigurationError: if neither a target nor a default is set.
         """
-        ...
 
 
 class CheckpointStorageAccess(CheckpointStorageCoordinatorView, CheckpointStorageWorkerView, Protocol):

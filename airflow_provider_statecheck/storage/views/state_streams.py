@@ -55,11 +55,9 @@ class CheckpointStreamFactory(Protocol):
 
     def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> CheckpointStateOutputStream:
         """Open a stream without creating a file."""
-        ...
 
     def could_reuse_state_handle(self, handle: StreamStateHandle) -> bool:
         """Return whether a later checkpoint may reference a handle again; otherwise its state should be rewritten."""
-        ...
 
 
 NOT_ADDRESSABLE = "<checkpoint-not-externally-addressable>"

@@ -30,11 +30,9 @@ class Interface(Protocol):
 
     def rename_job(self, request: Rename) -> tuple[int, ...]:
         """Rename a job, or return ``None``."""
-        ...
 
     def touch(self, job_id: JobId, seconds: float) -> None:
         """Touch a job."""
-        ...
 
 
 class Answering:
