@@ -235,7 +235,7 @@ def test_a_running_stage_that_ends_with_only_the_savepoint_that_it_started_from_
     job.run("load")
     key = job.request()
     job.serve()
-    source = job.stage.source_at(job.savepoint(key).location)
+    source = job.stage.source_at(job.savepoint(key).location, uid="load")
     job.run("report", job="heir")
     running = job.begin("load", job="heir", restore_from=source)
     again = new_key()
