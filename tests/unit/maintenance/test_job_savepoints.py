@@ -233,9 +233,8 @@ def test_a_savepoint_of_which_all_stages_end_without_a_checkpoint_is_declined(jo
 
 def test_a_running_stage_that_ends_with_only_the_savepoint_that_it_started_from_declines(job: SavedJob) -> None:
     job.run("load")
-    key = job.request()
-    job.serve()
-    source = job.stage.source_at(job.savepoint(key).location)
+    key = job.saved()
+    source = job.stage.source_at(job.savepoint(key).location, uid="load")
     job.run("report", job="heir")
     running = job.begin("load", job="heir", restore_from=source)
     again = new_key()
