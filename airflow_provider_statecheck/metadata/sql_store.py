@@ -220,9 +220,10 @@ class SqlJobStore:
             raise no_such_job(job_id)
         job, figures = split(row, JOBS, JOB_FIGURES)
         transition = SqlJobTransaction(connection, JOBS.read(job), JOB_FIGURES.read(figures))
+        is_behind = transition.now > now
         if is_too_far_ahead(transition.now, now):
             transition.set_back(now)
-        elif transition.now > now:
+        if is_behind:
             transition.pass_time()
         return transition
 
@@ -288,7 +289,7 @@ class SqlJobTransaction:
         self._figures.times_changed()
 
     def pass_time(self) -> None:
-        """Let the time of the job increase although the clock is behind it, as the first call of the transition."""
+        """Let the time of the job increase although the clock is behind it, before anything uses the time."""
         self._job = replace(self._job, seen_at=self._job.seen_at + SHORTEST_STEP)
 
     def finish(self) -> None:

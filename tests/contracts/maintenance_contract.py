@@ -254,6 +254,7 @@ class MaintenanceContract(MaintainedJobs):
         cleared = make_owner(run_key="2026-01-01", run_id="run-1", clear_marker="cleared", airflow=AIRFLOW)
         grant = self.coordinator.register(make_registration(job_name=BY_RUN, owner=cleared, on_clear=OnClear.RESUME))
         assert not grant.is_restore
+        assert grant.start_reason.endswith("but its checkpoints were deleted with their run or job")
 
     def test_an_attempt_that_did_not_finish_keeps_its_checkpoints_although_its_run_succeeded(self) -> None:
         """A task may fail in a run that succeeds, and is cleared alone."""

@@ -342,6 +342,8 @@ class StatisticsContract:
 
     def test_a_savepoint_that_an_operator_begins_from_is_restored_but_not_taken(self) -> None:
         grant = self.coordinator.register(make_registration(restore_from=make_source(PLACE)))
+        found = self.tracker.create_snapshot()
+        assert (self.numbers(found), found.history) == ((0, 0, 0, 0), ())
         self.coordinator.confirm_restore(
             ConfirmRestore(attempt=grant.attempt, checkpoint_id=grant.candidates[0].checkpoint_id)
         )

@@ -240,7 +240,7 @@ class TestManifest:
         assert build_manifest(storage, other, manifest.schema_json).fingerprint() != manifest.fingerprint()
 
 
-def test_readable_type_is_the_original_but_readable_type():
+def test_readable_type_is_the_original_but_nullable():
     original = StructType(
         [
             StructField("m", MapType(StringType(), ArrayType(TimestampType(), False), False), False, {"k": 1}),

@@ -261,7 +261,7 @@ _EXPECTED = frozenset(
         *("aria-label", "aria-labelledby", "aria-hidden", "tabindex", "data-refresh-seconds", "datetime"),
         *("data-relative", "type", "data-copy", "data-label", "data-airflow", "data-try", "target", "scope", "x"),
         *("y", "width", "height", "rx", "cx", "cy", "r", "method", "value", "selected", "maxlength", "aria-sort"),
-        *("max"),
+        "max",
     ]
 )
 """Attributes of the templates: a value that ended its attribute would make another one."""
