@@ -14,6 +14,7 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards
+from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.records import JobAction
 from airflow_provider_statecheck.exceptions import (
     AccessDeniedError,
@@ -210,3 +211,22 @@ def test_messages_about_aligned_checkpoints_may_name_thousands_of_tasks(api: Api
     assert rows.abort(message) == ()
     with pytest.raises(InvalidConfigurationError, match="at most 16777216 bytes"):
         rows.abort(replace(message, uids={str(number): names[0] for number in range(40_000)}))
+
+
+def test_the_checkpoints_of_a_successful_run_end_when_a_maintenance_task_asks(ended: ApiServer) -> None:
+    remote = maintenance(ended)
+    assert remote.settle_run(JOB_ID) == ()
+    ended.runs.ended["run-1"] = JobStatus.FINISHED
+    [retained] = [c.checkpoint_id for c in remote.describe(JOB_ID).checkpoints if c.is_restorable][-1:]
+    assert retained in remote.settle_run(JOB_ID)
+    assert remote.settle_run(OWN_NAME) == ()
+    assert not any(c.is_restorable for c in remote.describe(JOB_ID).checkpoints)
+    with pytest.raises(AccessDeniedError):
+        maintenance(ended, CALLER).settle_run(JOB_ID)
+
+
+def test_ended_tokens_go(ended: ApiServer) -> None:
+    remote = maintenance(ended)
+    ended.clock.advance(2 * DAY)
+    assert remote.drop_tokens(DropTokens(age_seconds=DAY, dry_run=True)) == 2
+    assert remote.drop_tokens(DropTokens(age_seconds=DAY)) == 2
