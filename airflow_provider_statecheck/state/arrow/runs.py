@@ -299,15 +299,20 @@ def find_rows(layout: StateLayout, run: SortedRun, keys: KeyBatch) -> Iterator[M
         chunk = blocks[first : first + _CHUNK_BLOCKS]
         start = int(np.searchsorted(groups, run.block_key_groups[chunk[0]], "left"))
         end = int(np.searchsorted(groups, run.block_last_key_groups[chunk[-1]], "right"))
-        tables = run.tables(chunk)
-        deleted = any(DELETED in table.schema.names for table in tables)
-        conformed = [layout.conform(table, namespace=run.has_namespaces, deleted=deleted) for table in tables]
-        table = pa.concat_tables(conformed).combine_chunks()
+        table = _read_blocks(layout, run, chunk)
         wanted = tuple(single(column).slice(start, end - start) for column in keys.columns)
         indexes = _key_indexes([single(table.column(name)) for name in layout.key_names], wanted)
         rows = np.flatnonzero(indexes >= 0)
         if len(rows):
             yield MatchedRows(table.take(pa.array(rows)), indexes[rows] + start)
+
+
+def _read_blocks(layout: StateLayout, run: SortedRun, numbers: Sequence[int]) -> Any:
+    # Returning frees the single tables, whose memory those of the next blocks take.
+    tables = run.tables(numbers)
+    deleted = any(DELETED in table.schema.names for table in tables)
+    conformed = [layout.conform(table, namespace=run.has_namespaces, deleted=deleted) for table in tables]
+    return pa.concat_tables(conformed).combine_chunks()
 
 
 def _candidate_blocks(run: SortedRun, keys: KeyBatch, groups: Any) -> list[int]:
