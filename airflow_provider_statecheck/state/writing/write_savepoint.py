@@ -125,20 +125,7 @@ def write_savepoint(
             "rows": count,
             "base": None if base is None else redact(base),
         }
-        operators = {each.uid: each for each in states.document.operator_states} | {operator.uid: operator}
-        source = replace(
-            states.document,
-            properties=CheckpointProperties.for_savepoint(),
-            state=InlineStateHandle(value=_values(states.values(), edit)),
-            operator_states=tuple(operators.values()),
-        )
-        copies = CanonicalCopies(storage, directory, source, without=(operator.uid, new.state.name))
-        copied = copies.of_document(source)
-        now_with = tuple(
-            _edited(each, edited.schemas, new, written) if each.uid == operator.uid else each
-            for each in copied.operator_states
-        )
-        write_metadata(storage, directory, replace(copied, operator_states=now_with))
+        write_metadata(storage, directory, _document(storage, directory, states, edited, new, written, edit))
     return directory
 
 
@@ -177,6 +164,32 @@ class ArrowRows(StateRows):
             for subtask, part in enumerate(split_by_ranges(rows, ranges))
         ]
         return written, rows.num_rows
+
+
+def _document(
+    storage: CheckpointStorage,
+    directory: str,
+    states: CheckpointStates,
+    edited: FunctionState,
+    new: NewRows,
+    written: Sequence[KeyedStateHandle | None],
+    edit: dict[str, Any],
+) -> CheckpointDocument:
+    """Copy all other state of the base, and return the metadata of the savepoint."""
+    operator = edited.operator
+    operators = {each.uid: each for each in states.document.operator_states} | {operator.uid: operator}
+    source = replace(
+        states.document,
+        properties=CheckpointProperties.for_savepoint(),
+        state=InlineStateHandle(value=_values(states.values(), edit)),
+        operator_states=tuple(operators.values()),
+    )
+    copied = CanonicalCopies(storage, directory, source, without=(operator.uid, new.state.name)).of_document(source)
+    with_rows = tuple(
+        _edited(each, edited.schemas, new, written) if each.uid == operator.uid else each
+        for each in copied.operator_states
+    )
+    return replace(copied, operator_states=with_rows)
 
 
 def _values(values: dict[str, Any], edit: dict[str, Any]) -> dict[str, Any]:
