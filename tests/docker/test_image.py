@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 import tomllib
 import zipfile
 from dataclasses import dataclass
@@ -53,6 +55,8 @@ class Image:
     def do(self, instruction: Instruction) -> None:
         """Do one RUN."""
         script = re.sub(r"(?<![\w.])/opt/", f"{self.root}/opt/", instruction.rest)
+        # The base image has a "python", where a Debian may have only a "python3".
+        script = re.sub(r"^python(?= )", shlex.quote(f"{sys.base_prefix}/bin/python3"), script)
         # Without the settings for caches: Spark need not be fetched anew by each test.
         self.run("sh", "-eu", "-c", script, at=self.build, HOME=os.environ["HOME"], PATH=os.environ["PATH"])
 

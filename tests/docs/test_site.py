@@ -12,8 +12,6 @@ import pytest
 from tests.docs.pages import PAGES, ROOT
 from tests.docs.test_troubleshooting import ERRORS
 
-pytestmark = pytest.mark.soak
-
 _FOREIGN = re.compile(r'(?:src|<link[^>]* href)="(?:https?:)?//[^"]*"')
 
 

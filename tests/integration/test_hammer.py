@@ -64,7 +64,7 @@ def test_eight_processes_on_one_job_lose_nothing_and_leave_nothing(database: str
     _require_every_id_once(view)
     _require_restorable(stage, view)
     _require_no_orphans(stage, view)
-    _require_busy(view, seconds)
+    _require_busy(view)
 
 
 def _all_checkpoints(stage: WrittenStage) -> tuple[CheckpointRecord, ...]:
@@ -102,13 +102,12 @@ def _require_no_orphans(stage: WrittenStage, view: JobView) -> None:
     assert directories == {c.location for c in live if c.properties.is_savepoint}
 
 
-def _require_busy(view: JobView, seconds: int) -> None:
+def _require_busy(view: JobView) -> None:
     """See that it was a race: attempts were fenced, checkpoints subsumed and savepoints taken."""
     ends = Counter(c.status for c in view.checkpoints)
-    assert len(view.checkpoints) > 2 * seconds
     assert ends[CheckpointStatus.SUBSUMED]
     assert any(c.properties.is_savepoint for c in view.checkpoints)
-    assert len(view.attempts) > seconds
+    assert len(view.attempts) > PROCESSES
 
 
 ROUNDS, WRITERS = 60, 3

@@ -81,7 +81,7 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
     backend was restored from them. Reads and later snapshots need these files: those of a checkpoint may be deleted only after
     the backend was notified of a later one, and no snapshot captured before is still being written.
 
-    :param restored: Handles to restore. Only the metadata of their files is read; raises also as :func:`restored_files`.
+    :param restored: Handles to restore. Only the metadata of their files is read; raises also as ``restored_files``.
     :param settings: Sizes and compression; the defaults if ``None``.
     :param incremental: Whether snapshots reference the files of earlier ones.
     :param streams: Streams of the state in snapshots; those of the checkpoint if ``None``.

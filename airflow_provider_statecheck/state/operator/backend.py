@@ -64,7 +64,7 @@ class OperatorStateStore:
     The methods that return a state raise ``InvalidConfigurationError`` if its name has other types, or the descriptor has a
     time to live, and ``StateMigrationError`` if restored state is incompatible with the descriptor.
 
-    :param restored: Restored states by stored name, as :func:`read_restored` returns them.
+    :param restored: Restored states by stored name, as ``read_restored`` returns them.
     :param operator_name: Operator name for errors.
     """
 
@@ -166,7 +166,7 @@ class DefaultOperatorStateBackend(OperatorStateStore):
     def restore(
         cls, storage: CheckpointStorage, handles: Sequence[OperatorStateHandle], operator_name: str = ""
     ) -> DefaultOperatorStateBackend:
-        """Return a backend with the state of handles. The errors are those of :func:`read_restored`."""
+        """Return a backend with the state of handles. The errors are those of ``read_restored``."""
         return cls(read_restored(storage, handles), operator_name)
 
     def schemas(self) -> tuple[StateSchema, ...]:

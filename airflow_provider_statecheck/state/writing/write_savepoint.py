@@ -81,7 +81,7 @@ def write_savepoint(
     The metadata is written last, and the savepoint does not reference files of the base.
 
     :param data: Arrow table or record batch reader with the columns that ``read_state`` returns: those of the key, and
-        ``value``, or ``map_key`` and ``map_value``; and ``last_access`` if the state expires. Or other :class:`StateRows`.
+        ``value``, or ``map_key`` and ``map_value``; and ``last_access`` if the state expires. Or other ``StateRows``.
     :param state: Descriptor of the state, or its name if the base has the state.
     :param stage: Uid of the stage.
     :param function: Uid of the function within the stage.
