@@ -18,7 +18,7 @@ from airflow_provider_statecheck.exceptions import (
     StaleAttemptError,
 )
 from tests.contracts.operator_uids_contract import registration
-from tests.contracts.runs_of_a_job import day
+from tests.contracts.runs_of_a_job import day, rows_of
 from tests.messages import complete_checkpoint, make_leadership, make_owner, make_registration
 from tests.sqlite_rows import new_store
 
@@ -64,6 +64,9 @@ class Meanwhile:
         if len(self.asked) == 1:
             self.act()
         return owner.run_id in self.running
+
+    def is_last_try(self, owner: AttemptOwner) -> bool:
+        return self.is_running(owner)
 
 
 def coordinator_with(liveness: Meanwhile) -> AttemptCoordinator:
@@ -157,6 +160,18 @@ def test_an_instance_does_not_adopt_the_driver_of_another_one(coordinator: Attem
     attempt = worked(coordinator, None).attempt
     with pytest.raises(StaleAttemptError, match="register an attempt instead"):
         coordinator.adopt(AdoptAttempt(attempt=attempt, owner=instance(1)))
+
+
+@pytest.mark.parametrize("status", [None, AttemptStatus.FINISHED, AttemptStatus.FAILED])
+def test_an_instance_with_the_map_key_of_another_one_is_refused_although_it_alone_was_cleared(
+    status: AttemptStatus | None,
+) -> None:
+    coordinator = coordinator_with(Meanwhile(instance(0)))
+    worked(coordinator, status)
+    before = rows_of(coordinator.describe(JOB))
+    with pytest.raises(InvalidConfigurationError, match=r"found 'dag/load\[oslo\]' at the instances 0 and 1"):
+        coordinator.register(make_registration(owner=instance(1, clear_marker="4/1")))
+    assert rows_of(coordinator.describe(JOB)) == before
 
 
 @pytest.mark.parametrize(
