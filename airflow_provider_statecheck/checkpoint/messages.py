@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from airflow_provider_statecheck.checkpoint.codec import require, storable_text
+from airflow_provider_statecheck.checkpoint.codec import plain_integer, require, storable_text
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE, JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.properties import (
@@ -76,6 +76,10 @@ class RegisterAttempt:
     """Whether a new operator may start empty if another operator of the job has no task any more."""
     savepoint_at_end: bool = False
     """Whether a savepoint is taken when the stage has finished."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_retained", "retained_runs"):
+            object.__setattr__(self, name, plain_integer(getattr(self, name)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -395,7 +399,7 @@ def require_metadata_in(directory: str, metadata_uri: str) -> None:
 
 
 def _is_small_from(lowest: int) -> Callable[[object], bool]:
-    return lambda n: isinstance(n, int) and lowest <= n <= _HIGHEST_SMALL
+    return lambda n: isinstance(n, int) and not isinstance(n, bool) and lowest <= n <= _HIGHEST_SMALL
 
 
 def require_valid(request: RegisterAttempt) -> None:

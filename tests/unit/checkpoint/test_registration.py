@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
+from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, AttemptGrant, FinishAttempt
@@ -49,6 +51,31 @@ def test_the_start_of_a_script_says_how_the_attempt_before_it_ended(
         coordinator.finish(FinishAttempt(attempt=attempt, status=status))
     grant = coordinator.register(make_registration(owner=second, on_clear=on_clear))
     assert (grant.is_restore, grant.start_reason) == (restores, f"started again after an attempt {reason}")
+
+
+def test_numbers_of_retained_checkpoints_and_runs_may_be_of_numpy(coordinator: AttemptCoordinator) -> None:
+    request = make_registration(num_retained=np.int64(3), retained_runs=np.int32(0))
+    coordinator.register(request)
+    (attempt,) = coordinator.describe(JOB).attempts
+    assert (attempt.num_retained, attempt.retained_runs) == (3, 0)
+    assert {type(attempt.num_retained), type(encode(request)["num_retained"])} == {int}
+
+
+@pytest.mark.parametrize("setting", ["num_retained", "retained_runs"])
+@pytest.mark.parametrize("value", [True, 2.0, "2", None])
+def test_a_number_of_retained_checkpoints_or_runs_is_an_integer(
+    coordinator: AttemptCoordinator, setting: str, value: object
+) -> None:
+    with pytest.raises(InvalidConfigurationError, match=setting):
+        coordinator.register(make_registration(**{setting: value}))
+
+
+def test_the_retry_of_a_fenced_attempt_says_so() -> None:
+    coordinator = coordinator_with(Meanwhile())
+    complete_checkpoint(coordinator, coordinator.register(make_registration(owner=day(1))).attempt)
+    coordinator.register(make_registration(owner=day(2)))
+    grant = coordinator.register(make_registration(owner=day(1)))
+    assert (grant.is_restore, grant.start_reason) == (True, "retry after an attempt that was fenced")
 
 
 class Meanwhile:
