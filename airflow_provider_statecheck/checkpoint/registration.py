@@ -495,7 +495,8 @@ def _missed_stop(tx: JobTransaction, attempt: AttemptRecord) -> CheckpointRecord
     earlier = tuple(_earlier_tries(tx, attempt))
     operators = (attempt.operator_id, ALIGNED_OPERATOR_ID) if earlier else ()
     taken = (c for operator_id in operators for c in transitions.suspended_with(tx, operator_id))
-    return next((c for c in taken if any(each.should_stop_with(c) for each in earlier)), None)
+    own = tx.open_checkpoints(attempt.operator_id) if earlier else []
+    return next((c for c in taken if any(each.should_stop_with(c, own) for each in earlier)), None)
 
 
 def _earlier_tries(tx: JobTransaction, attempt: AttemptRecord) -> Iterator[AttemptRecord]:
