@@ -78,6 +78,28 @@ def test_the_retry_of_a_fenced_attempt_says_so() -> None:
     assert (grant.is_restore, grant.start_reason) == (True, "retry after an attempt that was fenced")
 
 
+@pytest.mark.parametrize(
+    ("number", "status", "restores", "reason"),
+    [
+        (1, AttemptStatus.FINISHED, False, "a new run with the id of a deleted run that had finished"),
+        (2, AttemptStatus.FINISHED, False, "a new run with the id of a deleted run that had finished"),
+        (3, AttemptStatus.FINISHED, True, "retry after an attempt that finished"),
+        (1, AttemptStatus.FAILED, True, "retry after an attempt that failed"),
+    ],
+)
+def test_a_run_that_is_deleted_and_created_again_with_its_id_starts_again(
+    coordinator: AttemptCoordinator, number: int, status: AttemptStatus, restores: bool, reason: str
+) -> None:
+    def of_try(number: int) -> AttemptOwner:
+        return instance(0, label=f"task dag.load of run scheduled__2026-01-01, try {number}")
+
+    attempt = coordinator.register(make_registration(owner=of_try(2))).attempt
+    complete_checkpoint(coordinator, attempt)
+    coordinator.finish(FinishAttempt(attempt=attempt, status=status))
+    grant = coordinator.register(make_registration(owner=of_try(number)))
+    assert (grant.is_restore, grant.start_reason) == (restores, reason)
+
+
 class Meanwhile:
     """Does something when it is asked for the first time; after that the tasks of some runs run."""
 
