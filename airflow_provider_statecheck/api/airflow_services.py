@@ -28,6 +28,7 @@ from airflow_provider_statecheck.metadata.unit_of_work import executing
 
 if TYPE_CHECKING:
     from airflow.models.taskinstance import TaskInstance
+    from sqlalchemy import ColumnElement
     from sqlalchemy.engine import Connection
     from sqlalchemy.orm import Session
 
@@ -143,10 +144,19 @@ class AirflowTasks:
 
 
 class AirflowTaskLiveness:
-    """Liveness of tasks by the state of their task instances, which is ``running``; needs access to the ORM."""
+    """Liveness of tasks by the rows of their task instances; needs access to the ORM."""
 
     def is_running(self, owner: AttemptOwner) -> bool:
         return bool(owner.airflow) and task_state(Caller.of(owner)) == "running"
+
+    def is_last_try(self, owner: AttemptOwner) -> bool:
+        from airflow.models.taskinstance import TaskInstance
+
+        if not owner.airflow or owner.try_number is None:
+            return False
+        # A clear changes these states, and the try that follows it has another number.
+        is_begun = TaskInstance.state.in_(("running", "deferred", "success", "failed"))
+        return task_state(Caller.of(owner), TaskInstance.try_number == owner.try_number, is_begun) is not None
 
 
 class AirflowRuns:
@@ -165,8 +175,8 @@ class AirflowRuns:
         return status if status.is_globally_terminal else None
 
 
-def task_state(task: Caller) -> str | None:
-    """Return the state of a task instance, or ``None`` if it does not exist."""
+def task_state(task: Caller, *conditions: ColumnElement[bool]) -> str | None:
+    """Return the state of a task instance, or ``None`` if it does not exist or does not meet the conditions."""
     from airflow.models.taskinstance import TaskInstance
     from airflow.utils.session import create_session
     from sqlalchemy import select
@@ -176,6 +186,7 @@ def task_state(task: Caller) -> str | None:
         TaskInstance.run_id == task.run_id,
         TaskInstance.task_id == task.task_id,
         TaskInstance.map_index == task.map_index,
+        *conditions,
     )
     with executing(), create_session() as session:
         return session.scalar(query)

@@ -371,6 +371,11 @@ def require_count(key: str, value: Any) -> int:
     return int(value)
 
 
+def plain_integer(value: Any) -> Any:
+    """Return an integer, such as one of NumPy, as one that databases and JSON store; any other value as it is."""
+    return value if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
+
+
 def require_one_of(key: str, value: Any, allowed: Sequence[str]) -> None:
     """
     Require one of the allowed values.

@@ -202,11 +202,18 @@ class AttemptCoordinator(StoredJobs):
                 with self._store.transaction(job_id_of(request.job_name), create_as=request.job_name) as tx:
                     return registration.register(tx, request, dead)
             except registration.RivalError as found:
-                rival = found.rival
+                rival = found
             # The liveness check may call Airflow, which must not happen while the job's row is locked.
-            if self._liveness.is_running(rival.owner):
-                raise _concurrent_attempt_error(rival.owner, request)
-            dead.append(rival)
+            self._require_gone(rival, request)
+            dead.append(rival.rival)
+
+    def _require_gone(self, found: registration.RivalError, request: RegisterAttempt) -> None:
+        holder = found.rival.owner
+        if isinstance(found, registration.MovedKeyError):
+            if self._liveness.is_last_try(holder):
+                raise registration.shared_map_key(holder, request.owner)
+        elif self._liveness.is_running(holder):
+            raise _concurrent_attempt_error(holder, request)
 
 
 def _concurrent_attempt_error(holder: AttemptOwner, request: RegisterAttempt) -> ConcurrentAttemptError:

@@ -83,12 +83,8 @@ def require_same_task(attempt: AttemptRecord, owner: AttemptOwner) -> None:
 
 
 def is_other_instance(owner: AttemptOwner, other: AttemptOwner) -> bool:
-    """
-    Return whether two owners are instances of one mapped task that have the same map key.
-
-    The index of a key may change only with the list of instances, for which the task is cleared.
-    """
-    mine, theirs = ((each.logical_task, each.run_id, each.clear_marker) for each in (owner, other))
+    """Return whether two owners are instances of one mapped task in one run that have the same map key."""
+    mine, theirs = ((each.logical_task, each.run_id) for each in (owner, other))
     return mine == theirs and map_index_of(owner) != map_index_of(other)
 
 
@@ -120,11 +116,18 @@ class TaskLiveness(Protocol):
     def is_running(self, owner: AttemptOwner) -> bool:
         """Return whether the owner's task is known to be running."""
 
+    def is_last_try(self, owner: AttemptOwner) -> bool:
+        """Return whether the owner's try is known to be the last one of its task instance, which was not cleared since."""
+
 
 class UnknownLiveness:
     """Liveness outside Airflow, where it is unknown and a newer attempt always fences an older one."""
 
     def is_running(self, owner: AttemptOwner) -> bool:
+        """Return ``False``."""
+        return False
+
+    def is_last_try(self, owner: AttemptOwner) -> bool:
         """Return ``False``."""
         return False
 

@@ -21,12 +21,13 @@ import hashlib
 import re
 import uuid
 from collections.abc import Mapping
-from typing import NewType
+from typing import NewType, TypeGuard, TypeVar
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 JobId = NewType("JobId", str)
 OperatorId = NewType("OperatorId", str)
+Argument = TypeVar("Argument")
 
 TEST_NAMESPACE = "test/"
 _MAX_NAME = 500
@@ -90,6 +91,24 @@ def job_name(name: str, *, is_test: bool) -> str:
 def key_text(map_key: object) -> str | None:
     """Return a map key as text; an expanded list and a native template may give any value, such as the number 0."""
     return None if map_key is None else str(map_key)
+
+
+def is_given(value: Argument | None) -> TypeGuard[Argument]:
+    """Return whether a templated argument has a value; an empty text has none, and the number 0 is one."""
+    return value is not None and value != ""
+
+
+def require_not_missing(name: str, value: object) -> None:
+    """
+    Raise an error for the text that a template writes for a missing value.
+
+    :param name: Name of the argument.
+    :raises InvalidConfigurationError: if the value is such a text.
+    """
+    if isinstance(value, str) and value.strip().lower() in ("none", "null"):
+        raise InvalidConfigurationError(
+            f"Expected a name as {name}, found {value!r}, which a template writes for a missing value; give a name, or None."
+        )
 
 
 def uid_with_key(uid: str, map_key: str | None) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from airflow_provider_statecheck.checkpoint.codec import require, storable_text
+from airflow_provider_statecheck.checkpoint.codec import plain_integer, require, storable_text
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE, JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.properties import (
@@ -77,6 +77,10 @@ class RegisterAttempt:
     savepoint_at_end: bool = False
     """Whether a savepoint is taken when the stage has finished."""
 
+    def __post_init__(self) -> None:
+        for name in ("num_retained", "retained_runs"):
+            object.__setattr__(self, name, plain_integer(getattr(self, name)))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenEffects:
@@ -95,7 +99,7 @@ class OpenEffects:
     Pending savepoint with which the job suspends; the attempt has given its part, and waits for the end of it.
 
     The registration of a retry also returns a complete one of the job or of the stage alone, if an earlier try ran or had failed
-    when it was triggered.
+    when it was triggered, or has waited for it.
     """
 
 
@@ -395,7 +399,7 @@ def require_metadata_in(directory: str, metadata_uri: str) -> None:
 
 
 def _is_small_from(lowest: int) -> Callable[[object], bool]:
-    return lambda n: isinstance(n, int) and lowest <= n <= _HIGHEST_SMALL
+    return lambda n: isinstance(n, int) and not isinstance(n, bool) and lowest <= n <= _HIGHEST_SMALL
 
 
 def require_valid(request: RegisterAttempt) -> None:

@@ -9,6 +9,7 @@ future are clamped, in their order. Otherwise all timeouts of the job would stop
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -212,12 +213,20 @@ class AttemptRecord:
         """Return whether the attempt had begun at a time and not ended."""
         return self.registered_at <= time and (self.ended_at is None or self.ended_at > time)
 
-    def should_stop_with(self, savepoint: CheckpointRecord) -> bool:
-        """Return whether a savepoint that suspends the stage or its job was triggered while it ran, or after it had failed."""
+    def should_stop_with(self, savepoint: CheckpointRecord, checkpoints: Iterable[CheckpointRecord]) -> bool:
+        """
+        Return whether a complete savepoint that suspends the stage or its job concerns the attempt.
+
+        It was triggered while the attempt ran, or after it had failed, or the attempt has waited for it.
+
+        :param checkpoints: Checkpoints of the operator.
+        """
         is_unfinished = self.status is not AttemptStatus.FINISHED
         if savepoint.operator_id == self.operator_id:
             return is_unfinished and self.epoch == savepoint.epoch
-        return self.ran_at(savepoint.triggered_at) or (is_unfinished and self.registered_at < savepoint.triggered_at)
+        if self.ran_at(savepoint.triggered_at) or (is_unfinished and self.registered_at < savepoint.triggered_at):
+            return True
+        return any(c.epoch == self.epoch and c.was_completed_during(savepoint) for c in checkpoints)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,6 +299,12 @@ class CheckpointRecord:
         # Ids order a checkpoint that was triggered and completed within the resolution of the clock.
         completed = (self.completed_at or self.triggered_at, self.checkpoint_id)
         return completed > (savepoint.triggered_at, savepoint.checkpoint_id)
+
+    def was_completed_during(self, savepoint: CheckpointRecord) -> bool:
+        """Return whether the checkpoint was completed while a savepoint that suspends the whole job was pending."""
+        if self.completed_at is None or savepoint.completed_at is None or self.is_of_user:
+            return False
+        return self.is_after(savepoint) and self.completed_at < savepoint.completed_at
 
     @property
     def has_ended(self) -> bool:

@@ -47,6 +47,7 @@ from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, Attemp
 from airflow_provider_statecheck.checkpoint.properties import RestoreSource
 from airflow_provider_statecheck.checkpoint.records import (
     ActionRecord,
+    AttemptOwner,
     AttemptRecord,
     AttemptStatus,
     CheckpointRecord,
@@ -73,16 +74,21 @@ class RivalError(Exception):
         self.rival = rival
 
 
+class MovedKeyError(RivalError):
+    """Another instance of the mapped task had the map key before this one was cleared."""
+
+
 def register(tx: JobTransaction, request: RegisterAttempt, dead: Sequence[AttemptRecord] = ()) -> AttemptGrant:
     """
     Register an attempt under the next epoch, fence its predecessors and choose the candidates to restore.
 
-    :param dead: Attempts whose tasks are known to have stopped.
+    :param dead: Attempts whose tasks are known to have stopped, or to have been cleared since.
     :raises StaleAttemptError: if the attempt was registered before and has been replaced since.
     :raises InvalidConfigurationError: if another instance of the mapped task has the same map key, or another task of the Dag
         the same uid.
     :raises RunSupersededError: if a later run has already advanced the state.
     :raises RivalError: if another owner's attempt is open and not in ``dead``.
+    :raises MovedKeyError: if the last attempt is not in ``dead``, and its instance of the mapped task has another index.
     :raises NoRestorableCheckpointError: if the operator had state and none of it can be restored.
     :raises SnapshotClaimedError: if another operator has claimed the savepoint to start from.
     :raises IncompatibleCheckpointError: if the operator is new and another operator, which has checkpoints, is gone.
@@ -115,7 +121,7 @@ def _open_attempt(tx: JobTransaction, request: RegisterAttempt, dead: Sequence[A
     operator = operator_of(tx, request) or _new_operator(tx, request)
     operator_id = operator.operator_id
     previous = tx.attempt(operator_id, operator.epoch)
-    _require_key_of_its_own(previous, request)
+    _require_key_of_its_own(previous, request, dead)
     _require_uid_of_its_own(previous, request)
     choice = restore_choice.roll_back_to_choice(tx, operator)
     restore = in_place_restore.waiting(tx, operator)
@@ -185,14 +191,25 @@ def _require_not_before(restore: InPlaceRestore, operator: OperatorRecord, reque
     )
 
 
-def _require_key_of_its_own(previous: AttemptRecord | None, request: RegisterAttempt) -> None:
+def _require_key_of_its_own(
+    previous: AttemptRecord | None, request: RegisterAttempt, dead: Sequence[AttemptRecord]
+) -> None:
     if previous is None or not is_other_instance(previous.owner, request.owner):
         return
     # Otherwise the second instance would fence the first one, or continue at its end and do nothing.
-    raise InvalidConfigurationError(
-        f"Expected a map_key of its own for each instance of a mapped task, found {request.owner.logical_task!r} at the instances "
-        f"{map_index_of(previous.owner)} and {map_index_of(request.owner)} in run {request.owner.run_id!r}; derive the key from the "
-        f"content of each instance, and remove duplicates from the list."
+    if previous.owner.clear_marker == request.owner.clear_marker:
+        raise shared_map_key(previous.owner, request.owner)
+    # The index of a key changes with the list of instances, for which all of them are cleared.
+    if not any(_is_same_attempt(previous, each) for each in dead):
+        raise MovedKeyError(previous)
+
+
+def shared_map_key(holder: AttemptOwner, owner: AttemptOwner) -> InvalidConfigurationError:
+    """Return the error for an instance of a mapped task that has the map key of another one."""
+    return InvalidConfigurationError(
+        f"Expected a map_key of its own for each instance of a mapped task, found {owner.logical_task!r} at the instances "
+        f"{map_index_of(holder)} and {map_index_of(owner)} in run {owner.run_id!r}; derive the key from the content of each "
+        f"instance, and remove duplicates from the list."
     )
 
 
@@ -276,6 +293,8 @@ def _decide_start(previous: AttemptRecord | None, request: RegisterAttempt) -> S
         return StartDecision(False, "a new run with the logical date of an earlier run")
     if not _is_same_run(previous, request):
         return StartDecision(True, "a new run continues the state of the job")
+    if _is_of_new_run_with_same_id(previous, request.owner):
+        return StartDecision(False, "a new run with the id of a deleted run that had finished")
     if previous.owner.clear_marker != request.owner.clear_marker:
         return _after_clear(previous.status, request)
     return StartDecision(True, f"retry after an attempt that {_ENDED[previous.status]}")
@@ -313,6 +332,14 @@ def _is_rerun_of_old_date(previous: AttemptRecord, request: RegisterAttempt) -> 
     if is_test_job(request.job_name):
         return False
     return _is_same_run(previous, request) and previous.owner.run_id != request.owner.run_id
+
+
+def _is_of_new_run_with_same_id(previous: AttemptRecord, owner: AttemptOwner) -> bool:
+    # Airflow names a scheduled run after its date, and creates the newest one again if a user deletes it. Every later try of a
+    # run, also after a clear, has a higher number.
+    is_same_task = previous.status is AttemptStatus.FINISHED and dict(previous.owner.airflow) == dict(owner.airflow)
+    mine, theirs = owner.try_number, previous.owner.try_number
+    return is_same_task and mine is not None and theirs is not None and 0 < mine <= theirs
 
 
 def _decide(
@@ -478,7 +505,8 @@ def _missed_stop(tx: JobTransaction, attempt: AttemptRecord) -> CheckpointRecord
     earlier = tuple(_earlier_tries(tx, attempt))
     operators = (attempt.operator_id, ALIGNED_OPERATOR_ID) if earlier else ()
     taken = (c for operator_id in operators for c in transitions.suspended_with(tx, operator_id))
-    return next((c for c in taken if any(each.should_stop_with(c) for each in earlier)), None)
+    own = tx.open_checkpoints(attempt.operator_id) if earlier else []
+    return next((c for c in taken if any(each.should_stop_with(c, own) for each in earlier)), None)
 
 
 def _earlier_tries(tx: JobTransaction, attempt: AttemptRecord) -> Iterator[AttemptRecord]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, fields
 from datetime import datetime
 
+from airflow_provider_statecheck.checkpoint.codec import plain_integer
 from airflow_provider_statecheck.checkpoint.fencing import checkpoints_before_run, is_same
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_OPERATOR_ID,
@@ -191,7 +192,7 @@ def find_fork_source(
     gateway: CheckpointCoordinatorGateway,
     storage: CheckpointStorage,
     job: str,
-    wanted: str,
+    wanted: str | int,
     *,
     uid: str,
     renamed_uids: Mapping[str, str],
@@ -210,6 +211,8 @@ def find_fork_source(
     :raises InvalidConfigurationError: if ``wanted`` has none of these forms.
     :raises IncompatibleCheckpointError: if the checkpoint is of another operator.
     """
+    # A template may give the id as a number.
+    wanted = wanted if isinstance(wanted, str) else str(plain_integer(wanted))
     try:
         pointer = _fork_pointer(gateway, job, wanted, {uid, *restorable_uids(uid, renamed_uids)})
     except CheckpointNotFoundError as error:

@@ -119,9 +119,9 @@ class SubmittedStage:
             self._checkpoints.log_new()
 
     def was_cleared(self) -> bool:
-        """Return whether the task was cleared after its newest attempt was registered."""
+        """Return whether the task was cleared after its newest attempt was registered, or that one was removed with its job."""
         newest = self._newest_attempt()
-        return newest is not None and newest.owner.clear_marker != self.registration.owner.clear_marker
+        return newest is None or newest.owner.clear_marker != self.registration.owner.clear_marker
 
     def close(self, status: AttemptStatus, message: str = "") -> None:
         """Close the attempt if its driver ended without closing it."""

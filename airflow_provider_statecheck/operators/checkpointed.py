@@ -17,9 +17,13 @@ from airflow.sdk.definitions.mappedoperator import MappedOperator
 
 from airflow_provider_statecheck.checkpoint.ids import (
     TEST_NAMESPACE,
+    is_given,
     is_test_job,
+    job_id_of,
     job_name,
     key_text,
+    operator_id_of,
+    require_not_missing,
     uid_with_key,
     uids_before,
 )
@@ -248,15 +252,16 @@ def _with_restore_source(
     task: CheckpointedOperator, storage: CheckpointStorage, registration: RegisterAttempt
 ) -> RegisterAttempt:
     mode = _claim_mode(task.claim_mode, is_test=is_test_job(registration.job_name))
-    if task.from_checkpoint:
+    if is_given(task.from_checkpoint):
         return _fork(task, task.from_checkpoint, storage, registration)
-    if task.fork:
+    if is_given(task.fork):
         raise InvalidConfigurationError(
             f"Expected from_checkpoint with fork={task.fork!r}, found none; name the checkpoint to start from."
         )
-    if not task.from_savepoint:
-        return registration
-    return replace(registration, restore_from=_savepoint(task, task.from_savepoint, storage, registration.uid, mode))
+    if is_given(task.from_savepoint):
+        source = _savepoint(task, task.from_savepoint, storage, registration.uid, mode)
+        return replace(registration, restore_from=source)
+    return registration
 
 
 def _savepoint(
@@ -280,11 +285,12 @@ def _fork(
     from airflow_provider_statecheck.gateway.time_travel import find_fork_source, fork_name
     from airflow_provider_statecheck.hooks.transport import airflow_gateway
 
-    if not task.job or task.from_savepoint:
+    if not is_given(task.job) or is_given(task.from_savepoint):
         raise InvalidConfigurationError(
             "Expected from_checkpoint with job=, the job of the checkpoint, and without from_savepoint, found "
-            f"{'both' if task.job else 'no job'}."
+            f"{'both' if is_given(task.job) else 'no job'}."
         )
+    require_not_missing("fork", task.fork)
     source = find_fork_source(
         airflow_gateway(),
         storage,
@@ -294,7 +300,8 @@ def _fork(
         renamed_uids=task.renamed_uids or {},
         allow_non_restored_state=task.allow_non_restored_state,
     )
-    name = fork_name(registration.job_name, task.fork or registration.owner.run_key)
+    fork = str(task.fork) if is_given(task.fork) else registration.owner.run_key
+    name = fork_name(registration.job_name, fork)
     return replace(registration, job_name=name, restore_from=source)
 
 
@@ -355,7 +362,7 @@ def _registration(
         retained_runs=settings.retained_runs,
         checkpoint_timeout_seconds=settings.checkpoint_timeout_seconds,
         retention=settings.externalized_checkpoint_retention.retention_policy,
-        former_uids=former_uids(task.uid or task.task_id, task.renamed_uids or {}, map_key),
+        former_uids=former_uids(_task_uid(task.task_id, task.uid), task.renamed_uids or {}, map_key),
         dag_uids=uids_by_task([task] if dag is None else dag.tasks),
         allow_non_restored_state=task.allow_non_restored_state,
         savepoint_at_end=_savepoint_at_end(task, settings),
@@ -386,9 +393,11 @@ def job_name_of(context: Mapping[str, Any], job: str | None, *, is_test: bool) -
 
     :param job: Explicit name; by default each run has its own job.
     :param is_test: Whether this is a test run, which uses a separate job.
-    :raises InvalidConfigurationError: The name of a real job starts with the prefix of test jobs.
+    :raises InvalidConfigurationError: The name is invalid, or that of a real job starts with the prefix of test jobs.
     """
-    name = job or f"{context['ti'].dag_id}/{run_key_of(context)}"
+    require_not_missing("job", job)
+    name = job if is_given(job) else f"{context['ti'].dag_id}/{run_key_of(context)}"
+    job_id_of(name)  # rejects other values than texts before the prefix of test runs is added
     if is_test_job(name) and not is_test:
         raise InvalidConfigurationError(
             f"Expected a job name without the prefix {TEST_NAMESPACE!r}, found {name!r}; jobs with this prefix belong to "
@@ -403,7 +412,7 @@ def uid_of(context: Mapping[str, Any], uid: str | None, map_key: str | None) -> 
 
     :param uid: Explicit uid; by default the task id.
     :param map_key: Key of the instance of a mapped task, independent of the order of instances.
-    :raises InvalidConfigurationError: A mapped task has no key.
+    :raises InvalidConfigurationError: A mapped task has no key, or the uid is invalid.
     """
     ti = context["ti"]
     if getattr(ti, "map_index", -1) >= 0 and not map_key:
@@ -411,7 +420,13 @@ def uid_of(context: Mapping[str, Any], uid: str | None, map_key: str | None) -> 
             f"Expected map_key for the mapped task {ti.task_id!r}, found none; derive a key from the content of each "
             f"instance, because its index changes with the list."
         )
-    return uid_with_key(uid or str(ti.task_id), map_key)
+    task_uid = _task_uid(str(ti.task_id), uid)
+    operator_id_of(task_uid)  # rejects other values than texts before the key is added
+    return uid_with_key(task_uid, map_key)
+
+
+def _task_uid(task_id: str, uid: str | None) -> str:
+    return uid if is_given(uid) else task_id
 
 
 def owner_of(context: Mapping[str, Any], map_key: str | None) -> AttemptOwner:

@@ -130,7 +130,7 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator)
         # Airflow stores the id of the driver across a clear, and would not submit a successful driver again.
         store = context.get("task_state_store")
         if store is not None and store.get(self.external_id_key) and stage.was_cleared():
-            self.log.info("The task was cleared; its application is submitted again.")
+            self.log.info("The task was cleared, or its job was removed; its application is submitted again.")
             store.delete(self.external_id_key)
 
     def _shipping_to(self, scratch: Path, prepared: PreparedStage) -> Shipping:

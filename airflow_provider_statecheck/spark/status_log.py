@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from functools import partial
 
 from airflow_provider_statecheck.checkpoint.fencing import is_retry_of
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, OperatorId, is_test_job
@@ -191,40 +192,46 @@ def latest_retained(view: JobView, operator_id: OperatorId) -> CheckpointRecord 
 def stopping_savepoint(view: JobView, attempt: AttemptRef) -> str | None:
     """Return the location of the savepoint that suspended an attempt or its whole job, ``None`` if none did."""
     row = next((a for a in view.attempts if (a.operator_id, a.epoch) == (attempt.operator_id, attempt.epoch)), None)
-    completed = [c for c in view.of_operator(attempt.operator_id) if c.epoch == attempt.epoch and c.completed_at]
+    checkpoints = view.of_operator(attempt.operator_id)
+    completed = [c for c in checkpoints if c.epoch == attempt.epoch and c.completed_at]
     if row is None or row.status is AttemptStatus.FINISHED or not completed:
         return None
-    generations = {c.generation for c in view.of_operator(attempt.operator_id) if c.completed_at}
+    generations = {c.generation for c in checkpoints if c.completed_at}
     earlier = [a for a in view.attempts if is_retry_of(row, a, generations.__contains__)]
-    own = (c for c in view.of_operator(attempt.operator_id) if _has_stopped(c, row, earlier))
-    of_job = (c for c in view.of_operator(ALIGNED_OPERATOR_ID) if _has_held(c, row, completed[-1], earlier))
+    should_stop = [partial(each.should_stop_with, checkpoints=checkpoints) for each in earlier]
+    own = (c for c in checkpoints if _has_stopped(c, row, should_stop))
+    of_job = (c for c in view.of_operator(ALIGNED_OPERATOR_ID) if _has_held(c, row, completed[-1], should_stop))
     return next((c.location for c in (*own, *of_job)), None)
 
 
-def _has_stopped(savepoint: CheckpointRecord, attempt: AttemptRecord, earlier: Iterable[AttemptRecord]) -> bool:
+_ShouldStop = Callable[[CheckpointRecord], bool]
+"""Tells whether an earlier try should have stopped with a savepoint."""
+
+
+def _has_stopped(savepoint: CheckpointRecord, attempt: AttemptRecord, should_stop: Iterable[_ShouldStop]) -> bool:
     """Return whether an attempt has stopped with a completed savepoint of its stage, which it or an earlier try should take."""
     completed = savepoint.completed_at
     if savepoint.properties.snapshot_type is not CheckpointType.SAVEPOINT_SUSPEND or completed is None:
         return False
     if savepoint.epoch == attempt.epoch:
         return attempt.ended_at is None or completed <= attempt.ended_at
-    return any(each.should_stop_with(savepoint) for each in earlier)
+    return any(should(savepoint) for should in should_stop)
 
 
 def _has_held(
-    savepoint: CheckpointRecord, attempt: AttemptRecord, newest: CheckpointRecord, earlier: Iterable[AttemptRecord]
+    savepoint: CheckpointRecord, attempt: AttemptRecord, newest: CheckpointRecord, should_stop: Iterable[_ShouldStop]
 ) -> bool:
     """
     Return whether an attempt has stopped after its newest checkpoint with a completed savepoint of its job.
 
-    It has waited for the savepoint, or is the retry of one that ran or had failed when the savepoint was triggered.
+    It has waited for the savepoint, or is the retry of one that has, or that ran or had failed when it was triggered.
     """
     if savepoint.properties.snapshot_type is not CheckpointType.SAVEPOINT_SUSPEND or not newest.is_after(savepoint):
         return False
     if savepoint.completed_at is None or newest.completed_at is None:
         return False
     if newest.completed_at > savepoint.completed_at:
-        return any(each.should_stop_with(savepoint) for each in earlier)
+        return any(should(savepoint) for should in should_stop)
     return attempt.ended_at is None or attempt.ended_at >= savepoint.completed_at
 
 

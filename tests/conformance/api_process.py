@@ -65,6 +65,9 @@ class ServedFolder:
         running = self.folder / RUNNING_FILE
         return running.exists() and owner.run_id in running.read_text().splitlines()
 
+    def is_last_try(self, owner: AttemptOwner) -> bool:
+        return self.is_running(owner)
+
 
 class NamedFolder:
     """The name of the served folder in a file, which changes from test to test while the server runs."""

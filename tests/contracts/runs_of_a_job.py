@@ -31,6 +31,10 @@ class RunningTasks:
         """Tell whether the owner's run is one of them."""
         return owner.run_id in self._run_ids
 
+    def is_last_try(self, owner: AttemptOwner) -> bool:
+        """Tell whether the owner's run is one of them."""
+        return self.is_running(owner)
+
 
 JOB = job_id_of("sales")
 OPERATOR = operator_id_of("aggregate")

@@ -166,6 +166,9 @@ class LivingTasks:
     def is_running(self, owner: AttemptOwner) -> bool:
         return not (self.folder / owner.label).exists()
 
+    def is_last_try(self, owner: AttemptOwner) -> bool:
+        return self.is_running(owner)
+
     def kill(self, label: str) -> None:
         (self.folder / label).touch()
 

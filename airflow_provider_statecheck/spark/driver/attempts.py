@@ -17,7 +17,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.codec import decode, encode
-from airflow_provider_statecheck.checkpoint.ids import TEST_NAMESPACE, is_test_job, new_key, uids_before
+from airflow_provider_statecheck.checkpoint.ids import TEST_NAMESPACE, is_test_job, job_id_of, new_key, uids_before
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import SCRIPT_PREFIX, AttemptOwner, OnClear
@@ -191,6 +191,7 @@ def open_attempt(
     data_inline_threshold: int = INLINE_STATE_BYTES,
 ) -> StageAttempt:
     """Register an attempt of a script; for the arguments see :meth:`StageContext.open` and :func:`run_stage`."""
+    job_id_of(job)  # rejects other values than texts
     if is_test_job(job):
         raise InvalidConfigurationError(
             f"Expected a job name without the prefix {TEST_NAMESPACE!r}, which is reserved for test runs, found {job!r}; "

@@ -48,11 +48,11 @@ class RunningTask:
             get_state_backend().set(scope, key, text, session=session)
             session.commit()
 
-    def become(self, state: str) -> None:
-        """Change the state of the task instance."""
+    def become(self, state: str | None, **changes: Any) -> None:
+        """Change the state and other values of the task instance."""
         instances = _table("task_instance")
         with self.engine.begin() as connection:
-            connection.execute(update(instances).where(instances.c.id == self.ti_id).values(state=state))
+            connection.execute(update(instances).where(instances.c.id == self.ti_id).values(state=state, **changes))
 
 
 def add_dag(engine: Engine, dag_id: str) -> None:

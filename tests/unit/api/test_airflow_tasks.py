@@ -20,7 +20,7 @@ from sqlalchemy.orm import sessionmaker
 
 from airflow_provider_statecheck.api import airflow_access, airflow_services
 from airflow_provider_statecheck.api.airflow_access import PermittedDags
-from airflow_provider_statecheck.api.airflow_services import AirflowRuns, AirflowTasks
+from airflow_provider_statecheck.api.airflow_services import AirflowRuns, AirflowTaskLiveness, AirflowTasks
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.gateway.verbs import challenge_of
@@ -218,6 +218,20 @@ def test_a_task_instance_waits_while_it_runs_or_is_deferred(engine: Engine) -> N
     task.become("deferred")
     for other in ({"map_index": 0}, {"run_id": "another"}, {"task_id": "another"}, {"dag_id": "another"}):
         assert not AirflowTasks().is_waiting(replace(caller, **other))
+
+
+def test_a_try_is_the_last_one_until_its_task_instance_is_cleared_or_tried_again(engine: Engine) -> None:
+    task = RunningTask.start(engine, map_index=3)
+    caller = Caller(dag_id="nightly", run_id=task.run_id, task_id="features", map_index=3)
+    owner = make_owner(label="task nightly.features, try 2", airflow=caller.coordinates)
+    found = {}
+    for state in ("running", "deferred", "success", "failed", "restarting", "up_for_retry", "removed", None):
+        task.become(state, try_number=2)
+        found[state] = AirflowTaskLiveness().is_last_try(owner)
+    assert {state for state, is_last in found.items() if is_last} == {"running", "deferred", "success", "failed"}
+    task.become("running", try_number=3)
+    others = (owner, make_owner(label="process 7"), make_owner(label="a task, try 3"))
+    assert not any(map(AirflowTaskLiveness().is_last_try, others))
 
 
 def test_a_dag_is_known_by_its_row(engine: Engine) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
+from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, AttemptGrant, FinishAttempt
@@ -18,7 +20,7 @@ from airflow_provider_statecheck.exceptions import (
     StaleAttemptError,
 )
 from tests.contracts.operator_uids_contract import registration
-from tests.contracts.runs_of_a_job import day
+from tests.contracts.runs_of_a_job import day, rows_of
 from tests.messages import complete_checkpoint, make_leadership, make_owner, make_registration
 from tests.sqlite_rows import new_store
 
@@ -51,6 +53,53 @@ def test_the_start_of_a_script_says_how_the_attempt_before_it_ended(
     assert (grant.is_restore, grant.start_reason) == (restores, f"started again after an attempt {reason}")
 
 
+def test_numbers_of_retained_checkpoints_and_runs_may_be_of_numpy(coordinator: AttemptCoordinator) -> None:
+    request = make_registration(num_retained=np.int64(3), retained_runs=np.int32(0))
+    coordinator.register(request)
+    (attempt,) = coordinator.describe(JOB).attempts
+    assert (attempt.num_retained, attempt.retained_runs) == (3, 0)
+    assert {type(attempt.num_retained), type(encode(request)["num_retained"])} == {int}
+
+
+@pytest.mark.parametrize("setting", ["num_retained", "retained_runs"])
+@pytest.mark.parametrize("value", [True, 2.0, "2", None])
+def test_a_number_of_retained_checkpoints_or_runs_is_an_integer(
+    coordinator: AttemptCoordinator, setting: str, value: object
+) -> None:
+    with pytest.raises(InvalidConfigurationError, match=setting):
+        coordinator.register(make_registration(**{setting: value}))
+
+
+def test_the_retry_of_a_fenced_attempt_says_so() -> None:
+    coordinator = coordinator_with(Meanwhile())
+    complete_checkpoint(coordinator, coordinator.register(make_registration(owner=day(1))).attempt)
+    coordinator.register(make_registration(owner=day(2)))
+    grant = coordinator.register(make_registration(owner=day(1)))
+    assert (grant.is_restore, grant.start_reason) == (True, "retry after an attempt that was fenced")
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "restores", "reason"),
+    [
+        (1, AttemptStatus.FINISHED, False, "a new run with the id of a deleted run that had finished"),
+        (2, AttemptStatus.FINISHED, False, "a new run with the id of a deleted run that had finished"),
+        (3, AttemptStatus.FINISHED, True, "retry after an attempt that finished"),
+        (1, AttemptStatus.FAILED, True, "retry after an attempt that failed"),
+    ],
+)
+def test_a_run_that_is_deleted_and_created_again_with_its_id_starts_again(
+    coordinator: AttemptCoordinator, number: int, status: AttemptStatus, restores: bool, reason: str
+) -> None:
+    def of_try(number: int) -> AttemptOwner:
+        return instance(0, label=f"task dag.load of run scheduled__2026-01-01, try {number}")
+
+    attempt = coordinator.register(make_registration(owner=of_try(2))).attempt
+    complete_checkpoint(coordinator, attempt)
+    coordinator.finish(FinishAttempt(attempt=attempt, status=status))
+    grant = coordinator.register(make_registration(owner=of_try(number)))
+    assert (grant.is_restore, grant.start_reason) == (restores, reason)
+
+
 class Meanwhile:
     """Does something when it is asked for the first time; after that the tasks of some runs run."""
 
@@ -64,6 +113,9 @@ class Meanwhile:
         if len(self.asked) == 1:
             self.act()
         return owner.run_id in self.running
+
+    def is_last_try(self, owner: AttemptOwner) -> bool:
+        return self.is_running(owner)
 
 
 def coordinator_with(liveness: Meanwhile) -> AttemptCoordinator:
@@ -157,6 +209,18 @@ def test_an_instance_does_not_adopt_the_driver_of_another_one(coordinator: Attem
     attempt = worked(coordinator, None).attempt
     with pytest.raises(StaleAttemptError, match="register an attempt instead"):
         coordinator.adopt(AdoptAttempt(attempt=attempt, owner=instance(1)))
+
+
+@pytest.mark.parametrize("status", [None, AttemptStatus.FINISHED, AttemptStatus.FAILED])
+def test_an_instance_with_the_map_key_of_another_one_is_refused_although_it_alone_was_cleared(
+    status: AttemptStatus | None,
+) -> None:
+    coordinator = coordinator_with(Meanwhile(instance(0)))
+    worked(coordinator, status)
+    before = rows_of(coordinator.describe(JOB))
+    with pytest.raises(InvalidConfigurationError, match=r"found 'dag/load\[oslo\]' at the instances 0 and 1"):
+        coordinator.register(make_registration(owner=instance(1, clear_marker="4/1")))
+    assert rows_of(coordinator.describe(JOB)) == before
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,6 @@ def test_nothing_is_adopted_or_closed_where_there_is_no_job(gateway) -> None:
     stage = make_stage(gateway)
     stage.adopt_running()
     stage.close(AttemptStatus.FAILED)
-    assert not stage.was_cleared()
     assert "retains no checkpoint" in stage.kept()
 
 
@@ -155,6 +154,18 @@ def test_nothing_is_adopted_or_closed_where_there_is_no_job(gateway) -> None:
 def test_a_clear_is_told_from_a_retry(gateway, marker: str, was_cleared: bool) -> None:
     make_stage(gateway).register()
     assert make_stage(gateway, owner=make_owner(clear_marker=marker)).was_cleared() is was_cleared
+
+
+def test_the_driver_of_an_attempt_that_was_removed_with_its_job_is_submitted_again() -> None:
+    store = new_store(ManualClock())
+    gateway = Gateway(store)
+    first = make_stage(gateway)
+    first.register()
+    first.close(AttemptStatus.FINISHED)
+    assert not make_stage(gateway).was_cleared()
+    with store.transaction(job_id_of("sales")) as tx:
+        tx.remove_job()
+    assert make_stage(gateway).was_cleared()
 
 
 def test_last_line_names_the_checkpoint_that_a_retry_restores(gateway) -> None:

@@ -315,6 +315,39 @@ def test_a_stage_that_begins_after_the_trigger_stops_too(job: StoppedJob) -> Non
     assert job.parts(key).keys() == {"load"}
 
 
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "failed"])
+def test_the_retry_of_a_stage_that_began_after_the_trigger_and_failed_while_it_waited_stops(
+    job: StoppedJob, is_killed: bool
+) -> None:
+    job.run("extract")
+    key = job.request(kind=SUSPEND)
+    job.stage.clock.advance(1)
+    late = job.driven("late")
+    job.fail_while_waiting(late)
+    if not is_killed:
+        late.finish(AttemptStatus.FAILED)
+    job.serve()
+    retry = job.driven("late")
+    assert job.stopped(retry).pointer == job.savepoint(key).location
+    assert stopping_savepoint(job.view, retry.grant.attempt) == job.savepoint(key).location
+    cleared = job.driven("late", owner=make_owner(clear_marker="cleared"))
+    job.take_after(cleared)
+    cleared.finish(AttemptStatus.FINISHED)
+
+
+def test_the_retry_of_a_stage_that_went_on_after_the_savepoint_goes_on(job: StoppedJob) -> None:
+    job.run("extract")
+    job.request(kind=SUSPEND)
+    job.stage.clock.advance(1)
+    late = job.driven("late")
+    job.serve()
+    job.take_after(late)
+    late.finish(AttemptStatus.FAILED)
+    retry = job.driven("late")
+    job.take_after(retry)
+    retry.finish(AttemptStatus.FINISHED)
+
+
 def test_a_savepoint_that_returns_to_the_queue_lets_the_stages_go_on_to_the_next_one(job: StoppedJob) -> None:
     job.run("extract")
     running = job.driven("load")

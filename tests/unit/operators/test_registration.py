@@ -53,9 +53,8 @@ def prepared(stage: WrittenStage, **arguments: Any) -> checkpointed.PreparedStag
     operator = CheckpointedPySparkOperator(
         task_id="t",
         python_callable=lambda: None,
-        uid="aggregate",
         checkpoint_dir=stage.storage.base_uri,
-        **arguments,
+        **{"uid": "aggregate"} | arguments,
     )
     return checkpointed.prepare_stage(operator, make_context())
 
@@ -203,6 +202,49 @@ def test_a_mapped_task_is_known_by_its_key_and_never_by_its_index() -> None:
 def test_the_number_0_is_a_map_key(stage: WrittenStage, key: Any) -> None:
     asked = prepared(stage, map_key=key).registration
     assert (asked.uid, asked.owner.logical_task.partition("/")[2]) == ("aggregate[0]", "task[0]")
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "found"),
+    [
+        ("job", 0, "a job that is a text in UTF-8, found 0"),
+        ("job", ["sales"], "a job that is a text"),
+        ("job", "None", "found 'None', which a template writes for a missing value"),
+        ("uid", 0, "a uid that is a text in UTF-8, found 0"),
+        ("from_savepoint", 0, "found 0; give its directory"),
+        ("from_checkpoint", 1.5, "found '1.5'; pass one of these forms"),
+        ("from_checkpoint", [], r"found '\[\]'; pass one of these forms"),
+        ("fork", 0, "name the checkpoint to start from"),
+    ],
+)
+def test_what_a_native_template_gives_in_place_of_a_text_is_refused(
+    stage: WrittenStage, argument: str, value: Any, found: str
+) -> None:
+    with pytest.raises(InvalidConfigurationError, match=found):
+        prepared(stage, **{"job": "sales", "map_key": "north"} | {argument: value})
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_a_template_without_a_value_leaves_the_default(stage: WrittenStage, value: str | None) -> None:
+    names = ("job", "uid", "map_key", "from_savepoint", "from_checkpoint", "fork")
+    asked = prepared(stage, **dict.fromkeys(names, value)).registration
+    assert (asked.job_name, asked.uid, asked.restore_from) == (f"dag/{RUN}", "task", None)
+
+
+def test_a_fork_and_its_checkpoint_may_be_numbers(stage: WrittenStage) -> None:
+    stage.run(checkpoints=1)
+    asked = prepared(stage, job="sales", from_checkpoint=1, fork=0).registration
+    assert asked.job_name == "sales@0"
+    assert asked.restore_from is not None
+    assert asked.restore_from.pointer.endswith("chk-1")
+    released = prepared(stage, job="sales", from_checkpoint=0).registration.restore_from
+    assert released is not None
+    assert "a retained checkpoint 0 of job 'sales'" in str(released.problem)
+
+
+def test_a_fork_is_not_named_by_what_a_template_writes_for_a_missing_value(stage: WrittenStage) -> None:
+    with pytest.raises(InvalidConfigurationError, match="Expected a name as fork, found 'None'"):
+        prepared(stage, job="sales", from_checkpoint="1", fork="None")
 
 
 def test_a_retry_keeps_the_clear_marker() -> None:

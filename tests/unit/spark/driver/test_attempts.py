@@ -128,11 +128,14 @@ def test_driver_with_all_packages_may_start() -> None:
     check_driver_packages()
 
 
-def test_script_may_not_take_the_name_of_a_test_run(tmp_path: Path) -> None:
-    """Maintenance removes those without asking how old they are."""
+@pytest.mark.parametrize(
+    ("job", "message"), [("test/x", "choose another name"), (5, "a job that is a text in UTF-8, found 5")]
+)
+def test_script_may_not_take_the_name_of_a_test_run_or_one_that_is_no_text(
+    tmp_path: Path, job: Any, message: str
+) -> None:
+    """Maintenance removes the jobs of test runs without asking how old they are."""
     spark: Any = None
-    with pytest.raises(InvalidConfigurationError, match="choose another name"):
-        StageContext.open(
-            spark, job="test/x", checkpoint_dir=str(tmp_path / "c"), metadata=f"sqlite:///{tmp_path}/state.db"
-        )
+    with pytest.raises(InvalidConfigurationError, match=message):
+        StageContext.open(spark, job=job, checkpoint_dir=str(tmp_path / "c"), metadata=f"sqlite:///{tmp_path}/state.db")
     assert list(tmp_path.iterdir()) == []
