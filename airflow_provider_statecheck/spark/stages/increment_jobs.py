@@ -8,16 +8,15 @@ vertex. It returns the reports of the tasks.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL, EMPTY_MESSAGE
 from airflow_provider_statecheck.spark.stages.executor.operator_run import OperatorTask, SnapshotMoment, SubtaskContext
-from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport, TaskWriting, VertexTask
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport, VertexTask
 from airflow_provider_statecheck.spark.stages.planning import (
     KEY_GROUP_COLUMN,
     SUBTASK_COLUMN,
@@ -29,7 +28,6 @@ from airflow_provider_statecheck.spark.stages.planning import (
 from airflow_provider_statecheck.spark.stages.stage import Aggregate, AggregateNode, KeyNode
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
 from airflow_provider_statecheck.spark.tables.schemas import quoted_column, spark_schema
-from airflow_provider_statecheck.state.schemas import OperatorSchemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 if TYPE_CHECKING:
@@ -52,17 +50,12 @@ class IncrementTasks:
 
     vertices: Sequence[PlannedVertex]
     states: StageStates
-    schemas: Mapping[str, OperatorSchemas]
-    """Types of restored state, by the uids of the operators."""
     sink: Sink | None
     storage: CheckpointStorage
     attempt: AttemptRef
-    state_backend: Any
     config: CheckpointConfig
     """Settings of the checkpoint storage."""
-    logical_date: datetime | None
-    now_ms: int
-    """Time for the expiry of state, the same in each attempt of a run."""
+    context: SubtaskContext
     combining: Combining
     """Decides whether Spark combines aggregates before the shuffle."""
 
@@ -102,30 +95,23 @@ class IncrementTasks:
             has_control=number > 0 or (is_woken and vertex.key is not None),
             sink=self.sink if is_last else None,
             storage=self.storage,
-            writing=self._writing(),
+            attempt=self.attempt,
+            config=self._task_config(),
             moment=moment,
-            context=SubtaskContext(
-                job_id=self.attempt.job_id,
-                parallelism=self.states.parallelism,
-                max_parallelism=self.states.max_parallelism,
-                epoch=self.attempt.epoch,
-                now_ms=self.now_ms,
-                logical_date=self.logical_date,
-                state_backend=self.state_backend,
-            ),
+            context=self.context,
         )
 
-    def _writing(self) -> TaskWriting:
+    def _task_config(self) -> CheckpointConfig:
         config = self.config.subset(option.name for option in CheckpointConfig.options())
         # With many subtasks less, because every task of the next increment carries all inline state.
-        config.data_inline_threshold = min(config.data_inline_threshold, INLINE_BUDGET // self.states.parallelism)
-        return TaskWriting(attempt=self.attempt, config=config)
+        config.data_inline_threshold = min(config.data_inline_threshold, INLINE_BUDGET // self.context.parallelism)
+        return config
 
     def _operator(self, operator: PlannedOperator) -> OperatorTask:
         return OperatorTask.of(
             operator,
             states=self.states.of(operator.uid),
-            schemas=self.schemas.get(operator.uid),
+            schemas=self.states.restored_schemas.get(operator.uid),
             restored_checkpoint_id=self.states.saved_with(operator.uid),
         )
 

@@ -72,7 +72,6 @@ def probe_schemas(
         subtask=0,
         parallelism=1,
         max_parallelism=1,
-        epoch=0,
         now_ms=0,
         logical_date=logical_date,
         state_backend=MemoryStateBackend(),

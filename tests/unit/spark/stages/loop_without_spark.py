@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from airflow_provider_statecheck.spark.attempt import StageAttempt
@@ -93,7 +94,7 @@ class JobsWithoutSpark:
 
 class _Tasks:
     combining = Combining(None)
-    now_ms = 0
+    context = SimpleNamespace(now_ms=0)
 
     def __init__(self, job: Job) -> None:
         self.vertices = [_NoFunctions()]

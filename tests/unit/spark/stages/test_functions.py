@@ -119,7 +119,6 @@ def run_of(storage: CheckpointStorage, state: OperatorSubtaskState) -> Aggregate
         subtask=0,
         parallelism=1,
         max_parallelism=GROUPS,
-        epoch=1,
         now_ms=0,
         logical_date=None,
         state_backend=ArrowStateBackend(),
@@ -155,7 +154,7 @@ def test_every_key_keeps_its_state_over_increments(tmp_path: Path) -> None:
     state, given = OperatorSubtaskState(), []
     for number in range(INCREMENTS):
         run = run_of(storage, state)
-        run.process_table(increment(number))
+        run.process_keyed(increment(number))
         if number == INCREMENTS - 1:
             given = [elements.table() for elements in run.end()]
         saved = run.snapshot(

@@ -76,7 +76,6 @@ def run_increment(folder: Path, states: StageStates, checkpoint_id: int, values:
         subtask=0,
         parallelism=1,
         max_parallelism=1,
-        epoch=1,
         now_ms=0,
         logical_date=None,
         state_backend=MemoryStateBackend(),
