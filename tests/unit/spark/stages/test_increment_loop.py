@@ -6,29 +6,34 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, StoppedWithSavepointError, StorageError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
-from airflow_provider_statecheck.spark.sinks.sink import SinkContext, SinkTaskContext
 from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.messages import make_owner, make_savepoint_request, source_at
 from tests.unit.maintenance.test_job_savepoints import SavedJob
-from tests.unit.spark.stages.loop_without_spark import Job, JobsWithoutSpark, LoopWithoutSpark, RecordedSink, one_output
+from tests.unit.spark.stages.loop_without_spark import (
+    Job,
+    JobsWithoutSpark,
+    LoopWithoutSpark,
+    RecordedSink,
+    numbers_in,
+    one_output,
+    open_sink,
+    staged,
+)
 from tests.unit.written_stage import JOB, WrittenStage
 
 MINUTES = 60.0
 LIMIT_SECONDS = 60.0
-SCHEMA = pa.schema([("number", pa.int64())])
 
 
 @pytest.fixture
@@ -42,41 +47,26 @@ def begun(written: WrittenStage) -> StageAttempt:
     return attempt
 
 
-def ask_to_stop(written: WrittenStage, attempt: StageAttempt, place: Path) -> None:
-    ask(written, attempt, place, CheckpointType.SAVEPOINT_SUSPEND)
-
-
 def ask(written: WrittenStage, attempt: StageAttempt, place: Path, kind: CheckpointType) -> None:
     written.savepoints.request(make_savepoint_request(attempt.grant.attempt, target=f"file://{place}", kind=kind))
 
 
-def opened_sink(target: Path, *, epoch: int, generation: int, restored: int | None) -> ParquetSink:
-    sink = ParquetSink(str(target))
-    sink.open(
-        SinkContext(
-            job_id=job_id_of(JOB),
-            job_name=JOB,
-            uid="aggregate/sink",
-            operator_id="0" * 32,
-            epoch=epoch,
-            generation=generation,
-            restored_checkpoint_id=restored,
-            restored_epoch=None if restored is None else 1,
-            is_fresh=restored is None,
-            schema=SCHEMA,
-        )
-    )
-    return sink
+def stopped(written: WrittenStage, place: Path, **loop: Any) -> tuple[StageAttempt, str]:
+    """Let a stage stop with a savepoint; return its attempt and the pointer of the savepoint."""
+    attempt = begun(written)
+    ask(written, attempt, place, CheckpointType.SAVEPOINT_SUSPEND)
+    with pytest.raises(StoppedWithSavepointError) as caught:
+        LoopWithoutSpark(attempt, **{"sink": RecordedSink()} | loop).run(3)
+    return attempt, caught.value.pointer
 
 
-def staged(sink: ParquetSink, epoch: int, number: int) -> tuple[dict[str, Any], ...]:
-    writer = sink.writer(SinkTaskContext(subtask=0, epoch=epoch, task_id=new_key(), schema=SCHEMA))
-    writer.write(pa.table({"number": [number]}, schema=SCHEMA))
-    return tuple(writer.prepare_commit())
+def failing_at(number: int, error: BaseException) -> Job:
+    def job(increment: int, moment: SnapshotMoment) -> Sequence[TaskReport]:
+        if increment == number:
+            raise error
+        return one_output(increment, moment)
 
-
-def written_rows(target: Path) -> list[int]:
-    return sorted(row["number"] for file in target.glob("*.parquet") for row in pq.read_table(file).to_pylist())
+    return job
 
 
 def restarted_from(written: WrittenStage, pointer: str, job: str = JOB) -> StageAttempt:
@@ -109,36 +99,23 @@ def test_functions_are_told_the_id_of_the_checkpoint_that_holds_their_state(writ
 def test_stage_that_stops_with_a_savepoint_has_committed_what_the_savepoint_goes_on_from(
     written: WrittenStage, tmp_path: Path
 ) -> None:
-    attempt, sink = begun(written), RecordedSink()
-    ask_to_stop(written, attempt, tmp_path / "savepoints")
-    with pytest.raises(StoppedWithSavepointError):
-        LoopWithoutSpark(attempt, sink).run(3)
+    sink = RecordedSink()
+    attempt, _ = stopped(written, tmp_path / "savepoints", sink=sink)
     assert sink.commits == [(1, [1])]
     attempt.finish(AttemptStatus.FAILED)
     assert not begun(written).grant.effects.commits
 
 
-def test_savepoint_of_this_stage_is_known_by_the_checkpoint_that_it_copies(
-    written: WrittenStage, tmp_path: Path
+@pytest.mark.parametrize(("job", "own"), [(JOB, 1), ("another", None)], ids=["this stage", "another job"])
+def test_savepoint_is_known_in_its_own_stage_alone_by_the_checkpoint_that_it_copies(
+    written: WrittenStage, tmp_path: Path, job: str, own: int | None
 ) -> None:
-    attempt = begun(written)
-    ask_to_stop(written, attempt, tmp_path / "savepoints")
-    with pytest.raises(StoppedWithSavepointError) as stopped:
-        LoopWithoutSpark(attempt, RecordedSink()).run(3)
+    attempt, pointer = stopped(written, tmp_path / "savepoints")
     attempt.finish(AttemptStatus.FAILED)
-    again = restarted_from(written, stopped.value.pointer)
+    again = restarted_from(written, pointer, job)
     parts = RestoredStageState(again, again.restore())
-    assert parts.checkpoint_id != parts.own_checkpoint_id == 1
-
-
-def test_savepoint_of_another_job_is_none_of_the_checkpoints_here(written: WrittenStage, tmp_path: Path) -> None:
-    attempt = begun(written)
-    ask_to_stop(written, attempt, tmp_path / "savepoints")
-    with pytest.raises(StoppedWithSavepointError) as stopped:
-        LoopWithoutSpark(attempt, RecordedSink()).run(3)
-    other = restarted_from(written, stopped.value.pointer, job="another")
-    parts = RestoredStageState(other, other.restore())
-    assert (parts.own_checkpoint_id, parts.checkpoint_id) == (None, 1)
+    assert parts.checkpoint_id is not None
+    assert parts.checkpoint_id != parts.own_checkpoint_id == own
 
 
 def test_stage_that_began_again_can_end_although_an_earlier_try_left_a_commit_open(written: WrittenStage) -> None:
@@ -169,25 +146,26 @@ def test_restart_from_a_savepoint_keeps_the_output_until_there_and_replaces_what
     written: WrittenStage, tmp_path: Path
 ) -> None:
     target = tmp_path / "output"
-    attempt, sink = begun(written), opened_sink(target, epoch=1, generation=1, restored=None)
+    attempt, sink = begun(written), ParquetSink(str(target))
+    open_sink(sink, attempt, RestoredStageState(attempt, None))
     asked: list[int] = []
 
     def job(increment: int, moment: SnapshotMoment) -> Sequence[TaskReport]:
         if increment == 3 and not asked:
             asked.append(increment)
             ask(written, attempt, tmp_path / "savepoints", CheckpointType.SAVEPOINT)
-        return [TaskReport(vertex=0, subtask=0, committables=staged(sink, 1, increment), rows=1)]
+        return [TaskReport(vertex=0, subtask=0, committables=staged(sink, attempt, increment), rows=1)]
 
     LoopWithoutSpark(attempt, sink, job=job).run(4)
     attempt.finish(AttemptStatus.FINISHED)
     savepoint = next(c for c in written.coordinator.describe(job_id_of(JOB)).checkpoints if c.properties.is_savepoint)
     again = restarted_from(written, savepoint.location)
-    own = RestoredStageState(again, again.restore()).own_checkpoint_id
-    sink = opened_sink(target, epoch=2, generation=2, restored=own)
-    sink.commit(savepoint.checkpoint_id + 10, staged(sink, 2, 30))
-    kept = written_rows(target)
-    assert kept == [*range(1, (own or 0) + 1), 30]
+    restored, second = RestoredStageState(again, again.restore()), ParquetSink(str(target))
+    open_sink(second, again, restored)
+    second.commit(savepoint.checkpoint_id + 10, staged(second, again, 30))
+    own = restored.own_checkpoint_id
     assert own in (2, 3)
+    assert numbers_in(target) == [*range(1, own + 1), 30]
 
 
 def test_stage_waits_for_the_savepoint_with_which_its_job_stops_after_its_commit(tmp_path: Path) -> None:
@@ -213,40 +191,19 @@ def test_loop_that_is_closed_does_not_wait_for_the_savepoint_of_its_job(tmp_path
     attempt = job.begin("load")
     job.request(kind=CheckpointType.SAVEPOINT_SUSPEND)
     job.stage.clock.advance(1)
-
-    def interrupted(increment: int, moment: SnapshotMoment) -> Sequence[TaskReport]:
-        if increment == 2:
-            raise KeyboardInterrupt
-        return one_output(increment, moment)
-
     with pytest.raises(KeyboardInterrupt):
-        LoopWithoutSpark(attempt, RecordedSink(), job=interrupted).run(3)
+        LoopWithoutSpark(attempt, RecordedSink(), job=failing_at(2, KeyboardInterrupt())).run(3)
     attempt.finish(AttemptStatus.FAILED)
 
 
 def test_stage_that_stopped_says_so_although_its_next_increment_failed(written: WrittenStage, tmp_path: Path) -> None:
-    attempt = begun(written)
-    ask_to_stop(written, attempt, tmp_path / "savepoints")
-
-    def job(increment: int, moment: SnapshotMoment) -> Sequence[TaskReport]:
-        if increment == 2:
-            raise RuntimeError("planned")
-        return one_output(increment, moment)
-
-    with pytest.raises(StoppedWithSavepointError):
-        LoopWithoutSpark(attempt, RecordedSink(), job=job).run(3)
+    stopped(written, tmp_path / "savepoints", job=failing_at(2, RuntimeError("planned")))
 
 
 def test_error_of_an_increment_is_raised_after_the_checkpoint_before_it_was_committed(written: WrittenStage) -> None:
     sink = RecordedSink()
-
-    def job(increment: int, moment: SnapshotMoment) -> Sequence[TaskReport]:
-        if increment == 2:
-            raise RuntimeError("planned")
-        return one_output(increment, moment)
-
     with pytest.raises(RuntimeError, match="planned"):
-        LoopWithoutSpark(begun(written), sink, job=job).run(3)
+        LoopWithoutSpark(begun(written), sink, job=failing_at(2, RuntimeError("planned"))).run(3)
     assert sink.commits == [(1, [1])]
 
 
@@ -263,10 +220,8 @@ def test_package_that_the_executors_lack_is_named_with_what_to_do(written: Writt
 
 
 def test_job_of_an_increment_is_cancelled_when_the_stage_has_to_stop(written: WrittenStage, tmp_path: Path) -> None:
-    attempt, jobs = begun(written), JobsWithoutSpark()
-    ask_to_stop(written, attempt, tmp_path / "savepoints")
-    with pytest.raises(StoppedWithSavepointError):
-        LoopWithoutSpark(attempt, RecordedSink(), job=_never_ending(jobs), jobs=jobs).run(3)
+    jobs = JobsWithoutSpark()
+    stopped(written, tmp_path / "savepoints", job=_never_ending(jobs), jobs=jobs)
 
 
 def test_job_of_an_increment_is_cancelled_when_the_commit_before_it_fails(written: WrittenStage) -> None:
