@@ -320,23 +320,6 @@ def test_a_checkpoint_after_a_claimed_savepoint_names_its_files(stage: WrittenSt
     assert all(h.uri.startswith(savepoint.location) for h in snapshots.handles)
 
 
-def test_a_claimed_savepoint_is_deleted_only_when_no_checkpoint_names_its_files(
-    stage: WrittenStage, target: str
-) -> None:
-    savepoint = saved(stage, target)
-    attempt, restored = begin_from(stage, savepoint.location, mode=RestoreMode.CLAIM)
-    for handles in (restored.document.snapshots, restored.document.snapshots):
-        discarding(attempt, *handles)
-    attempt.finish(AttemptStatus.FAILED)
-    retry = stage.attempt("heir")
-    assert retry.restore() is not None
-    discarding(retry)
-    retry.finish(AttemptStatus.FINISHED)
-    assert not local_path(savepoint.location).exists() or not stage.storage.allowing(target).list_files(
-        savepoint.location
-    )
-
-
 def test_a_savepoint_that_its_own_operator_claimed_ends_with_the_checkpoint_that_it_became(
     stage: WrittenStage, target: str
 ) -> None:

@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +28,6 @@ from airflow_provider_statecheck.storage.metadata_file import (
     encode_metadata,
     read_values,
 )
-from airflow_provider_statecheck.storage.pointers import resolve_checkpoint
 from airflow_provider_statecheck.storage.state_json import MAX_DEPTH, decode_state, encode_state
 from tests.unit.storage.documents import JOB_ID, JOB_URI, METADATA_URI, make_document, make_snapshot
 from tests.unit.storage.operator_states import SAVEPOINT_URI, documents, make_operator_state, make_savepoint
@@ -294,21 +292,6 @@ class TestRelocation:
         moved = decode_metadata(data, uri=f"{place}/_metadata")
         assert moved == make_savepoint(place)
         assert moved.relocatable
-
-    def test_bytes_of_a_moved_savepoint_directory_are_found(self, tmp_path: Path) -> None:
-        storage = CheckpointStorage.open(str(tmp_path))
-        directory = f"{storage.base_uri}/savepoint-012345-0123456789ab"
-        state = FileStateHandle(f"{directory}/2-ff", 5, hashlib.sha256(b"state").hexdigest())
-        storage.write_bytes(state.uri, b"state")
-        document = make_savepoint(directory, state=state)
-        storage.write_bytes(f"{directory}/_metadata", encode_metadata(document, uri=f"{directory}/_metadata"))
-        (tmp_path / "archive").mkdir()
-        (tmp_path / "savepoint-012345-0123456789ab").rename(tmp_path / "archive" / "kept")
-
-        place = resolve_checkpoint(storage, f"{storage.base_uri}/archive/kept")
-        moved = decode_metadata(storage.read_bytes(place.metadata_handle.uri), uri=place.metadata_handle.uri).state
-        assert isinstance(moved, FileStateHandle)
-        assert storage.read_verified(moved.uri, size=moved.size, sha256=moved.sha256) == b"state"
 
     @pytest.mark.parametrize(
         "elsewhere",

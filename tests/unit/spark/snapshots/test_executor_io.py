@@ -251,10 +251,6 @@ class TestWriting:
 
 
 class TestReading:
-    def test_all_rows_come_back_in_the_expected_schema(self, data):
-        handles = write(data, batches(1000), row_group_bytes=5000)
-        assert numbers(read(data, handles)) == list(range(1000))
-
     def test_parts_of_a_file_share_its_row_groups(self, data):
         (handle,) = write(data, batches(3000), row_group_bytes=5000)
         for parts in (1, 2, 3, 7, 100):

@@ -98,13 +98,13 @@ def reports_of(vertex: int, *subtasks: int) -> list[TaskReport]:
     return [TaskReport(vertex=vertex, subtask=subtask) for subtask in subtasks]
 
 
-def test_all_subtasks_or_none_have_reported() -> None:
-    require_all_subtasks(reports_of(1, 2, 0, 1), [FREE, KEYED], 3)
-    require_all_subtasks([], [FREE, KEYED], 3)
-
-
-def test_subtasks_in_front_of_the_first_key_need_not_all_run() -> None:
-    require_all_subtasks(reports_of(0, 1), [FREE, KEYED], 3)
+@pytest.mark.parametrize(
+    "reported",
+    [reports_of(1, 2, 0, 1), [], reports_of(0, 1)],
+    ids=["all", "none", "some in front of the first key"],
+)
+def test_reports_of_all_subtasks_of_a_key_or_of_none_are_enough(reported: list[TaskReport]) -> None:
+    require_all_subtasks(reported, [FREE, KEYED], 3)
 
 
 @pytest.mark.parametrize("subtasks", [(0, 1), (0, 1, 1, 2), (1, 2, 3)])
