@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
@@ -129,8 +129,7 @@ def _keyed(frame: DataFrame, key: KeyNode, vertex: PlannedVertex, task: VertexTa
 
     operator, has_control = vertex.operators[0], task.has_control
     if isinstance(operator.node, AggregateNode):
-        schema = operator.output_schema
-        frame = partial_aggregates(frame, key, operator.node, schema, has_control=has_control, combines=combines)
+        frame = _partial_aggregates(frame, key, operator, has_control=has_control, combines=combines)
     keyed = with_key_groups(frame, key.columns, task.context.max_parallelism, task.context.parallelism)
     if not has_control:
         return keyed
@@ -139,22 +138,17 @@ def _keyed(frame: DataFrame, key: KeyNode, vertex: PlannedVertex, task: VertexTa
     return keyed.withColumn(SUBTASK_COLUMN, target)
 
 
-def partial_aggregates(
-    frame: DataFrame, key: KeyNode, node: AggregateNode, output_schema: Any, *, has_control: bool, combines: bool
+def _partial_aggregates(
+    frame: DataFrame, key: KeyNode, operator: PlannedOperator, *, has_control: bool, combines: bool
 ) -> DataFrame:
-    """
-    Return the key columns and, under the name of each aggregate, its partial result.
-
-    :param output_schema: Arrow schema with the types of the results.
-    :param has_control: Whether the rows include messages, which are passed through.
-    :param combines: Whether Spark combines the rows of a key first; without effect if there are messages.
-    """
+    """Return the key columns and, under the name of each aggregate, its partial result; messages are passed through."""
     from pyspark.sql import functions as F
 
+    node = cast("AggregateNode", operator.node)
     if combines and not has_control:
         return aggregated(frame, key, node)
     keys = [quoted_column(name) for name in key.columns]
-    types = {field.name: field.dataType for field in spark_schema(output_schema).fields}
+    types = {field.name: field.dataType for field in spark_schema(operator.output_schema).fields}
     single = [_of_one_row(aggregate).cast(types[name]).alias(name) for name, aggregate in node.aggregates.items()]
     return frame.select(*keys, *single, *([F.col(CONTROL)] if has_control else []))
 

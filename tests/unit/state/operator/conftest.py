@@ -7,7 +7,7 @@ import pytest
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
-from tests.written_state import file_streams
+from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 
 
 @pytest.fixture
@@ -23,4 +23,8 @@ def storage(tmp_path: Path) -> CheckpointStorage:
 @pytest.fixture
 def streams(storage: CheckpointStorage) -> FsCheckpointStreamFactory:
     """Streams that always make files."""
-    return file_streams(storage, f"{storage.base_uri}/chk-1", epoch=3)
+    base = storage.base_uri
+    writing = StateWriting(epoch=3, inline_threshold=0)
+    return FsCheckpointStreamFactory(
+        storage=storage, exclusive=f"{base}/chk-1", shared=f"{base}/shared", writing=writing
+    )
