@@ -48,7 +48,7 @@ def died(stage: WrittenStage, job: str = JOB, **changes: Any) -> list[Any]:
 
 
 class TestExclusiveState:
-    """State in the directory of the checkpoint for which an increment has written it."""
+    """State in the directory of the checkpoint for which an increment has written it, the first to name it."""
 
     def test_it_goes_with_its_checkpoint(self, stage: WrittenStage) -> None:
         attempt = stage.attempt()
@@ -56,15 +56,8 @@ class TestExclusiveState:
         complete(attempt, *first)
         complete(attempt, *second)
         assert own_files(stage) == uris(second[1])
-
-    def test_it_outlives_its_checkpoint_while_the_next_one_references_it(self, stage: WrittenStage) -> None:
-        attempt = stage.attempt()
-        pending, file = begin_with_own_state(stage, attempt)
-        complete(attempt, pending, file)
-        take(attempt, file)
-        assert own_files(stage) == uris(file)
-        take(attempt)
-        assert own_files(stage) == set()
+        assert not stage.storage.exists(first[0].location)
+        assert set(stage.statuses().values()) == {"subsumed", "completed"}
 
     def test_that_of_a_failed_checkpoint_stays_for_the_next_one(self, stage: WrittenStage) -> None:
         attempt = stage.attempt()
@@ -99,6 +92,43 @@ class TestExclusiveState:
         retry.restore()
         retry.finish(AttemptStatus.FINISHED)
         assert own_files(stage) == set()
+
+    def test_the_directory_stays_while_a_later_checkpoint_names_what_lies_in_it(self, stage: WrittenStage) -> None:
+        attempt = stage.attempt()
+        pending, own = begin_with_own_state(stage, attempt)
+        unneeded = write(stage.storage, f"{pending.location}/{epoch_name(1)}")
+        complete(attempt, pending, own, unneeded)
+        later, _ = begin_with_own_state(stage, attempt)
+        complete(attempt, later, own)
+        attempt.finish(AttemptStatus.FINISHED)
+        for _ in range(2):
+            collect(stage)
+            assert set(stage.storage.list_files(pending.location)) == {own.uri.rpartition("/")[2]}
+        retry = stage.attempt()
+        assert retry.restore() is not None
+        take(retry)
+        retry.finish(AttemptStatus.FINISHED)
+        collect(stage)
+        assert not stage.storage.exists(pending.location)
+        assert set(stage.statuses().values()) == {"subsumed", "completed"}
+
+    def test_the_directory_stays_whole_while_a_retained_checkpoint_cannot_be_read(self, stage: WrittenStage) -> None:
+        attempt = stage.attempt()
+        attempt._cleaner.discard = lambda *_: ()  # type: ignore[method-assign]
+        pending, own = begin_with_own_state(stage, attempt)
+        complete(attempt, pending, own)
+        later, _ = begin_with_own_state(stage, attempt)
+        complete(attempt, later, own)
+        attempt.finish(AttemptStatus.FAILED)
+        newest = stage.coordinator.describe(job_id_of(JOB)).checkpoints[-1]
+        before = stage.storage.list_files(pending.location)
+        saved = local_path(str(newest.metadata_uri)).read_bytes()
+        local_path(str(newest.metadata_uri)).write_bytes(b"damaged")
+        collect(stage)
+        assert stage.storage.list_files(pending.location) == before
+        local_path(str(newest.metadata_uri)).write_bytes(saved)
+        collect(stage)
+        assert CheckpointVerifier(stage.storage).verify(newest).is_restorable
 
 
 def expired(stage: WrittenStage, attempt: StageAttempt, file: Any = None) -> Any:
@@ -221,55 +251,6 @@ class TestDiscards:
         take(attempt, theirs)
         take(attempt)
         assert left(stage) == uris(theirs)
-
-
-class TestOwnDirectory:
-    """Small state may lie in the directory of the checkpoint that was the first to name it."""
-
-    def test_the_directory_goes_with_its_checkpoint(self, stage: WrittenStage) -> None:
-        attempt = stage.attempt()
-        pending, own = begin_with_own_state(stage, attempt)
-        complete(attempt, pending, own)
-        take(attempt)
-        assert set(stage.statuses().values()) == {"subsumed", "completed"}
-        assert not stage.storage.exists(pending.location)
-
-    def test_the_directory_stays_while_a_later_checkpoint_names_what_lies_in_it(self, stage: WrittenStage) -> None:
-        attempt = stage.attempt()
-        pending, own = begin_with_own_state(stage, attempt)
-        unneeded = write(stage.storage, f"{pending.location}/{epoch_name(1)}")
-        complete(attempt, pending, own, unneeded)
-        later, _ = begin_with_own_state(stage, attempt)
-        complete(attempt, later, own)
-        attempt.finish(AttemptStatus.FINISHED)
-        for _ in range(2):
-            collect(stage)
-            assert set(stage.storage.list_files(pending.location)) == {own.uri.rpartition("/")[2]}
-        retry = stage.attempt()
-        assert retry.restore() is not None
-        take(retry)
-        retry.finish(AttemptStatus.FINISHED)
-        collect(stage)
-        assert not stage.storage.exists(pending.location)
-        assert set(stage.statuses().values()) == {"subsumed", "completed"}
-
-    def test_the_directory_stays_whole_while_a_retained_checkpoint_cannot_be_read(self, stage: WrittenStage) -> None:
-        attempt = stage.attempt()
-        attempt._cleaner.discard = lambda *_: ()  # type: ignore[method-assign]
-        pending, own = begin_with_own_state(stage, attempt)
-        complete(attempt, pending, own)
-        later, _ = begin_with_own_state(stage, attempt)
-        complete(attempt, later, own)
-        attempt.finish(AttemptStatus.FAILED)
-        newest = stage.coordinator.describe(job_id_of(JOB)).checkpoints[-1]
-        before = stage.storage.list_files(pending.location)
-        saved = local_path(str(newest.metadata_uri)).read_bytes()
-        local_path(str(newest.metadata_uri)).write_bytes(b"damaged")
-        collect(stage)
-        assert stage.storage.list_files(pending.location) == before
-        local_path(str(newest.metadata_uri)).write_bytes(saved)
-        collect(stage)
-        assert CheckpointVerifier(stage.storage).verify(newest).is_restorable
 
 
 class TestSweep:
