@@ -34,9 +34,9 @@ def test_base_locations_are_made_and_may_be_there(local: CheckpointStorage) -> N
     assert {p.name for p in local_path(job_of(local)).iterdir()} == {"shared", "taskowned"}
 
 
-@pytest.mark.parametrize(("place", "told"), [("/shared", "File exists"), ("", "")], ids=["there", "above"])
+@pytest.mark.parametrize(("place", "told"), [("/shared", "File exists"), ("", None)], ids=["there", "above"])
 def test_base_locations_in_whose_way_a_file_is_are_a_storage_error(
-    local: CheckpointStorage, place: str, told: str
+    local: CheckpointStorage, place: str, told: str | None
 ) -> None:
     local.write_bytes(f"{job_of(local)}{place}", b"a file")
     with pytest.raises(StorageError, match=told):
