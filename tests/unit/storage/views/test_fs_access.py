@@ -154,6 +154,11 @@ class TestWorkers:
         access.create_task_owned_state_stream().close()
         assert not local_path(local.base_uri).exists()
 
+    def test_the_default_reference_means_the_configured_place(self, storage: CheckpointStorage) -> None:
+        streams = make_access(storage).resolve_checkpoint_storage_location(4, DEFAULT)
+        handle = save(streams.create_checkpoint_state_output_stream(EXCLUSIVE), b"a")
+        assert handle.uri.startswith(f"{job_of(storage)}/chk-4/")
+
     def test_state_between_checkpoints_is_shared(self, storage: CheckpointStorage) -> None:
         streams = make_access(storage).resolve_checkpoint_storage_location(NO_CHECKPOINT, DEFAULT)
         places = {save(streams.create_checkpoint_state_output_stream(s), b"a").uri.rpartition("/")[0] for s in SCOPES}

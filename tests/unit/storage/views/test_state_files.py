@@ -95,6 +95,11 @@ def test_a_failed_discard_is_told(storage: CheckpointStorage, uri: str) -> None:
         discard_state(faulty_storage(storage, FaultPlan(1)), FileStateHandle(uri, 14))
 
 
+def test_handles_are_equal_by_place_or_by_name_and_bytes(uri: str) -> None:
+    assert FileStateHandle(uri, 1) == FileStateHandle(uri, 1)
+    assert ByteStreamStateHandle("x", b"a") == ByteStreamStateHandle("x", b"a") != ByteStreamStateHandle("x", b"b")
+
+
 def _saved(storage: CheckpointStorage, data: bytes) -> FileStateHandle:
     handle = save(make_access(storage).create_task_owned_state_stream(), data)
     assert isinstance(handle, FileStateHandle)
