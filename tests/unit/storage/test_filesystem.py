@@ -141,7 +141,8 @@ class TestLooking:
 class TestDeleting:
     def test_job_directory_stays_when_its_last_checkpoint_goes(self, local: CheckpointStorage) -> None:
         job = f"{local.base_uri}/{'a' * 32}"
-        local.write_bytes(f"{job}/chk-1/f", b"x")
+        for name in ("f", "a/b/c", ".left.tmp"):
+            local.write_bytes(f"{job}/chk-1/{name}", b"x")
         local.delete_directory(f"{job}/chk-1/")
         assert local_path(job).is_dir()
         assert list(local_path(job).iterdir()) == []
