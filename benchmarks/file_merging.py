@@ -27,7 +27,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorSubtaskState,
     key_group_range_of,
 )
-from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskWriting
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import worker_view
 from airflow_provider_statecheck.state.backends import ArrowStateBackend
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.keyed.abstract_backend import StateEnvironment
@@ -99,7 +99,7 @@ def _compare(
 def _measured(storage: CheckpointStorage, keys: int, requests: Faults, *, is_merged: bool) -> Written:
     config = CheckpointConfig()
     config.file_merging_enabled = is_merged
-    job = _Job(storage, TaskWriting(attempt=ATTEMPT, config=config), keys)
+    job = _Job(storage, config, keys)
     requests.clear()
     taken = seconds(job.save_all)
     puts = requests.count("PUT") / CHECKPOINTS
@@ -110,9 +110,9 @@ def _measured(storage: CheckpointStorage, keys: int, requests: Faults, *, is_mer
 class _Job:
     """Writes the same keyed state in each checkpoint."""
 
-    def __init__(self, storage: CheckpointStorage, writing: TaskWriting, keys: int) -> None:
+    def __init__(self, storage: CheckpointStorage, config: CheckpointConfig, keys: int) -> None:
         self._storage = storage
-        self._writing = writing
+        self._config = config
         self._ids = np.arange(keys)
         self._groups = np.asarray(SERIALIZER.key_groups_of([pa.array(self._ids)], GROUPS))
 
@@ -129,7 +129,7 @@ class _Job:
         for number in range(STATES):
             values = np.random.default_rng(number).integers(0, 1 << 60, len(batch))
             backend.batch_state(ValueStateDescriptor(f"state-{number}", pa.int64())).put(batch, pa.array(values))
-        view = self._writing.worker_view(self._storage, ())
+        view = worker_view(self._storage, ATTEMPT, self._config, ())
         streams = view.resolve_checkpoint_storage_location(checkpoint_id, DEFAULT_LOCATION)
         keyed = backend.snapshot(checkpoint_id, 0, streams).run().handle
         backend.dispose()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyarrow import parquet
 
 from airflow_provider_statecheck.checkpoint.ids import (
     MANIFEST_FILE,
@@ -140,4 +141,18 @@ def flip(path: Path, position: int) -> None:
     """Change one byte of a file."""
     content = bytearray(path.read_bytes())
     content[position] ^= 0xFF
+    path.write_bytes(content)
+
+
+def flip_page(path: Path) -> None:
+    """Change a byte of the first page of a file, whose checksum then differs."""
+    column = parquet.read_metadata(path).row_group(0).column(0)
+    flip(path, column.dictionary_page_offset + column.total_compressed_size // 2)
+
+
+def change_type_of_page(path: Path) -> None:
+    """Make Arrow skip the first page of a file."""
+    content = bytearray(path.read_bytes())
+    # The first byte of a header announces the type, and the second one is its number.
+    content[parquet.read_metadata(path).row_group(0).column(0).dictionary_page_offset + 1] = 6
     path.write_bytes(content)

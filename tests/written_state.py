@@ -28,7 +28,7 @@ from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeyS
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, encode_schemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, encode_metadata
-from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess, FsCheckpointStreamFactory
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 
 GROUPS = 16
@@ -39,6 +39,13 @@ BACKENDS: dict[str, Callable[[], Any]] = {"fs": FsStateBackend, "arrow": lambda:
 """A backend whose snapshots have all state, and one whose snapshots reference files of earlier ones."""
 EACH_BACKEND = ["arrow", pytest.param("fs", marks=pytest.mark.soak)]
 """Parameters of tests that only read: the handles of both differ in nothing but the owners of their files."""
+
+
+def file_streams(storage: CheckpointStorage, directory: str = "", *, epoch: int = 1) -> FsCheckpointStreamFactory:
+    """Return streams that put all state into files of a directory, by default one below the root of the storage."""
+    directory = directory or f"{storage.base_uri}/state"
+    writing = StateWriting(epoch=epoch, inline_threshold=0)
+    return FsCheckpointStreamFactory(storage=storage, exclusive=directory, shared=directory, writing=writing)
 
 
 @dataclass

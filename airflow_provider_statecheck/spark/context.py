@@ -23,7 +23,7 @@ from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.driver.attempts import Handover, begin_submitted, open_attempt, take_handover
 from airflow_provider_statecheck.spark.driver.readiness import check_driver_packages
 from airflow_provider_statecheck.spark.pacing import Rhythm, pace_of, require_pace
-from airflow_provider_statecheck.spark.parts.parted_run import FAIL, PartedRun, PartedWork, part_input
+from airflow_provider_statecheck.spark.parts.parted_run import FAIL, PartedRun
 from airflow_provider_statecheck.spark.stage_costs import StageCosts, require_budget
 from airflow_provider_statecheck.spark.step_kinds import AutoSnapshots, Refinement, RefiningLoop
 from airflow_provider_statecheck.spark.steps import (
@@ -33,7 +33,7 @@ from airflow_provider_statecheck.spark.steps import (
     StepReport as StepReport,
     built,
 )
-from airflow_provider_statecheck.state.progress import ScopedNames, StepKey, describe, keyed
+from airflow_provider_statecheck.state.progress import ScopedNames, StepKey, keyed
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
@@ -79,7 +79,6 @@ class StageContext:
         require_budget(overhead_budget)
         pace = pace_of(attempt, checkpoint_interval, min_pause, monotonic)
         self._attempt = attempt
-        self._spark = spark
         self._monotonic = monotonic
         restored = attempt.restore()
         self.restored: CheckpointRecord | None = restored.checkpoint if restored else None
@@ -263,15 +262,8 @@ class StageContext:
     def _in_parts(
         self, step: StepKey, build: Any, over: DataFrame | Source, version: str | None, on_bad_part: str
     ) -> DataFrame:
-        digest = self._steps.fingerprint
         self._steps.require_room(step)
-        work = PartedWork(
-            build=build,
-            input=part_input(over, self._saving.snapshots, lambda frame: digest(frame, None), describe(step)),
-            fingerprint=digest(build, version),
-            on_bad_part=on_bad_part,
-        )
-        return PartedRun(self._spark, self._steps, step, work, self._attempt.storage.options).result()
+        return PartedRun(self._steps, step, build, over, version=version, on_bad_part=on_bad_part).result()
 
     def iterate(
         self,

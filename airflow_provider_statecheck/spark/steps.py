@@ -269,7 +269,7 @@ class StageSteps:
     def __init__(
         self, spark: SparkSession, attempt: StageAttempt, saving: StageCheckpointer, monotonic: Callable[[], float]
     ) -> None:
-        self._spark = spark
+        self.spark = spark
         self._attempt = attempt
         self._monotonic = monotonic
         self.saving = saving
@@ -426,7 +426,7 @@ class StageSteps:
 
     def read(self, live: LiveSnapshot) -> DataFrame:
         """Return a DataFrame that reads a snapshot."""
-        return self.saving.snapshots.read(self._spark, live)
+        return self.saving.snapshots.read(self.spark, live)
 
     def stopwatch(self, seconds_before: float = 0.0) -> Stopwatch:
         """Return a stopwatch that starts now, at ``seconds_before``."""

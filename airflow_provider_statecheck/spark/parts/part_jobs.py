@@ -36,7 +36,7 @@ from airflow_provider_statecheck.spark.steps import StageSteps, built
 from airflow_provider_statecheck.state.progress import BadPart, PartedStep, StepKey, describe
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +163,6 @@ class PartJobs:
 
     def __init__(
         self,
-        spark: SparkSession,
         steps: StageSteps,
         step: StepKey,
         enumerator: ItemEnumerator,
@@ -172,7 +171,6 @@ class PartJobs:
         *,
         fails_at_once: bool,
     ) -> None:
-        self._spark = spark
         self._steps = steps
         self._saving = steps.saving
         self._snapshots = steps.saving.snapshots
@@ -181,7 +179,7 @@ class PartJobs:
         self._enumerator = enumerator
         self._builder = builder
         self._fails_at_once = fails_at_once
-        self._jobs = TaggedJobs(spark)
+        self._jobs = TaggedJobs(steps.spark)
         self._is_stopped = threading.Event()
         self._running: dict[Future[LiveSnapshot], _Part] = {}
         self._clock = steps.stopwatch()
@@ -190,7 +188,7 @@ class PartJobs:
         self._sizes = PartSizes(
             self._unit.left, is_bytes=self._unit.is_bytes, interval_seconds=self._saving.pace.interval_seconds
         )
-        self._least = cores_of(spark)
+        self._least = cores_of(steps.spark)
         self.progress = StageProgress(
             self._name, self._unit.total, restored=self._unit.finished, monotonic=self._clock, kind="Step"
         )
@@ -274,7 +272,7 @@ class PartJobs:
 
         # Jobs inherit the properties of this thread, such as its scheduler pool. Each one gets a copy of its own, because
         # the tag of a job is one of them.
-        inherit: Any = inheritable_thread_target(self._spark)
+        inherit: Any = inheritable_thread_target(self._steps.spark)
         self._running[pool.submit(inherit(functools.partial(self._write, part, frame)))] = part
 
     def _write(self, part: _Part, frame: DataFrame) -> LiveSnapshot:

@@ -40,7 +40,6 @@ from airflow_provider_statecheck.spark.snapshots.columns import (
     transfer_schema,
 )
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot
-from airflow_provider_statecheck.spark.snapshots.live_snapshots import StageSnapshots
 from airflow_provider_statecheck.spark.sources.enumerator import (
     ItemEnumerator,
     ItemReader,
@@ -81,38 +80,6 @@ _NOT_IDENTIFYING = frozenset(
 """Attributes of sources that do not change which rows they read."""
 _SECRET = frozenset({"_options", "_delta_options"})
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-
-
-@dataclass(frozen=True, slots=True)
-class PartInput:
-    """Input of a step that is computed in parts."""
-
-    source: Source
-    fingerprint: str
-    """Digest of the definition of the input; its files are compared by their listing."""
-    frame: DataFrame | None = None
-    """The whole input, if it is a DataFrame."""
-
-
-def part_input(
-    over: object, snapshots: StageSnapshots, fingerprint: Callable[[DataFrame], str], step: str
-) -> PartInput:
-    """
-    Return the input of a step.
-
-    :param over: The argument of ``checkpoint.snapshot``.
-    :param fingerprint: Function that returns the fingerprint of a DataFrame.
-    :param step: Name of the step, for messages.
-    :raises InvalidConfigurationError: if it is neither a DataFrame nor a source.
-    :raises UnsupportedPlanError: for a DataFrame that is neither a snapshot nor a scan of files.
-    """
-    from pyspark.sql import DataFrame
-
-    if not isinstance(over, DataFrame):
-        return PartInput(_source(over, step), _identity(over))
-    stored = snapshots.read_by(over)
-    source = _scan(over, step) if stored is None else SnapshotSource(snapshots.frames, stored)
-    return PartInput(source, fingerprint(over), over)
 
 
 class SnapshotSource(ItemSource):
@@ -204,13 +171,22 @@ def _by_snapshot(files: Sequence[_File]) -> list[StoredSnapshot]:
     ]
 
 
-def _source(over: object, step: str) -> Any:
-    if isinstance(over, PathLike) or not callable(getattr(over, "open", None)):
+def _input(over: object, steps: StageSteps, step: str) -> tuple[Source, str]:
+    """Return a step's input as a source, and a digest of its definition; its files are compared by their listing."""
+    from pyspark.sql import DataFrame
+
+    if isinstance(over, DataFrame):
+        snapshots = steps.saving.snapshots
+        stored = snapshots.read_by(over)
+        source = _scan(over, step) if stored is None else SnapshotSource(snapshots.frames, stored)
+        return source, steps.fingerprint(over, None)
+    given: Any = over
+    if isinstance(given, PathLike) or not callable(getattr(given, "open", None)):
         raise InvalidConfigurationError(
             f"Expected the input of step {step!r} to be a DataFrame or a source such as ParquetSource, found "
             f"{type(over).__name__}; pass a snapshot, spark.read.parquet(...) or a source as over."
         )
-    return over
+    return given, _identity(over)
 
 
 def _identity(source: object) -> str:
@@ -297,74 +273,52 @@ def _default_format(spark: SparkSession) -> str:
 FAIL, QUARANTINE = "fail", "quarantine"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartedWork:
-    """
-    Definition of a step that is computed in parts; the fields are arguments of ``checkpoint.snapshot``.
-
-    :raises InvalidConfigurationError: for an invalid argument.
-    """
-
-    build: Callable[[DataFrame], DataFrame]
-    input: PartInput
-    fingerprint: str
-    """Fingerprint of ``build``."""
-    on_bad_part: str = FAIL
-
-    def __post_init__(self) -> None:
-        build: Any = self.build
-        if not callable(build) or hasattr(build, "write"):
-            raise InvalidConfigurationError(
-                f"Expected a function of one DataFrame for a step with over, found {type(build).__name__}; pass a function "
-                f"such as lambda rows: rows.mapInPandas(...)."
-            )
-        require_one_of("on_bad_part", self.on_bad_part, (FAIL, QUARANTINE))
-
-    @property
-    def digest(self) -> str:
-        """Return the fingerprint of the step: its code and its input."""
-        return combined_fingerprint(self.fingerprint, self.input.fingerprint, "over")
-
-
 class PartedRun:
     """
-    Execution of a step in one try.
+    Execution of a step in one try; the arguments are those of ``checkpoint.snapshot``.
 
-    :param storage_options: Options of the filesystem with which a source lists its files.
+    :raises InvalidConfigurationError: for an invalid argument.
+    :raises UnsupportedPlanError: for a DataFrame that is neither a snapshot nor a scan of files.
     """
 
     def __init__(
         self,
-        spark: SparkSession,
         steps: StageSteps,
         step: StepKey,
-        work: PartedWork,
-        storage_options: Mapping[str, Any],
+        build: Any,
+        over: DataFrame | Source,
+        *,
+        version: str | None,
+        on_bad_part: str,
     ) -> None:
-        self._spark = spark
         self._steps = steps
         self._saving = steps.saving
         self._snapshots = steps.saving.snapshots
         self._step = step
-        self._work = work
-        self._options = storage_options
+        self._over = over
+        self._source, digest = _input(over, steps, self._name)
+        _require_function(build)
+        require_one_of("on_bad_part", on_bad_part, (FAIL, QUARANTINE))
+        self._build = build
+        self._fails_at_once = on_bad_part == FAIL
+        self._digest = combined_fingerprint(steps.fingerprint(build, version), digest, "over")
 
     def result(self) -> DataFrame:
         """Return the DataFrame of the step, read from the snapshots of its parts."""
         known = self._known()
         if known is not None and self._is_complete(known):
             self._steps.report_parts(self._step, is_restored=True, restored_parts=len(known.finished))
-            return self._snapshots.read_parts(self._spark, self._step)
+            return self._snapshots.read_parts(self._steps.spark, self._step)
         enumerator, start = self._open(known)
         self._saving.report_restored()
         self._finish(self._compute(enumerator, start), restored_parts=len(start.finished))
-        return self._snapshots.read_parts(self._spark, self._step)
+        return self._snapshots.read_parts(self._steps.spark, self._step)
 
     def _known(self) -> PartedStep | None:
         known = self._saving.parts.find(self._step)
         if known is None:
             return None
-        if known.fingerprint != self._work.digest and self._steps.verifies_fingerprints:
+        if known.fingerprint != self._digest and self._steps.verifies_fingerprints:
             log.warning("Step %s has changed since its parts were computed; it is recomputed.", self._name)
             return None
         return known.limited_to(self._snapshots.parts(self._step).keys())
@@ -381,54 +335,49 @@ class PartedRun:
                 log.warning("Step %s is recomputed: %s", self._name, error)
         self._snapshots.drop(self._step)
         self._saving.iterations.forget(self._step)
-        enumerator = self._source(None)
-        return enumerator, PartedStep(fingerprint=self._work.digest, listed=enumerator.snapshot())
+        enumerator = self._open_source(None)
+        return enumerator, PartedStep(fingerprint=self._digest, listed=enumerator.snapshot())
 
     def _resume(self, known: PartedStep) -> tuple[ItemEnumerator, PartedStep]:
         listed = {**known.listed, "increments": known.last_number}
-        enumerator = self._source(state_after(listed, known.finished.values()))
+        enumerator = self._open_source(state_after(listed, known.finished.values()))
         self._snapshots.keep_parts(self._step, known.finished.keys())
         if known.bad:
             log.info("Step %s runs again what failed before: %s", self._name, "; ".join(map(bad_text, known.bad)))
         start = replace(
-            _as_listed(known, enumerator), fingerprint=self._work.digest, bad=(), share=enumerator.finished_share
+            _as_listed(known, enumerator), fingerprint=self._digest, bad=(), share=enumerator.finished_share
         )
         self._saving.parts.record(self._step, start)
         self._steps.note_restored_parts(self._step)
         return enumerator, start
 
-    def _source(self, restored: Mapping[str, Any] | None) -> ItemEnumerator:
-        source = self._work.input.source
-        enumerator = source.open(self._spark, restored, storage_options=self._options)
+    def _open_source(self, restored: Mapping[str, Any] | None) -> ItemEnumerator:
+        options = self._snapshots.storage.options
+        enumerator = self._source.open(self._steps.spark, restored, storage_options=options)
         if not isinstance(enumerator, ItemEnumerator):
+            found = type(self._source).__name__
             raise InvalidConfigurationError(
-                f"Expected a source of this package as the input of step {self._name}, found {type(source).__name__}; read it "
+                f"Expected a source of this package as the input of step {self._name}, found {found}; read it "
                 f"into a snapshot before, and pass that as over."
             )
         return enumerator
 
     def _compute(self, enumerator: ItemEnumerator, start: PartedStep) -> PartJobs:
-        builder = PartBuilder(self._work.build, self._name, self._snapshots.parts(self._step).values())
-        jobs = PartJobs(
-            self._spark,
-            self._steps,
-            self._step,
-            enumerator,
-            builder,
-            start,
-            fails_at_once=self._work.on_bad_part == FAIL,
-        )
+        builder = PartBuilder(self._build, self._name, self._snapshots.parts(self._step).values())
+        jobs = PartJobs(self._steps, self._step, enumerator, builder, start, fails_at_once=self._fails_at_once)
         jobs.run()
         if not jobs.parted.finished and not jobs.parted.bad:
             self._write_empty(jobs)
         return jobs
 
     def _write_empty(self, jobs: PartJobs) -> None:
-        if self._work.input.frame is None:
+        from pyspark.sql import DataFrame
+
+        if not isinstance(self._over, DataFrame):
             raise InvalidConfigurationError(
                 f"Expected rows in the source of step {self._name}, found none; skip the step if there is nothing to read."
             )
-        jobs.write_empty(self._work.input.frame)
+        jobs.write_empty(self._over)
 
     def _finish(self, jobs: PartJobs, *, restored_parts: int) -> None:
         bad = jobs.parted.bad
@@ -445,6 +394,14 @@ class PartedRun:
     @property
     def _name(self) -> str:
         return describe(self._step)
+
+
+def _require_function(build: Any) -> None:
+    if not callable(build) or hasattr(build, "write"):
+        raise InvalidConfigurationError(
+            f"Expected a function of one DataFrame for a step with over, found {type(build).__name__}; pass a function "
+            f"such as lambda rows: rows.mapInPandas(...)."
+        )
 
 
 def _as_listed(known: PartedStep, enumerator: ItemEnumerator) -> PartedStep:

@@ -8,16 +8,15 @@ vertex. It returns the reports of the tasks.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL, EMPTY_MESSAGE
 from airflow_provider_statecheck.spark.stages.executor.operator_run import OperatorTask, SnapshotMoment, SubtaskContext
-from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport, TaskWriting, VertexTask
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport, VertexTask
 from airflow_provider_statecheck.spark.stages.planning import (
     KEY_GROUP_COLUMN,
     SUBTASK_COLUMN,
@@ -29,7 +28,6 @@ from airflow_provider_statecheck.spark.stages.planning import (
 from airflow_provider_statecheck.spark.stages.stage import Aggregate, AggregateNode, KeyNode
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
 from airflow_provider_statecheck.spark.tables.schemas import quoted_column, spark_schema
-from airflow_provider_statecheck.state.schemas import OperatorSchemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 if TYPE_CHECKING:
@@ -52,17 +50,12 @@ class IncrementTasks:
 
     vertices: Sequence[PlannedVertex]
     states: StageStates
-    schemas: Mapping[str, OperatorSchemas]
-    """Types of restored state, by the uids of the operators."""
     sink: Sink | None
     storage: CheckpointStorage
     attempt: AttemptRef
-    state_backend: Any
     config: CheckpointConfig
     """Settings of the checkpoint storage."""
-    logical_date: datetime | None
-    now_ms: int
-    """Time for the expiry of state, the same in each attempt of a run."""
+    context: SubtaskContext
     combining: Combining
     """Decides whether Spark combines aggregates before the shuffle."""
 
@@ -102,30 +95,23 @@ class IncrementTasks:
             has_control=number > 0 or (is_woken and vertex.key is not None),
             sink=self.sink if is_last else None,
             storage=self.storage,
-            writing=self._writing(),
+            attempt=self.attempt,
+            config=self._task_config(),
             moment=moment,
-            context=SubtaskContext(
-                job_id=self.attempt.job_id,
-                parallelism=self.states.parallelism,
-                max_parallelism=self.states.max_parallelism,
-                epoch=self.attempt.epoch,
-                now_ms=self.now_ms,
-                logical_date=self.logical_date,
-                state_backend=self.state_backend,
-            ),
+            context=self.context,
         )
 
-    def _writing(self) -> TaskWriting:
+    def _task_config(self) -> CheckpointConfig:
         config = self.config.subset(option.name for option in CheckpointConfig.options())
         # With many subtasks less, because every task of the next increment carries all inline state.
-        config.data_inline_threshold = min(config.data_inline_threshold, INLINE_BUDGET // self.states.parallelism)
-        return TaskWriting(attempt=self.attempt, config=config)
+        config.data_inline_threshold = min(config.data_inline_threshold, INLINE_BUDGET // self.context.parallelism)
+        return config
 
     def _operator(self, operator: PlannedOperator) -> OperatorTask:
         return OperatorTask.of(
             operator,
             states=self.states.of(operator.uid),
-            schemas=self.schemas.get(operator.uid),
+            schemas=self.states.restored_schemas.get(operator.uid),
             restored_checkpoint_id=self.states.saved_with(operator.uid),
         )
 
@@ -143,8 +129,7 @@ def _keyed(frame: DataFrame, key: KeyNode, vertex: PlannedVertex, task: VertexTa
 
     operator, has_control = vertex.operators[0], task.has_control
     if isinstance(operator.node, AggregateNode):
-        schema = operator.output_schema
-        frame = partial_aggregates(frame, key, operator.node, schema, has_control=has_control, combines=combines)
+        frame = _partial_aggregates(frame, key, operator, has_control=has_control, combines=combines)
     keyed = with_key_groups(frame, key.columns, task.context.max_parallelism, task.context.parallelism)
     if not has_control:
         return keyed
@@ -153,22 +138,17 @@ def _keyed(frame: DataFrame, key: KeyNode, vertex: PlannedVertex, task: VertexTa
     return keyed.withColumn(SUBTASK_COLUMN, target)
 
 
-def partial_aggregates(
-    frame: DataFrame, key: KeyNode, node: AggregateNode, output_schema: Any, *, has_control: bool, combines: bool
+def _partial_aggregates(
+    frame: DataFrame, key: KeyNode, operator: PlannedOperator, *, has_control: bool, combines: bool
 ) -> DataFrame:
-    """
-    Return the key columns and, under the name of each aggregate, its partial result.
-
-    :param output_schema: Arrow schema with the types of the results.
-    :param has_control: Whether the rows include messages, which are passed through.
-    :param combines: Whether Spark combines the rows of a key first; without effect if there are messages.
-    """
+    """Return the key columns and, under the name of each aggregate, its partial result; messages are passed through."""
     from pyspark.sql import functions as F
 
+    node = cast("AggregateNode", operator.node)
     if combines and not has_control:
         return aggregated(frame, key, node)
     keys = [quoted_column(name) for name in key.columns]
-    types = {field.name: field.dataType for field in spark_schema(output_schema).fields}
+    types = {field.name: field.dataType for field in spark_schema(operator.output_schema).fields}
     single = [_of_one_row(aggregate).cast(types[name]).alias(name) for name, aggregate in node.aggregates.items()]
     return frame.select(*keys, *single, *([F.col(CONTROL)] if has_control else []))
 

@@ -257,7 +257,7 @@ class IncrementLoop:
         return RunValues(
             checkpoint=checkpoint_id,
             run=self._attempt.registration.owner.run_key,
-            now_ms=self._tasks.now_ms,
+            now_ms=self._tasks.context.now_ms,
             cost_seconds=self._cost_seconds or None,
             run_seconds=round(self._run_seconds, 3),
         )

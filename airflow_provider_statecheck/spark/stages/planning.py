@@ -23,7 +23,7 @@ from airflow_provider_statecheck.state.functions.user_functions import Checkpoin
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 FunctionNode = MapNode | ProcessNode | AggregateNode
@@ -347,12 +347,14 @@ def with_key_groups(df: DataFrame, key_columns: Sequence[str], max_parallelism: 
     :raises InvalidConfigurationError: for a parallelism out of range, or a key column that does not occur exactly once.
     :raises UnsupportedStateError: for a column whose type cannot be part of a key.
     """
+    from pyspark.sql import functions as F
+
     require_parallelism(parallelism, max_parallelism)
     key_serializer_of(df, key_columns)
-    key_group = _key_group(key_columns, max_parallelism)
-    return df.select("*", key_group.alias(KEY_GROUP_COLUMN)).select(
-        "*", _subtask(max_parallelism, parallelism).alias(SUBTASK_COLUMN)
-    )
+    hashed = F.xxhash64(*(quoted_column(name) for name in key_columns))
+    key_group = F.pmod(hashed, F.lit(max_parallelism)).cast("int")
+    subtask = F.call_function("div", F.col(KEY_GROUP_COLUMN) * parallelism, F.lit(max_parallelism)).cast("int")
+    return df.select("*", key_group.alias(KEY_GROUP_COLUMN)).select("*", subtask.alias(SUBTASK_COLUMN))
 
 
 def shuffled(df: DataFrame, key_columns: Sequence[str], max_parallelism: int, parallelism: int) -> DataFrame:
@@ -366,19 +368,6 @@ def shuffled(df: DataFrame, key_columns: Sequence[str], max_parallelism: int, pa
 
     keyed = with_key_groups(df, key_columns, max_parallelism, parallelism)
     return keyed.repartitionById(parallelism, F.col(SUBTASK_COLUMN)).drop(SUBTASK_COLUMN)
-
-
-def _key_group(key_columns: Sequence[str], max_parallelism: int) -> Column:
-    from pyspark.sql import functions as F
-
-    hashed = F.xxhash64(*(quoted_column(name) for name in key_columns))
-    return F.pmod(hashed, F.lit(max_parallelism)).cast("int")
-
-
-def _subtask(max_parallelism: int, parallelism: int) -> Column:
-    from pyspark.sql import functions as F
-
-    return F.call_function("div", F.col(KEY_GROUP_COLUMN) * parallelism, F.lit(max_parallelism)).cast("int")
 
 
 def _arrow_type(name: str, data_type: Any) -> Any:

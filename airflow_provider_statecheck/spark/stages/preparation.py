@@ -72,7 +72,6 @@ def probe_schemas(
         subtask=0,
         parallelism=1,
         max_parallelism=1,
-        epoch=0,
         now_ms=0,
         logical_date=logical_date,
         state_backend=MemoryStateBackend(),
@@ -236,21 +235,12 @@ def max_parallelism_advice(parallelism: int, max_parallelism: int) -> str | None
     :raises InvalidConfigurationError: if a parallelism is out of range.
     """
     require_parallelism(parallelism, max_parallelism)
-    wanted = recommended_max_parallelism(parallelism)
     if max_parallelism >= min(_HEADROOM * parallelism, MAX_PARALLELISM_BOUND):
         return None
+    # A power of two.
+    wanted = min(1 << (_HEADROOM * parallelism - 1).bit_length(), MAX_PARALLELISM_BOUND)
     return (
         f"max_parallelism={max_parallelism} is less than {_HEADROOM} times the parallelism of {parallelism}: it bounds every "
         f"later parallelism, and few key groups distribute keys unevenly. Set max_parallelism={wanted} before there is state; "
         "later, run `airflow statecheck rescale` on a savepoint."
     )
-
-
-def recommended_max_parallelism(parallelism: int) -> int:
-    """
-    Return the recommended number of key groups: a power of two, at least four times the parallelism.
-
-    :raises InvalidConfigurationError: if the parallelism is out of range.
-    """
-    require_parallelism(parallelism)
-    return min(1 << (_HEADROOM * parallelism - 1).bit_length(), MAX_PARALLELISM_BOUND)

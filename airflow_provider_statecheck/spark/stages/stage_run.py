@@ -41,6 +41,7 @@ from airflow_provider_statecheck.spark.pacing import Pace, pace_of
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.sources.item_source import ItemSource
 from airflow_provider_statecheck.spark.sources.source import SizeUnit
+from airflow_provider_statecheck.spark.stages.executor.operator_run import SubtaskContext
 from airflow_provider_statecheck.spark.stages.increment_jobs import Combining, IncrementTasks
 from airflow_provider_statecheck.spark.stages.increment_loop import IncrementLoop, SinkCommits, source_summary
 from airflow_provider_statecheck.spark.stages.planning import PlannedVertex, StagePlanner, load_stage, vertices_of
@@ -56,17 +57,15 @@ from airflow_provider_statecheck.spark.stages.stage_state import (
     SINK,
     RestoredStageState,
     StageStates,
-    restore_functions,
 )
 from airflow_provider_statecheck.spark.status_log import StageProgress, figures_or_none
+from airflow_provider_statecheck.state.backends import backend_of_stage
 from airflow_provider_statecheck.storage.views.loading import load_checkpoint_storage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from airflow_provider_statecheck.spark.attempt import StageAttempt
     from airflow_provider_statecheck.spark.sources.source import Source, SplitEnumerator
-    from airflow_provider_statecheck.state.backends import StateBackend
 
 
 log = logging.getLogger(__name__)
@@ -196,13 +195,13 @@ class StageRun:
             make_importable(self._spark, self._user_objects())
             frame = enumerator.load(first)
             planned = StagePlanner(self._spark, self._uid).plan(self._vertices, frame)
-            states, schemas = self._restore_states(restored, planned)
+            states = self._restore_states(restored, planned)
             # The restored state has been checked against the functions.
             commits = self._take_over(closing, found, restored, enumerator, states, planned[-1].output_schema)
             loop = IncrementLoop(
                 self._attempt,
                 enumerator,
-                self._tasks(planned, states, schemas, self._now_ms(restored)),
+                self._tasks(restored, planned, states),
                 TaggedJobs(self._spark),
                 commits,
                 self._pace(restored),
@@ -321,72 +320,58 @@ class StageRun:
         if self._stage.output is not None:
             self._stage.output.close(kind is None)
 
-    def _restore_states(
-        self, restored: RestoredStageState, planned: Sequence[PlannedVertex]
-    ) -> tuple[StageStates, dict[str, Any]]:
+    def _restore_states(self, restored: RestoredStageState, planned: Sequence[PlannedVertex]) -> StageStates:
         operators = [operator for vertex in planned for operator in vertex.operators]
-        settings, subtasks = self._settings, self._stage.parallelism or tasks_at_once(self._spark)
-        assigned = restore_functions(
-            restored,
-            operators,
-            parallelism=subtasks,
-            max_parallelism=self._stage.max_parallelism,
-            stage_uid=self._uid,
-            renamed_uids=settings.renamed_uids,
-            allow_non_restored_state=settings.allow_non_restored_state,
+        subtasks, max_parallelism = self._stage.parallelism or tasks_at_once(self._spark), self._stage.max_parallelism
+        assigned = restored.assigned_to(
+            operators, self._settings, parallelism=subtasks, max_parallelism=max_parallelism
         )
-        key_groups = self._stage.max_parallelism or default_max_parallelism(subtasks)
-        max_parallelism = max(assigned.max_parallelisms.values(), default=key_groups)
-        advice = max_parallelism_advice(subtasks, max_parallelism) if restored.checkpoint_id is None else None
+        key_groups = max_parallelism or default_max_parallelism(subtasks)
+        key_groups = max(assigned.max_parallelisms.values(), default=key_groups)
+        advice = max_parallelism_advice(subtasks, key_groups) if restored.checkpoint_id is None else None
         if advice is not None:
             log.warning("%s", advice)
         states = {target.uid: state for target, state in assigned.matched.pairs}
         restored_schemas = {uid: restored.schemas_of(state) for uid, state in states.items()}
-        schemas = probe_schemas(operators, storage=self._attempt.storage, logical_date=settings.logical_date)
-        tracked = StageStates(
+        schemas = probe_schemas(operators, storage=self._attempt.storage, logical_date=self._settings.logical_date)
+        return StageStates(
             merged_schemas(restored_schemas, schemas),
             parallelism=subtasks,
-            max_parallelism=max_parallelism,
+            max_parallelism=key_groups,
             restored=assigned.subtask_states,
             unchanged=states,
+            restored_schemas=restored_schemas,
             restored_checkpoint_id=restored.checkpoint_id,
         )
-        return tracked, restored_schemas
 
     def _tasks(
-        self,
-        planned: Sequence[PlannedVertex],
-        states: StageStates,
-        schemas: dict[str, Any],
-        now_ms: int,
+        self, restored: RestoredStageState, planned: Sequence[PlannedVertex], states: StageStates
     ) -> IncrementTasks:
         attempt = self._attempt.grant.attempt
         return IncrementTasks(
             vertices=planned,
             states=states,
-            schemas=schemas,
             sink=self._stage.output,
             storage=self._attempt.storage,
             attempt=attempt,
-            state_backend=self._state_backend(),
             config=self._storage_config(),
-            logical_date=self._settings.logical_date,
-            now_ms=now_ms,
+            context=SubtaskContext(
+                job_id=attempt.job_id,
+                parallelism=states.parallelism,
+                max_parallelism=states.max_parallelism,
+                now_ms=self._now_ms(restored),
+                logical_date=self._settings.logical_date,
+                state_backend=backend_of_stage(self._stage.state_backend, self._settings.state_config),
+            ),
             combining=Combining(self._settings.combines),
         )
-
-    def _state_backend(self) -> StateBackend:
-        from airflow_provider_statecheck.state.backends import backend_of_stage
-
-        return backend_of_stage(self._stage.state_backend, self._settings.state_config)
 
     def _storage_config(self) -> CheckpointConfig:
         given = self._settings.state_config
         config = CheckpointConfig.from_mapping({key: given[key] for key in given if key in STORAGE_KEYS})
         config.data_inline_threshold = self._settings.data_inline_threshold
-        load_checkpoint_storage(
-            self._attempt.storage, self._attempt.grant.attempt, config
-        )  # fails before any task runs
+        # Fails before any task runs.
+        load_checkpoint_storage(self._attempt.storage, self._attempt.grant.attempt, config)
         return config
 
     def _pace(self, restored: RestoredStageState) -> Pace:

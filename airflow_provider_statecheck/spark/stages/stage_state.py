@@ -28,6 +28,7 @@ from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.planning import PlannedOperator
+from airflow_provider_statecheck.spark.stages.stage import StageSettings
 from airflow_provider_statecheck.state.keyed.abstract_backend import StateSize
 from airflow_provider_statecheck.state.reading.checkpoint_contents import size_of_only_state, state_summaries
 from airflow_provider_statecheck.state.reading.checkpoint_states import RunValues
@@ -131,6 +132,39 @@ class RestoredStageState:
             return states
         return copy_borrowed_files(self._attempt.storage, states, self._attempt.grant.attempt)
 
+    def assigned_to(
+        self,
+        operators: Sequence[PlannedOperator],
+        settings: StageSettings,
+        *,
+        parallelism: int,
+        max_parallelism: int | None,
+    ) -> StateAssignment:
+        """
+        Redistribute the state to the subtasks of the functions.
+
+        :param max_parallelism: ``None`` if the user did not set it; it then follows from the restored state or the parallelism.
+        :raises IncompatibleCheckpointError: if the state does not match the functions or their parallelism.
+        """
+        targets = [
+            RestoreTarget(
+                operator_id=operator.operator_id,
+                uid=operator.uid,
+                parallelism=parallelism,
+                max_parallelism=max_parallelism or default_max_parallelism(parallelism),
+                is_max_parallelism_configured=max_parallelism is not None,
+            )
+            for operator in operators
+        ]
+        uids = {operator.node.uid: operator.node.uid for operator in operators} | dict(settings.renamed_uids)
+        stage_uid = self._attempt.registration.uid
+        return assign_states(
+            targets,
+            self.functions,
+            renamed_uids={self.uid_of(old): f"{stage_uid}/{new}" for old, new in uids.items()},
+            allow_non_restored_state=settings.allow_non_restored_state,
+        )
+
     def schemas_of(self, state: OperatorState) -> OperatorSchemas:
         """
         Return the types of the state of a function.
@@ -157,45 +191,6 @@ class RestoredStageState:
         return () if self._restored is None else self._restored.document.operator_states
 
 
-def restore_functions(
-    restored: RestoredStageState,
-    operators: Sequence[PlannedOperator],
-    *,
-    parallelism: int,
-    max_parallelism: int | None,
-    stage_uid: str,
-    renamed_uids: Mapping[str, str],
-    allow_non_restored_state: bool,
-) -> StateAssignment:
-    """
-    Redistribute the state of a checkpoint to the subtasks of the functions.
-
-    :param max_parallelism: ``None`` if the user did not set it; it then follows from the restored state or the parallelism.
-    :param stage_uid: Uid of the stage within its job.
-    :param renamed_uids: New uids of functions by old uids, within the stage.
-    :param allow_non_restored_state: Whether to drop the state of functions that no longer exist.
-    :raises IncompatibleCheckpointError: if the state does not match the functions or their parallelism.
-    """
-    key_groups = max_parallelism or default_max_parallelism(parallelism)
-    targets = [
-        RestoreTarget(
-            operator_id=operator.operator_id,
-            uid=operator.uid,
-            parallelism=parallelism,
-            max_parallelism=key_groups,
-            is_max_parallelism_configured=max_parallelism is not None,
-        )
-        for operator in operators
-    ]
-    uids = {operator.node.uid: operator.node.uid for operator in operators} | dict(renamed_uids)
-    return assign_states(
-        targets,
-        restored.functions,
-        renamed_uids={restored.uid_of(old): f"{stage_uid}/{new}" for old, new in uids.items()},
-        allow_non_restored_state=allow_non_restored_state,
-    )
-
-
 class StageStates:
     """
     Tracks the state handles of all functions over the increments of an attempt.
@@ -204,6 +199,7 @@ class StageStates:
     :param max_parallelism: Number of key groups.
     :param restored: Initial state, by operator and subtask.
     :param unchanged: Operators as in the restored checkpoint, by their current uids.
+    :param restored_schemas: Their types, by the same uids.
     """
 
     def __init__(
@@ -214,10 +210,12 @@ class StageStates:
         max_parallelism: int,
         restored: Mapping[tuple[OperatorId, int], OperatorSubtaskState],
         unchanged: Mapping[str, OperatorState] | None = None,
+        restored_schemas: Mapping[str, OperatorSchemas] | None = None,
         restored_checkpoint_id: int | None = None,
     ) -> None:
         self.parallelism = parallelism
         self.max_parallelism = max_parallelism
+        self.restored_schemas = restored_schemas or {}
         self._schemas = {uid: coordinator_state(encode_schemas(types)) for uid, types in schemas.items()}
         self._states: dict[str, dict[int, OperatorSubtaskState]] = {
             uid: {

@@ -133,25 +133,6 @@ def test_a_place_that_the_setting_allows_is_read(stage: WrittenStage, tmp_path: 
     assert restored.state == {}
 
 
-def test_a_savepoint_that_was_moved_names_what_moved_with_it(stage: WrittenStage, tmp_path: Path) -> None:
-    attempt = stage.attempt("theirs")
-    taken = stage.take(attempt, stage.snapshot(attempt, "orders"), state=["x" * 50_000])
-    directory = f"{stage.storage.base_uri}/savepoint-012345-0123456789ab"
-    write_savepoint(
-        stage.storage,
-        attempt._documents.load(taken),
-        directory=directory,
-        checkpoint_id=9,
-        properties=CheckpointProperties.for_savepoint(),
-    )
-    attempt.finish(AttemptStatus.FAILED)
-    Path(directory.removeprefix("file://")).rename(tmp_path / "moved")
-    restored = begin(stage, f"{tmp_path}/moved")
-    assert restored is not None
-    assert restored.state == {"done": ["x" * 50_000]}
-    assert [handle.uri.startswith(f"file://{tmp_path}/moved/") for handle in restored.document.snapshots] == [True]
-
-
 def test_the_own_checkpoints_go_on_in_a_directory_of_an_earlier_configuration(
     stage: WrittenStage, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     RequestStatus,
 )
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary, StepSummary
+from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CoordinatorUnavailableError,
@@ -44,18 +45,26 @@ def target(tmp_path: Path) -> str:
     return f"file://{tmp_path}/savepoints"
 
 
+def view(stage: WrittenStage) -> JobView:
+    return stage.coordinator.describe(job_id_of(JOB))
+
+
+def serve(stage: WrittenStage, target: str | None = None) -> int:
+    """Let another process take the savepoints of operators that are idle."""
+    return len(serve_idle(stage.savepoints, view(stage), CheckpointStorage.open, target))
+
+
 def ask(stage: WrittenStage, target: str | None, **changes: Any) -> None:
-    [operator] = stage.coordinator.describe(job_id_of(JOB)).operators
+    [operator] = view(stage).operators
     stage.savepoints.request(make_savepoint_request(operator, target=target, **changes))
 
 
 def savepoints_of(stage: WrittenStage) -> list[CheckpointRecord]:
-    rows = stage.coordinator.describe(job_id_of(JOB)).checkpoints
-    return [c for c in rows if c.properties.is_savepoint and c.status is CheckpointStatus.COMPLETED]
+    return [c for c in view(stage).checkpoints if c.properties.is_savepoint and c.status is CheckpointStatus.COMPLETED]
 
 
 def statuses(stage: WrittenStage) -> list[RequestStatus]:
-    return [r.status for r in stage.coordinator.describe(job_id_of(JOB)).requests]
+    return [r.status for r in view(stage).requests]
 
 
 def saved(stage: WrittenStage, target: str, state: Any = None) -> CheckpointRecord:
@@ -95,7 +104,7 @@ def test_a_savepoint_has_the_figures_of_the_checkpoint_that_it_copies(stage: Wri
     attempt.take_checkpoint((orders,), {}, finished_items=0, new_bytes=0, pinned=frozenset(), summary=figures)
     attempt.finish(AttemptStatus.FINISHED)
     ask(stage, target)
-    serve_idle(stage.savepoints, stage.coordinator.describe(job_id_of(JOB)), CheckpointStorage.open, None)
+    serve(stage)
     of_running, of_idle = (savepoint.summary for savepoint in savepoints_of(stage))
     assert of_running is not None
     assert of_running.steps == figures.steps
@@ -111,17 +120,15 @@ def test_a_request_that_comes_after_the_last_checkpoint_is_served_at_the_end(sta
 
 
 def test_a_savepoint_at_the_end_is_not_copied_between_two_tries(stage: WrittenStage, target: str) -> None:
-    def served() -> int:
-        view = stage.coordinator.describe(job_id_of(JOB))
-        return len(serve_idle(stage.savepoints, view, CheckpointStorage.open, target))
-
     attempt = stage.attempt(savepoint_at_end=True)
     stage.take(attempt, stage.snapshot(attempt, "orders"))
     attempt.finish(AttemptStatus.FAILED)
-    assert (served(), statuses(stage)) == (0, [RequestStatus.QUEUED])
+    assert (serve(stage, target), statuses(stage)) == (0, [RequestStatus.QUEUED])
     retry = stage.attempt(savepoint_at_end=True).grant.attempt
     stage.coordinator.finish(FinishAttempt(attempt=retry, status=AttemptStatus.FINISHED))
-    assert (served(), statuses(stage)) == (1, [RequestStatus.COMPLETED]), "the stage has finished and did not take it"
+    assert (serve(stage, target), statuses(stage)) == (1, [RequestStatus.COMPLETED]), (
+        "the stage has finished and did not take it"
+    )
 
 
 def test_a_stage_that_fails_leaves_the_request_to_its_retry(stage: WrittenStage, target: str) -> None:
@@ -176,7 +183,7 @@ def test_a_request_without_a_place_fails_and_the_stage_goes_on(stage: WrittenSta
     attempt = stage.attempt()
     ask(stage, None, kind=kind)
     assert stage.take(attempt, stage.snapshot(attempt, "orders")).checkpoint_id == 1
-    [request] = stage.coordinator.describe(job_id_of(JOB)).requests
+    [request] = view(stage).requests
     assert request.status is RequestStatus.FAILED
     assert "savepoint_dir" in request.failure_message
 
@@ -239,7 +246,7 @@ def test_the_retry_of_a_stage_that_failed_before_it_stopped_stops(
         stage.clock.advance(1)
         attempt.fail(ConnectionError("planned"))
         stage.clock.advance(1)
-        serve_idle(stage.savepoints, stage.coordinator.describe(job_id_of(JOB)), CheckpointStorage.open, None)
+        serve(stage)
     [savepoint] = savepoints_of(stage)
     for _ in range(2):
         retry = stage.attempt()
@@ -247,8 +254,8 @@ def test_the_retry_of_a_stage_that_failed_before_it_stopped_stops(
             stage.take(retry)
         retry.fail(stopped.value)
         assert stopped.value.pointer == savepoint.location
-        assert stopping_savepoint(stage.coordinator.describe(job_id_of(JOB)), retry.grant.attempt) == savepoint.location
-    is_stopped = stopping_savepoint(stage.coordinator.describe(job_id_of(JOB)), attempt.grant.attempt) is not None
+        assert stopping_savepoint(view(stage), retry.grant.attempt) == savepoint.location
+    is_stopped = stopping_savepoint(view(stage), attempt.grant.attempt) is not None
     assert is_stopped is (taken_by == "the stage")
     cleared = stage.attempt(owner=make_owner(clear_marker="cleared"))
     stage.take(cleared)
@@ -260,7 +267,7 @@ def test_the_retry_of_a_stage_that_began_after_its_savepoint_does_not_stop(stage
     stage.take(finished)
     finished.finish(AttemptStatus.FINISHED)
     ask(stage, target, kind=CheckpointType.SAVEPOINT_SUSPEND)
-    serve_idle(stage.savepoints, stage.coordinator.describe(job_id_of(JOB)), CheckpointStorage.open, None)
+    serve(stage)
     for _ in range(2):
         attempt = stage.attempt(owner=make_owner(run_key="2026-01-02", run_id="the next run"))
         stage.take(attempt)
@@ -275,7 +282,7 @@ def test_the_retry_of_a_stage_whose_savepoint_does_not_suspend_it_goes_on(
     stage.take(attempt)
     ask(stage, target, kind=kind)
     attempt.fail(ConnectionError("planned"))
-    serve_idle(stage.savepoints, stage.coordinator.describe(job_id_of(JOB)), CheckpointStorage.open, None)
+    serve(stage)
     assert len(savepoints_of(stage)) == 1
     retry = stage.attempt()
     stage.take(retry)
@@ -311,23 +318,6 @@ def test_a_checkpoint_after_a_claimed_savepoint_names_its_files(stage: WrittenSt
     snapshots = StageSnapshots(stage.storage, attempt.grant.attempt, restored)
     assert snapshots.copy_borrowed() == 0
     assert all(h.uri.startswith(savepoint.location) for h in snapshots.handles)
-
-
-def test_a_claimed_savepoint_is_deleted_only_when_no_checkpoint_names_its_files(
-    stage: WrittenStage, target: str
-) -> None:
-    savepoint = saved(stage, target)
-    attempt, restored = begin_from(stage, savepoint.location, mode=RestoreMode.CLAIM)
-    for handles in (restored.document.snapshots, restored.document.snapshots):
-        discarding(attempt, *handles)
-    attempt.finish(AttemptStatus.FAILED)
-    retry = stage.attempt("heir")
-    assert retry.restore() is not None
-    discarding(retry)
-    retry.finish(AttemptStatus.FINISHED)
-    assert not local_path(savepoint.location).exists() or not stage.storage.allowing(target).list_files(
-        savepoint.location
-    )
 
 
 def test_a_savepoint_that_its_own_operator_claimed_ends_with_the_checkpoint_that_it_became(

@@ -226,11 +226,6 @@ def test_filesystem_storage_needs_a_directory() -> None:
         FsStateBackend().create_checkpoint_storage(ATTEMPT)
 
 
-def test_pointer_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointNotFoundError):
-        FsStateBackend().resolve_checkpoint(f"{tmp_path.as_uri()}/chk-1")
-
-
 def test_operator_state_is_restored() -> None:
     keyed = harness(FsStateBackend())
     environment = keyed.environment

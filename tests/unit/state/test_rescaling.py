@@ -46,10 +46,8 @@ from airflow_provider_statecheck.state.writing.canonical import (
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, decode_metadata
-from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
-from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 from tests.soak import rest_in_soak
-from tests.written_state import GROUPS, StatefulJob
+from tests.written_state import GROUPS, StatefulJob, file_streams
 
 KEYS = KeySerializer((KeyField("customer", pa.int64()), KeyField("country", pa.string())))
 ALL = [(number, country) for number in range(-15, 25) for country in ("de", "nz", "")]
@@ -242,8 +240,7 @@ def test_it_can_be_rescaled_back_again(job: StatefulJob) -> None:
 
 
 def test_an_operator_without_keyed_state_keeps_its_lists_and_gets_the_new_maximum(job: StatefulJob) -> None:
-    directory, writing = f"{job.storage.base_uri}/chk-3", StateWriting(epoch=1, inline_threshold=0)
-    streams = FsCheckpointStreamFactory(storage=job.storage, exclusive=directory, shared=directory, writing=writing)
+    streams = file_streams(job.storage)
     written = DefaultOperatorStateBackend()
     written.get_list_state(ListStateDescriptor("buffer", str)).update(["a", "b"])
     handle = written.snapshot(1, 0, streams).run().handle

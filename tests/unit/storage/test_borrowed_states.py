@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import epoch_of, job_id_of, new_savepoint_uri
-from airflow_provider_statecheck.checkpoint.messages import RestoreSource
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, RestoreMode, SavepointFormat
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     CheckpointedStateScope,
     FileStateHandle,
+    OperatorState,
     SegmentFileStateHandle,
     streams_of,
 )
@@ -33,8 +33,9 @@ from airflow_provider_statecheck.storage.metadata_file import (
     load_document,
     state_uris,
 )
-from airflow_provider_statecheck.storage.pointers import WrittenSavepoint, find_source
+from airflow_provider_statecheck.storage.pointers import WrittenSavepoint
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
+from tests.messages import source_at
 from tests.unit.storage.keyed_files import files_left, keyed, state_file, take, uris, write
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
@@ -64,14 +65,6 @@ def save(stage: WrittenStage, taken: CheckpointRecord, directory: str, storage: 
 def contents(storage: CheckpointStorage, document: CheckpointDocument) -> list[bytes]:
     files = [s for state in document.operator_states for s in streams_of(state) if isinstance(s, FileStateHandle)]
     return [storage.read_verified(f.uri, size=f.size, sha256=f.sha256) for f in files]
-
-
-def source_of(stage: WrittenStage, directory: str, mode: RestoreMode) -> RestoreSource:
-    source = find_source(
-        stage.storage, directory, uid="aggregate", mode=mode, renamed_uids={}, allow_non_restored_state=False
-    )
-    assert source is not None
-    return source
 
 
 class TestSavepoint:
@@ -123,17 +116,21 @@ class TestBorrowing:
         save(stage, taken, directory)
         return directory
 
-    def begin(self, stage: WrittenStage, savepoint: str, mode: RestoreMode, job: str = "heir") -> StageAttempt:
-        return stage.attempt(job, restore_from=source_of(stage, savepoint, mode))
+    def begin(
+        self, stage: WrittenStage, savepoint: str, mode: RestoreMode = RestoreMode.NO_CLAIM
+    ) -> tuple[StageAttempt, tuple[OperatorState, ...]]:
+        """Begin an attempt of another job from the savepoint, and return it with the restored states."""
+        attempt = stage.attempt("heir", restore_from=source_at(stage.storage, savepoint, mode=mode))
+        restored = attempt.restore()
+        assert restored is not None
+        return attempt, restored.document.operator_states
 
     def test_a_checkpoint_after_a_restore_without_a_claim_names_copies_only(
         self, stage: WrittenStage, savepoint: str
     ) -> None:
         before = stage.storage.list_files(savepoint)
-        attempt = self.begin(stage, savepoint, RestoreMode.NO_CLAIM)
-        restored = attempt.restore()
-        assert restored is not None
-        owned = copy_borrowed_files(stage.storage, restored.document.operator_states, attempt.grant.attempt)
+        attempt, states = self.begin(stage, savepoint)
+        owned = copy_borrowed_files(stage.storage, states, attempt.grant.attempt)
         files = [s for s in streams_of(owned[0]) if isinstance(s, FileStateHandle)]
         first = take(attempt, *files)
         assert sum(file.size for file in files) == 100
@@ -147,10 +144,8 @@ class TestBorrowing:
     def test_copies_are_equal_belong_to_the_attempt_and_outlive_the_savepoint(
         self, stage: WrittenStage, savepoint: str
     ) -> None:
-        attempt = self.begin(stage, savepoint, RestoreMode.NO_CLAIM)
-        restored = attempt.restore()
-        assert restored is not None
-        owned = copy_borrowed_files(stage.storage, restored.document.operator_states, attempt.grant.attempt)
+        attempt, states = self.begin(stage, savepoint)
+        owned = copy_borrowed_files(stage.storage, states, attempt.grant.attempt)
         completed = take(attempt, *(s for s in streams_of(owned[0]) if isinstance(s, FileStateHandle)))
         stage.storage.delete_directory(savepoint)
         document = load_document(stage.storage, completed)
@@ -161,16 +156,13 @@ class TestBorrowing:
     def test_a_claimed_savepoint_is_named_where_it_lies_and_goes_with_the_last_that_names_it(
         self, stage: WrittenStage, savepoint: str
     ) -> None:
-        attempt = self.begin(stage, savepoint, RestoreMode.CLAIM)
-        restored = attempt.restore()
-        assert restored is not None
-        files = list(restored.document.operator_states[0].subtask_states[0].managed_keyed[0].shared)
+        attempt, states = self.begin(stage, savepoint, RestoreMode.CLAIM)
+        files = list(states[0].subtask_states[0].managed_keyed[0].shared)
         take(attempt, files[0][1])
         attempt.finish(AttemptStatus.FAILED)
         collect_job(stage.maintenance, job_id_of("heir"), CheckpointStorage.open)
         assert {f"{savepoint}/{name}" for name in stage.storage.list_files(savepoint)} == uris(files[0][1])
-        retry = self.begin(stage, savepoint, RestoreMode.CLAIM)
-        assert retry.restore() is not None
+        retry, _ = self.begin(stage, savepoint, RestoreMode.CLAIM)
         take(retry)
         retry.finish(AttemptStatus.FAILED)
         collect_job(stage.maintenance, job_id_of("heir"), CheckpointStorage.open)
@@ -179,10 +171,8 @@ class TestBorrowing:
     def test_copies_that_no_checkpoint_names_go_when_the_attempt_has_ended(
         self, stage: WrittenStage, savepoint: str
     ) -> None:
-        attempt = self.begin(stage, savepoint, RestoreMode.NO_CLAIM)
-        restored = attempt.restore()
-        assert restored is not None
-        copy_borrowed_files(stage.storage, restored.document.operator_states, attempt.grant.attempt)
+        attempt, states = self.begin(stage, savepoint)
+        copy_borrowed_files(stage.storage, states, attempt.grant.attempt)
         assert len(files_left(stage.storage, "heir")) == 2
         attempt.finish(AttemptStatus.FAILED)
         collect_job(stage.maintenance, job_id_of("heir"), CheckpointStorage.open)
@@ -238,10 +228,8 @@ class TestBorrowing:
     def test_copying_that_fails_at_any_call_is_made_good_by_the_next(
         self, stage: WrittenStage, savepoint: str, mode: FaultMode
     ) -> None:
-        attempt = self.begin(stage, savepoint, RestoreMode.NO_CLAIM)
-        restored = attempt.restore()
-        assert restored is not None
-        states, copying = restored.document.operator_states, ("copy_file",)
+        attempt, states = self.begin(stage, savepoint)
+        copying = ("copy_file",)
         for point in (1, 2):
             for uri in files_left(stage.storage, "heir"):
                 stage.storage.delete_file(uri)

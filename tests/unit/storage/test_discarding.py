@@ -18,7 +18,6 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     CheckpointedStateScope,
     FileStateHandle,
     SegmentFileStateHandle,
-    StreamStateHandle,
 )
 from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.storage.discarding import EffectDiscards, StorageDiscarder
@@ -28,6 +27,7 @@ from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, fau
 from tests.unit.storage.documents import JOB_ID, make_document, make_snapshot
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
+SHARED = CheckpointedStateScope.SHARED
 UNCLAIMED = CheckpointProperties.for_unclaimed_snapshot()
 SAVEPOINT = CheckpointProperties.for_savepoint()
 
@@ -245,22 +245,13 @@ class TestClaimedSavepoint:
         assert point > 5
 
 
-class TestDiscarder:
-    def test_a_file_goes_and_what_is_gone_is_success(self, storage, job):
-        storage.write_bytes(f"{job}/chk-1/a", b"x")
-        discarder = StorageDiscarder(storage, JobId(job.rpartition("/")[2]))
-        for _ in range(2):
-            discarder.discard_state(FileStateHandle(f"{job}/chk-1/a", 1))
-            discarder.discard_checkpoint(f"{job}/chk-1")
-        assert storage.list_files(job) == {}
-
-    @pytest.mark.parametrize("kind", ["inline", "segment"])
-    def test_what_is_no_file_of_its_own_is_left_alone(self, storage, job, kind):
-        uri = f"{job}/chk-1/a"
-        storage.write_bytes(uri, b"x")
-        handles: dict[str, StreamStateHandle] = {
-            "inline": ByteStreamStateHandle("a", b"x"),
-            "segment": SegmentFileStateHandle(uri, 0, 1, CheckpointedStateScope.SHARED, "s1"),
-        }
-        StorageDiscarder(storage, JobId(job.rpartition("/")[2])).discard_state(handles[kind])
+def test_a_file_goes_and_what_is_gone_is_success_and_what_is_no_file_of_its_own_stays(storage, job):
+    discarder, uri = StorageDiscarder(storage, JobId(job.rpartition("/")[2])), f"{job}/chk-1/a"
+    storage.write_bytes(uri, b"x")
+    for handle in (ByteStreamStateHandle("a", b"x"), SegmentFileStateHandle(uri, 0, 1, SHARED, "s1")):
+        discarder.discard_state(handle)
         assert storage.exists(uri)
+    for _ in range(2):
+        discarder.discard_state(FileStateHandle(uri, 1))
+        discarder.discard_checkpoint(f"{job}/chk-1")
+    assert storage.list_files(job) == {}

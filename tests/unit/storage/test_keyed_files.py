@@ -48,7 +48,7 @@ def died(stage: WrittenStage, job: str = JOB, **changes: Any) -> list[Any]:
 
 
 class TestExclusiveState:
-    """State in the directory of the checkpoint for which an increment has written it."""
+    """State in the directory of the checkpoint for which an increment has written it, the first to name it."""
 
     def test_it_goes_with_its_checkpoint(self, stage: WrittenStage) -> None:
         attempt = stage.attempt()
@@ -56,21 +56,12 @@ class TestExclusiveState:
         complete(attempt, *first)
         complete(attempt, *second)
         assert own_files(stage) == uris(second[1])
-
-    def test_it_outlives_its_checkpoint_while_the_next_one_references_it(self, stage: WrittenStage) -> None:
-        attempt = stage.attempt()
-        pending, file = begin_with_own_state(stage, attempt)
-        complete(attempt, pending, file)
-        take(attempt, file)
-        assert own_files(stage) == uris(file)
-        take(attempt)
-        assert own_files(stage) == set()
+        assert not stage.storage.exists(first[0].location)
+        assert set(stage.statuses().values()) == {"subsumed", "completed"}
 
     def test_that_of_a_failed_checkpoint_stays_for_the_next_one(self, stage: WrittenStage) -> None:
         attempt = stage.attempt()
-        pending, file = begin_with_own_state(stage, attempt, timeout=10.0)
-        stage.clock.advance(11)
-        assert attempt.complete_checkpoint(pending, CheckpointContent(operator_states=(keyed(file),))) is None
+        file = expired(stage, attempt)
         collect(stage)
         assert own_files(stage) == uris(file)
         assert CheckpointVerifier(stage.storage, is_deep=True).verify(take(attempt, file)).is_restorable
@@ -79,9 +70,7 @@ class TestExclusiveState:
 
     def test_that_of_a_failed_checkpoint_stays_while_the_next_one_cannot_be_read(self, stage: WrittenStage) -> None:
         attempt = stage.attempt()
-        pending, file = begin_with_own_state(stage, attempt, timeout=10.0)
-        stage.clock.advance(11)
-        attempt.complete_checkpoint(pending, CheckpointContent(operator_states=(keyed(file),)))
+        file = expired(stage, attempt)
         completed = take(attempt, file)
         attempt._sweep = lambda: None  # type: ignore[method-assign]
         attempt.finish(AttemptStatus.FAILED)
@@ -91,9 +80,7 @@ class TestExclusiveState:
 
     def test_that_of_a_failed_checkpoint_stays_when_another_operator_ends(self, stage: WrittenStage) -> None:
         attempt, other = stage.attempt(), stage.attempt(uid="other")
-        pending, file = begin_with_own_state(stage, attempt, timeout=10.0)
-        stage.clock.advance(11)
-        attempt.complete_checkpoint(pending, CheckpointContent(operator_states=(keyed(file),)))
+        file = expired(stage, attempt)
         other.finish(AttemptStatus.FINISHED)
         assert own_files(stage) == uris(file)
         assert CheckpointVerifier(stage.storage, is_deep=True).verify(take(attempt, file)).is_restorable
@@ -106,16 +93,64 @@ class TestExclusiveState:
         retry.finish(AttemptStatus.FINISHED)
         assert own_files(stage) == set()
 
+    def test_the_directory_stays_while_a_later_checkpoint_names_what_lies_in_it(self, stage: WrittenStage) -> None:
+        attempt = stage.attempt()
+        pending, own = begin_with_own_state(stage, attempt)
+        unneeded = write(stage.storage, f"{pending.location}/{epoch_name(1)}")
+        complete(attempt, pending, own, unneeded)
+        later, _ = begin_with_own_state(stage, attempt)
+        complete(attempt, later, own)
+        attempt.finish(AttemptStatus.FINISHED)
+        for _ in range(2):
+            collect(stage)
+            assert set(stage.storage.list_files(pending.location)) == {own.uri.rpartition("/")[2]}
+        retry = stage.attempt()
+        assert retry.restore() is not None
+        take(retry)
+        retry.finish(AttemptStatus.FINISHED)
+        collect(stage)
+        assert not stage.storage.exists(pending.location)
+        assert set(stage.statuses().values()) == {"subsumed", "completed"}
 
-def begin_with_own_state(stage: WrittenStage, attempt: StageAttempt, timeout: float = 60.0) -> tuple[Any, Any]:
+    def test_the_directory_stays_whole_while_a_retained_checkpoint_cannot_be_read(self, stage: WrittenStage) -> None:
+        attempt = stage.attempt()
+        attempt._cleaner.discard = lambda *_: ()  # type: ignore[method-assign]
+        pending, own = begin_with_own_state(stage, attempt)
+        complete(attempt, pending, own)
+        later, _ = begin_with_own_state(stage, attempt)
+        complete(attempt, later, own)
+        attempt.finish(AttemptStatus.FAILED)
+        newest = stage.coordinator.describe(job_id_of(JOB)).checkpoints[-1]
+        before = stage.storage.list_files(pending.location)
+        saved = local_path(str(newest.metadata_uri)).read_bytes()
+        local_path(str(newest.metadata_uri)).write_bytes(b"damaged")
+        collect(stage)
+        assert stage.storage.list_files(pending.location) == before
+        local_path(str(newest.metadata_uri)).write_bytes(saved)
+        collect(stage)
+        assert CheckpointVerifier(stage.storage).verify(newest).is_restorable
+
+
+def expired(stage: WrittenStage, attempt: StageAttempt, file: Any = None) -> Any:
+    """Let a checkpoint fail that names a file, by default one that it has written into its directory; return the file."""
+    pending = attempt.begin_checkpoint(10.0)
+    assert pending is not None
+    file = file or exclusive_file(stage.storage, attempt.grant.attempt, pending.checkpoint_id)
+    stage.clock.advance(11)
+    assert attempt.complete_checkpoint(pending, CheckpointContent(operator_states=(keyed(file),))) is None
+    return file
+
+
+def begin_with_own_state(stage: WrittenStage, attempt: StageAttempt) -> tuple[Any, Any]:
     """Begin a checkpoint, and write its state as a subtask does."""
-    pending = attempt.begin_checkpoint(timeout)
+    pending = attempt.begin_checkpoint(60.0)
     assert pending is not None
     return pending, exclusive_file(stage.storage, attempt.grant.attempt, pending.checkpoint_id)
 
 
-def complete(attempt: StageAttempt, pending: Any, file: Any) -> None:
-    assert attempt.complete_checkpoint(pending, CheckpointContent(operator_states=(keyed(file),))) is not None
+def complete(attempt: StageAttempt, pending: Any, *files: Any) -> None:
+    content = CheckpointContent(operator_states=(keyed(private=files),))
+    assert attempt.complete_checkpoint(pending, content) is not None
 
 
 def own_files(stage: WrittenStage) -> set[str]:
@@ -165,21 +200,14 @@ class TestDiscards:
 
     def test_what_a_checkpoint_that_failed_named_stays_for_the_next_one(self, stage: WrittenStage) -> None:
         attempt = stage.attempt()
-        file = written(stage, attempt)
-        pending = attempt.begin_checkpoint(10.0)
-        assert pending is not None
-        stage.clock.advance(11)
-        assert attempt.complete_checkpoint(pending, CheckpointContent(operator_states=(keyed(file),))) is None
+        file = expired(stage, attempt, written(stage, attempt))
         assert left(stage) == uris(file)
         assert CheckpointVerifier(stage.storage, is_deep=True).verify(take(attempt, file)).is_restorable
 
     def test_what_nobody_named_after_all_goes_when_the_attempt_has_ended(self, stage: WrittenStage) -> None:
         attempt = stage.attempt()
-        kept, lost = written(stage, attempt), written(stage, attempt)
-        pending = attempt.begin_checkpoint(10.0)
-        assert pending is not None
-        stage.clock.advance(11)
-        attempt.complete_checkpoint(pending, CheckpointContent(operator_states=(keyed(lost),)))
+        kept = written(stage, attempt)
+        expired(stage, attempt, written(stage, attempt))
         take(attempt, kept)
         attempt.finish(AttemptStatus.FINISHED)
         assert left(stage) == uris(kept)
@@ -223,64 +251,6 @@ class TestDiscards:
         take(attempt, theirs)
         take(attempt)
         assert left(stage) == uris(theirs)
-
-
-class TestOwnDirectory:
-    """Small state may lie in the directory of the checkpoint that was the first to name it."""
-
-    def begun(self, attempt: StageAttempt, stage: WrittenStage) -> tuple[Any, Any]:
-        pending = attempt.begin_checkpoint(60.0)
-        assert pending is not None
-        return pending, write(stage.storage, f"{pending.location}/{epoch_name(attempt.grant.attempt.epoch)}")
-
-    def complete(self, attempt: StageAttempt, pending: Any, *files: Any) -> None:
-        content = CheckpointContent(operator_states=(keyed(private=files),))
-        assert attempt.complete_checkpoint(pending, content) is not None
-
-    def test_the_directory_goes_with_its_checkpoint(self, stage: WrittenStage) -> None:
-        attempt = stage.attempt()
-        pending, own = self.begun(attempt, stage)
-        self.complete(attempt, pending, own)
-        take(attempt)
-        assert set(stage.statuses().values()) == {"subsumed", "completed"}
-        assert not stage.storage.exists(pending.location)
-
-    def test_the_directory_stays_while_a_later_checkpoint_names_what_lies_in_it(self, stage: WrittenStage) -> None:
-        attempt = stage.attempt()
-        pending, own = self.begun(attempt, stage)
-        unneeded = write(stage.storage, f"{pending.location}/{epoch_name(1)}")
-        self.complete(attempt, pending, own, unneeded)
-        later, _ = self.begun(attempt, stage)
-        self.complete(attempt, later, own)
-        attempt.finish(AttemptStatus.FINISHED)
-        for _ in range(2):
-            collect(stage)
-            assert set(stage.storage.list_files(pending.location)) == {own.uri.rpartition("/")[2]}
-        retry = stage.attempt()
-        assert retry.restore() is not None
-        take(retry)
-        retry.finish(AttemptStatus.FINISHED)
-        collect(stage)
-        assert not stage.storage.exists(pending.location)
-        assert set(stage.statuses().values()) == {"subsumed", "completed"}
-
-    def test_the_directory_stays_whole_while_a_retained_checkpoint_cannot_be_read(self, stage: WrittenStage) -> None:
-        attempt = stage.attempt()
-        attempt._cleaner.discard = lambda *_: ()  # type: ignore[method-assign]
-        pending, own = self.begun(attempt, stage)
-        self.complete(attempt, pending, own)
-        later, _ = self.begun(attempt, stage)
-        self.complete(attempt, later, own)
-        attempt.finish(AttemptStatus.FAILED)
-        newest = stage.coordinator.describe(job_id_of(JOB)).checkpoints[-1]
-        before = stage.storage.list_files(pending.location)
-        saved = local_path(str(newest.metadata_uri)).read_bytes()
-        local_path(str(newest.metadata_uri)).write_bytes(b"damaged")
-        collect(stage)
-        assert stage.storage.list_files(pending.location) == before
-        local_path(str(newest.metadata_uri)).write_bytes(saved)
-        collect(stage)
-        assert CheckpointVerifier(stage.storage).verify(newest).is_restorable
 
 
 class TestSweep:

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from airflow_provider_statecheck.checkpoint.messages import RestoreSource
-from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
@@ -23,13 +21,10 @@ from airflow_provider_statecheck.gateway.verbs import decode_error, encode_error
 from airflow_provider_statecheck.operators.checkpointed import A_RETRY_CANNOT_HELP
 from airflow_provider_statecheck.storage.failures import RetryPolicy
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.pointers import (
-    find_source,
-    pointer_uri,
-    resolve_checkpoint,
-)
+from airflow_provider_statecheck.storage.pointers import pointer_uri, resolve_checkpoint
 from airflow_provider_statecheck.storage.views.state_files import read_state
 from airflow_provider_statecheck.storage.views.state_streams import NOT_ADDRESSABLE, ResolvedPointer
+from tests.messages import source_at
 from tests.unit.written_stage import WrittenStage
 
 
@@ -157,17 +152,9 @@ def test_unknown_scheme_is_refused(local: CheckpointStorage) -> None:
         resolve_checkpoint(local, "nosuch://x/chk-1")
 
 
-def begun_from(stage: WrittenStage, pointer: str) -> RestoreSource:
-    source = find_source(
-        stage.storage, pointer, uid="x", mode=RestoreMode.NO_CLAIM, renamed_uids={}, allow_non_restored_state=False
-    )
-    assert source is not None
-    return source
-
-
 def test_an_unknown_savepoint_is_not_tried_again(local: CheckpointStorage) -> None:
     stage = WrittenStage(local)
-    missing = begun_from(stage, f"{local.base_uri}/savepoint-gone")
+    missing = source_at(local, f"{local.base_uri}/savepoint-gone")
     with pytest.raises(PointerNotFoundError, match="savepoint-gone") as caught:
         stage.attempt("new", restore_from=missing)
     arrived = decode_error(encode_error(caught.value))
@@ -183,7 +170,7 @@ def test_a_savepoint_on_a_storage_that_does_not_answer_is_tried_again(tmp_path: 
             raise TimeoutError(path)
 
     stage = WrittenStage(CheckpointStorage(Down(), "down://lake/checkpoints", retries=RetryPolicy(attempts=1)))
-    unavailable = begun_from(stage, "down://lake/savepoint-1")
+    unavailable = source_at(stage.storage, "down://lake/savepoint-1")
     with pytest.raises(StorageError, match="savepoint-1") as caught:
         stage.attempt("new", restore_from=unavailable)
     arrived = decode_error(encode_error(caught.value))

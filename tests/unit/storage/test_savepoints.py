@@ -1,156 +1,139 @@
-"""What is written into a savepoint's directory."""
+"""What is written into the directory of a savepoint, and beside the metadata of a checkpoint of several operators."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from pathlib import Path
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.ids import OperatorId
+from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotContent
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     CheckpointedStateScope,
     FileStateHandle,
-    KeyedStateHandle,
-    KeyGroupRange,
-    OperatorState,
-    OperatorStateHandle,
-    OperatorSubtaskState,
     SegmentFileStateHandle,
     StreamStateHandle,
     streams_of,
 )
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, decode_metadata
+from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, decode_metadata
 from airflow_provider_statecheck.storage.pointers import StateCopies, WrittenSavepoint, write_copies
+from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
+from airflow_provider_statecheck.storage.views.state_files import read_state
+from tests.messages import ManualClock, complete_checkpoint, make_registration
+from tests.sqlite_rows import new_store
+from tests.unit.storage.documents import make_document
+from tests.unit.storage.keyed_files import keyed, write
+from tests.unit.written_stage import local_path
 
-JOB, OPERATOR = "0" * 32, OperatorId("1" * 32)
-
-
-@pytest.fixture
-def storage(tmp_path: Path) -> CheckpointStorage:
-    return CheckpointStorage.open(f"{tmp_path}/base")
-
-
-def file(storage: CheckpointStorage, name: str, data: bytes) -> FileStateHandle:
-    uri = f"{storage.base_uri}/{JOB}/shared/{name}"
-    storage.write_bytes(uri, data)
-    return FileStateHandle(uri=uri, size=len(data))
-
-
-def document(*streams: StreamStateHandle) -> CheckpointDocument:
-    one, two, three, four = streams
-    groups = KeyGroupRange(0, 1)
-    incremental = KeyedStateHandle(
-        backend_id="b", key_group_range=groups, checkpoint_id=1, shared=(("a", one),), private=(("b", two),), meta=three
-    )
-    subtask = OperatorSubtaskState(
-        managed_keyed=(incremental,),
-        raw_operator=(OperatorStateHandle((), four),),
-    )
-    state = OperatorState(
-        operator_id=OPERATOR,
-        uid="totals",
-        parallelism=1,
-        max_parallelism=2,
-        subtask_states={0: subtask},
-        coordinator_state=two,
-    )
-    return CheckpointDocument(
-        job_id=JOB,
-        job_name="sales",
-        operator_id=OPERATOR,
-        uid="totals",
-        checkpoint_id=7,
-        epoch=3,
-        generation=1,
-        snapshots=(),
-        state=InlineStateHandle(value={"done": [1]}),
-        created_at=datetime(2026, 1, 1, tzinfo=UTC),
-        operator_states=(state,),
-    )
+JOB = JobId("0" * 32)
 
 
 @pytest.fixture
-def source(storage: CheckpointStorage) -> CheckpointDocument:
-    whole = file(storage, "whole", b"a segment and its neighbours")
+def source(local: CheckpointStorage) -> CheckpointDocument:
+    shared = f"{local.base_uri}/{JOB}/shared"
+    one, two, whole = (
+        write(local, f"{shared}/{name}", data)
+        for name, data in (("one", b"first"), ("two", b"second"), ("whole", b"a segment and its neighbours"))
+    )
     segment = SegmentFileStateHandle(whole.uri, 2, 7, CheckpointedStateScope.SHARED, "logical")
-    return document(
-        file(storage, "one", b"first"), file(storage, "two", b"second"), segment, ByteStreamStateHandle("n", b"inline")
-    )
+    state = keyed(one, segment, private=(two, ByteStreamStateHandle("n", b"inline")))
+    return make_document(snapshots=(), operator_states=(replace(state, coordinator_state=two),))
 
 
-def save(
-    storage: CheckpointStorage, source: CheckpointDocument, tmp_path: Path, checkpoint_id: int = 8
-) -> WrittenSavepoint:
-    copies = StateCopies(storage, f"file://{tmp_path}/savepoint-000000-000000000000", source.epoch)
-    return write_copies(
-        copies,
-        source,
-        checkpoint_id=checkpoint_id,
-        properties=CheckpointProperties.for_savepoint(),
-    )
+def save(local: CheckpointStorage, source: CheckpointDocument, checkpoint_id: int = 8) -> WrittenSavepoint:
+    copies = StateCopies(local, directory_of(local), source.epoch)
+    properties = CheckpointProperties.for_savepoint()
+    return write_copies(copies, source, checkpoint_id=checkpoint_id, properties=properties)
+
+
+def directory_of(local: CheckpointStorage) -> str:
+    return f"{local.base_uri}/savepoint-000000-000000000000"
 
 
 def content(storage: CheckpointStorage, stream: StreamStateHandle) -> bytes:
-    if isinstance(stream, ByteStreamStateHandle):
-        return stream.data
-    assert isinstance(stream, FileStateHandle)
-    return storage.allowing(stream.uri).read_bytes(stream.uri)
+    # Copies of segments are files.
+    assert not isinstance(stream, SegmentFileStateHandle)
+    return read_state(storage, stream)
 
 
 def test_a_savepoint_holds_a_copy_of_every_stream_of_every_operator(
-    storage: CheckpointStorage, source: CheckpointDocument, tmp_path: Path
+    local: CheckpointStorage, source: CheckpointDocument
 ) -> None:
-    written = save(storage, source, tmp_path)
-    storage.delete_directory(f"{storage.base_uri}/{JOB}/chk-7")
-    copied = decode_metadata(
-        storage.allowing(written.metadata.uri).read_bytes(written.metadata.uri), uri=written.metadata.uri
-    )
+    uri = save(local, source).metadata.uri
+    copied = decode_metadata(local.read_bytes(uri), uri=uri)
     [state] = copied.operator_states
-    found = [content(storage, stream) for stream in streams_of(state)]
-    assert found == [b"second", b"inline", b"first", b"second", b"segment"]
-    assert copied.relocatable
-    assert copied.properties.is_savepoint
-    assert copied.checkpoint_id == 8
+    found = [content(local, stream) for stream in streams_of(state)]
+    assert found == [b"second", b"first", b"segment", b"second", b"inline"]
+    assert (copied.relocatable, copied.properties.is_savepoint, copied.checkpoint_id) == (True, True, 8)
 
 
-def test_a_file_that_is_named_twice_is_copied_once(
-    storage: CheckpointStorage, source: CheckpointDocument, tmp_path: Path
-) -> None:
-    written = save(storage, source, tmp_path)
-    files = CheckpointStorage.open(f"file://{tmp_path}/savepoint-000000-000000000000").list_files(
-        f"file://{tmp_path}/savepoint-000000-000000000000"
-    )
-    assert len(files) == len({"one", "two", "segment", "_metadata"})
+def test_a_file_that_is_named_twice_is_copied_once(local: CheckpointStorage, source: CheckpointDocument) -> None:
+    written = save(local, source)
+    assert len(local.list_files(directory_of(local))) == len({"one", "two", "segment", "_metadata"})
     assert written.state_size_bytes == len(b"first") + len(b"second") + len(b"segment")
 
 
 def test_a_missing_file_leaves_a_directory_without_metadata(
-    storage: CheckpointStorage, source: CheckpointDocument, tmp_path: Path
+    local: CheckpointStorage, source: CheckpointDocument
 ) -> None:
-    (tmp_path / "base" / JOB / "shared" / "one").unlink()
+    local_path(f"{local.base_uri}/{JOB}/shared/one").unlink()
     with pytest.raises(CheckpointNotFoundError, match="one"):
-        save(storage, source, tmp_path)
-    assert not (tmp_path / "savepoint-000000-000000000000" / "_metadata").exists()
+        save(local, source)
+    assert not local.exists(f"{directory_of(local)}/_metadata")
 
 
-def test_two_savepoints_never_share_a_directory(
-    storage: CheckpointStorage, source: CheckpointDocument, tmp_path: Path
-) -> None:
-    save(storage, source, tmp_path)
+def test_two_savepoints_never_share_a_directory(local: CheckpointStorage, source: CheckpointDocument) -> None:
+    save(local, source)
     with pytest.raises(StorageError, match="two writers"):
-        save(storage, source, tmp_path, checkpoint_id=9)
+        save(local, source, checkpoint_id=9)
 
 
-def test_a_savepoint_that_is_written_again_is_the_same(
-    storage: CheckpointStorage, source: CheckpointDocument, tmp_path: Path
+def test_a_savepoint_that_is_written_again_is_the_same(local: CheckpointStorage, source: CheckpointDocument) -> None:
+    written = save(local, source)
+    files = local.list_files(directory_of(local))
+    assert save(local, source) == written
+    assert local.list_files(directory_of(local)) == files
+
+
+@pytest.fixture
+def checkpoint(local: CheckpointStorage) -> Any:
+    coordinator = AttemptCoordinator(new_store(ManualClock()))
+    attempt = coordinator.register(make_registration(storage_base=local.base_uri)).attempt
+    return complete_checkpoint(coordinator, attempt).checkpoint
+
+
+def of_several_operators(*sizes: int) -> SnapshotContent:
+    handles = (ByteStreamStateHandle(f"h{i}", bytes([i]) * size) for i, size in enumerate(sizes))
+    return SnapshotContent(operator_states=(replace(keyed(*handles), coordinator_state=None),))
+
+
+def test_state_above_the_inline_budget_lies_in_files_beside_the_metadata(
+    local: CheckpointStorage, checkpoint: Any
 ) -> None:
-    written = save(storage, source, tmp_path)
-    directory = f"file://{tmp_path}/savepoint-000000-000000000000"
-    files = storage.allowing(directory).list_files(directory)
-    assert save(storage, source, tmp_path) == written
-    assert storage.allowing(directory).list_files(directory) == files
+    files = SnapshotFiles(local, JOB, "sales", inline_budget=15)
+    found = list(
+        streams_of(files.read(files.write_metadata(checkpoint, of_several_operators(4, 20, 5))).operator_states[0])
+    )
+    assert [type(stream) for stream in found] == [ByteStreamStateHandle, FileStateHandle, ByteStreamStateHandle]
+    [spilled] = [stream for stream in found if isinstance(stream, FileStateHandle)]
+    assert local.read_bytes(spilled.uri) == bytes([1]) * 20
+    assert spilled.uri.startswith(f"{checkpoint.location}/")
+
+
+def test_state_within_the_inline_budget_travels_in_the_metadata(local: CheckpointStorage, checkpoint: Any) -> None:
+    files = SnapshotFiles(local, JOB, "sales")
+    assert files.read(files.write_metadata(checkpoint, of_several_operators(4, 20))) == of_several_operators(4, 20)
+    assert set(local.list_files(checkpoint.location)) == {"_metadata"}
+
+
+def test_whoever_writes_it_again_writes_equal_bytes(local: CheckpointStorage, checkpoint: Any) -> None:
+    files = SnapshotFiles(local, JOB, "sales", inline_budget=15)
+    first = files.write_metadata(checkpoint, of_several_operators(4, 20, 5))
+    assert files.write_metadata(checkpoint, of_several_operators(4, 20, 5)) == first
+    assert len(local.list_files(checkpoint.location)) == 2

@@ -22,8 +22,10 @@ CONTROL = "__statecheck_control"
 EMPTY_MESSAGE = b""
 """A message without content, sent to make a subtask run."""
 
-DEFAULT_BUFFER_BYTES = 64 * 1024 * 1024
-DEFAULT_CHUNK_ROWS = 64 * 1024
+_BUFFER_BYTES = 64 * 1024 * 1024
+"""Size of the rows of a task in memory before they are spilled."""
+_CHUNK_ROWS = 64 * 1024
+"""Least number of rows of a table, except of the last one."""
 
 
 class Elements:
@@ -227,76 +229,54 @@ def _require_keys(serializer: KeySerializer, columns: Sequence[Any]) -> None:
             )
 
 
-class KeyGroupSorter:
+def tables_by_key_group(batches: Iterable[Any], order: tuple[str, ...]) -> Iterator[Any]:
     """
-    Sorts record batches into tables of complete key groups, in ascending order.
+    Read all record batches, then yield sorted tables of complete key groups, in ascending order; none without rows.
 
     Sorted runs that exceed the buffer are spilled to local files. A single key group must fit into memory.
 
-    :param group_column: Column with the key group.
     :param order: Columns that order the rows of a table, the key group first.
-    :param buffer_bytes: Size of the rows in memory before they are spilled.
-    :param chunk_rows: Minimum number of rows of a table, except of the last one.
     """
+    ordering = [(name, "ascending") for name in order]
+    with scratch_directory() as folder:
+        runs: list[_MemoryRun] = []
+        buffered: list[Any] = []
+        size = 0
+        for batch in batches:
+            buffered.append(batch)
+            size += batch.nbytes
+            if size >= _BUFFER_BYTES:
+                runs.append(_SpilledRun(_sorted(pa.Table.from_batches(buffered), ordering), folder))
+                buffered, size = [], 0
+        if buffered:
+            runs.append(_MemoryRun(_sorted(pa.Table.from_batches(buffered), ordering)))
+        for groups in _chunks_of_groups(runs):
+            tables = [run.read(groups[0], groups[-1]) for run in runs]
+            yield tables[0] if len(tables) == 1 else _sorted(pa.concat_tables(tables), ordering)
 
-    def __init__(
-        self,
-        group_column: str,
-        order: tuple[str, ...],
-        *,
-        buffer_bytes: int = DEFAULT_BUFFER_BYTES,
-        chunk_rows: int = DEFAULT_CHUNK_ROWS,
-    ) -> None:
-        self._group = group_column
-        self._order = [(name, "ascending") for name in order]
-        self._buffer_bytes = buffer_bytes
-        self._chunk_rows = chunk_rows
 
-    def tables(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Read all batches, then yield the tables; without rows there is none."""
-        with scratch_directory() as folder:
-            runs: list[_MemoryRun] = []
-            buffered: list[Any] = []
-            size = 0
-            for batch in batches:
-                buffered.append(batch)
-                size += batch.nbytes
-                if size >= self._buffer_bytes:
-                    runs.append(_SpilledRun(self._sorted(buffered), self._group, folder))
-                    buffered, size = [], 0
-            if buffered:
-                runs.append(_MemoryRun(self._sorted(buffered), self._group))
-            yield from self._chunks(runs)
+def _sorted(table: Any, ordering: list[tuple[str, str]]) -> Any:
+    return table.combine_chunks().sort_by(ordering).combine_chunks()
 
-    def _sorted(self, batches: list[Any]) -> Any:
-        table = pa.Table.from_batches(batches).combine_chunks()
-        return table.sort_by(self._order).combine_chunks()
 
-    def _chunks(self, runs: list[_MemoryRun]) -> Iterator[Any]:
-        groups = sorted({group for run in runs for group in run.rows_by_group})
-        chunk: list[int] = []
-        rows = 0
-        for group in groups:
-            chunk.append(group)
-            rows += sum(run.rows_by_group.get(group, 0) for run in runs)
-            if rows >= self._chunk_rows:
-                yield self._merge(runs, chunk)
-                chunk, rows = [], 0
-        if chunk:
-            yield self._merge(runs, chunk)
-
-    def _merge(self, runs: list[_MemoryRun], groups: list[int]) -> Any:
-        tables = [run.read(groups[0], groups[-1]) for run in runs]
-        if len(tables) == 1:
-            return tables[0]
-        return pa.concat_tables(tables).sort_by(self._order).combine_chunks()
+def _chunks_of_groups(runs: list[_MemoryRun]) -> Iterator[list[int]]:
+    chunk: list[int] = []
+    rows = 0
+    for group in sorted({group for run in runs for group in run.rows_by_group}):
+        chunk.append(group)
+        rows += sum(run.rows_by_group.get(group, 0) for run in runs)
+        if rows >= _CHUNK_ROWS:
+            yield chunk
+            chunk, rows = [], 0
+    if chunk:
+        yield chunk
 
 
 class _MemoryRun:
     """A sorted run in memory."""
 
-    def __init__(self, table: Any, group_column: str) -> None:
-        groups = table.column(group_column).to_numpy()
+    def __init__(self, table: Any) -> None:
+        groups = table.column(KEY_GROUP_COLUMN).to_numpy()
         values, starts = np.unique(groups, return_index=True)
         self._starts = [*starts.tolist(), table.num_rows]
         self._groups = values.tolist()
@@ -314,9 +294,9 @@ class _MemoryRun:
 class _SpilledRun(_MemoryRun):
     """A sorted run in a local file that is memory-mapped, so that only the rows that are read occupy memory."""
 
-    def __init__(self, table: Any, group_column: str, folder: str) -> None:
+    def __init__(self, table: Any, folder: str) -> None:
         with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
             path = Path(file.name)
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
-        super().__init__(pa.ipc.open_file(pa.memory_map(str(path))).read_all().combine_chunks(), group_column)
+        super().__init__(pa.ipc.open_file(pa.memory_map(str(path))).read_all().combine_chunks())

@@ -97,7 +97,6 @@ class SubtaskContext:
     subtask: int = 0
     parallelism: int
     max_parallelism: int
-    epoch: int
     now_ms: int
     """Time for the expiry of state, in milliseconds."""
     logical_date: datetime | None
@@ -181,8 +180,8 @@ class OperatorRun:
         """Process elements without a key, in any order."""
         raise NotImplementedError
 
-    def process_keyed(self, chunk: KeyedChunk) -> Elements:
-        """Process the elements of complete key groups."""
+    def process_keyed(self, table: Any) -> Elements:
+        """Process the elements of complete key groups, ordered by key group and key, with a key group column."""
         raise NotImplementedError
 
     def end(self) -> Iterator[Elements]:
@@ -269,6 +268,16 @@ class FunctionRun(OperatorRun):
     def function(self) -> Any:
         return cast("MapNode | ProcessNode", self.task.node).function
 
+    @override
+    def process_keyed(self, table: Any) -> Elements:
+        chunk = KeyedChunk.of(table, self.keyed.key_serializer)
+        output = self._process_chunk(chunk)
+        self.keyed.advance_to(chunk.last_key_group + 1)
+        return output
+
+    def _process_chunk(self, chunk: KeyedChunk) -> Elements:
+        raise NotImplementedError
+
     def _output(self, values: Sequence[Any]) -> Elements:
         return Elements(self.task.output_schema, values=values)
 
@@ -281,14 +290,13 @@ class MapRun(FunctionRun):
         return self._output(self._apply(elements.rows()))
 
     @override
-    def process_keyed(self, chunk: KeyedChunk) -> Elements:
+    def _process_chunk(self, chunk: KeyedChunk) -> Elements:
         backend = self.keyed
         rows, output = rows_of(chunk.table), []
         for key, group, start, end in chunk.spans(backend.key_serializer):
             backend.set_current_key(key, group)
             output.extend(self._apply(rows[start:end]))
         backend.unset_current_key()
-        backend.advance_to(chunk.last_key_group + 1)
         return self._output(output)
 
     @cached_property
@@ -304,10 +312,8 @@ class ProcessRun(FunctionRun):
     """Runs a ``KeyedProcessFunction`` on the elements of one key after the other, or on whole tables."""
 
     @override
-    def process_keyed(self, chunk: KeyedChunk) -> Elements:
-        output = self._process_batch(chunk) if processes_batches(self.function) else self._process_elements(chunk)
-        self.keyed.advance_to(chunk.last_key_group + 1)
-        return output
+    def _process_chunk(self, chunk: KeyedChunk) -> Elements:
+        return self._process_batch(chunk) if processes_batches(self.function) else self._process_elements(chunk)
 
     @override
     def end(self) -> Iterator[Elements]:
@@ -397,8 +403,9 @@ class AggregateRun(OperatorRun):
         super().open()
         self._state = self.keyed.batch_state(self._descriptor)
 
-    def process_table(self, table: Any) -> Elements:
-        """Process a table of partial results that is ordered by its key group column."""
+    @override
+    def process_keyed(self, table: Any) -> Elements:
+        # The keys of a group may be in any order.
         keys, partial = self._combine_rows(table)
         merged = self._merge(self._state.get(keys), partial)
         self._state.put(keys, merged)

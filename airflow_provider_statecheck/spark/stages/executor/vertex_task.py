@@ -30,8 +30,7 @@ from airflow_provider_statecheck.spark.stages.executor.elements import (
     CONTROL,
     EMPTY_MESSAGE,
     Elements,
-    KeyedChunk,
-    KeyGroupSorter,
+    tables_by_key_group,
 )
 from airflow_provider_statecheck.spark.stages.executor.operator_run import (
     AggregateRun,
@@ -43,7 +42,6 @@ from airflow_provider_statecheck.spark.stages.executor.operator_run import (
     SubtaskContext,
     WrittenFunction,
 )
-from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, MapNode
 from airflow_provider_statecheck.state.keyed.abstract_backend import StateSize
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -90,26 +88,22 @@ class TaskReport:
         return decode(cls, json.loads(data))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskWriting:
-    """Description of the checkpoint storage that the tasks of an attempt write to."""
+def worker_view(
+    storage: CheckpointStorage,
+    attempt: AttemptRef,
+    config: CheckpointConfig,
+    restored: Iterable[OperatorSubtaskState],
+) -> CheckpointStorageWorkerView:
+    """
+    Return the view that a subtask has of the checkpoint storage.
 
-    attempt: AttemptRef
-    config: CheckpointConfig
-
-    def worker_view(
-        self, storage: CheckpointStorage, restored: Iterable[OperatorSubtaskState]
-    ) -> CheckpointStorageWorkerView:
-        """
-        Return the view of a subtask.
-
-        :param restored: Initial state of the subtask.
-        :raises InvalidConfigurationError: if the configured storage cannot be loaded.
-        """
-        view = load_checkpoint_storage(storage, self.attempt, self.config)
-        is_merging = self.config.file_merging_enabled
-        manager = FileMergingSnapshotManager(self.attempt.epoch, self.config) if is_merging else None
-        return view.to_file_merging_storage(manager, _Restored(tuple(restored)))
+    :param config: Settings of the checkpoint storage.
+    :param restored: Initial state of the subtask.
+    :raises InvalidConfigurationError: if the configured storage cannot be loaded.
+    """
+    manager = FileMergingSnapshotManager(attempt.epoch, config) if config.file_merging_enabled else None
+    view = load_checkpoint_storage(storage, attempt, config)
+    return view.to_file_merging_storage(manager, _Restored(tuple(restored)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +136,9 @@ class VertexTask:
     """Whether the input includes messages."""
     sink: Sink | None
     storage: CheckpointStorage
-    writing: TaskWriting
+    attempt: AttemptRef
+    config: CheckpointConfig
+    """Settings of the checkpoint storage."""
     moment: SnapshotMoment
     context: SubtaskContext
     """Properties of its subtasks; each Spark task sets its index."""
@@ -176,7 +172,7 @@ class VertexTask:
     ) -> TaskReport:
         begin = time.monotonic()
         restored = (operator.states[subtask] for operator in self.operators if subtask in operator.states)
-        view = self.writing.worker_view(self.storage, restored)
+        view = worker_view(self.storage, self.attempt, self.config, restored)
         streams = view.resolve_checkpoint_storage_location(self.moment.checkpoint.checkpoint_id, DEFAULT_LOCATION)
         written = chain.snapshot(self.moment, streams)
         states = view.make_durable(each.state for each in written.values() if each.state is not None)
@@ -199,7 +195,7 @@ class VertexTask:
 
         return self.sink.writer(
             SinkTaskContext(
-                subtask=subtask, epoch=self.writing.attempt.epoch, task_id=uuid.uuid4().hex, schema=self.output_schema
+                subtask=subtask, epoch=self.attempt.epoch, task_id=uuid.uuid4().hex, schema=self.output_schema
             )
         )
 
@@ -272,9 +268,8 @@ class FunctionChain:
             for batch in batches:
                 yield self._process_from(0, _elements(batch))
             return
-        first = self._runs[0]
-        for table in KeyGroupSorter(KEY_GROUP_COLUMN, order).tables(batches):
-            yield self._process_from(1, _process_keyed(first, table))
+        for table in tables_by_key_group(batches, order):
+            yield self._process_from(1, self._runs[0].process_keyed(table))
 
     def end(self) -> Iterator[Elements]:
         """Process the end of the input in each function; yield the output of the last function."""
@@ -317,12 +312,6 @@ def _run_type(task: OperatorTask) -> type[OperatorRun]:
     if isinstance(task.node, MapNode):
         return MapRun
     return AggregateRun if isinstance(task.node, AggregateNode) else ProcessRun
-
-
-def _process_keyed(run: OperatorRun, table: Any) -> Elements:
-    if isinstance(run, AggregateRun):
-        return run.process_table(table)
-    return run.process_keyed(KeyedChunk.of(table, run.keyed.key_serializer))
 
 
 def _elements(batch: Any) -> Elements:

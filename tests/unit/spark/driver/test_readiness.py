@@ -23,10 +23,17 @@ from airflow_provider_statecheck.spark.driver.readiness import (
 )
 
 
-def test_name_carries_the_hash_of_the_bytes(tmp_path: Path) -> None:
+def test_package_has_the_hash_of_its_bytes_in_its_name_and_may_be_read_by_workers_of_another_user(
+    tmp_path: Path,
+) -> None:
     path = write_package(tmp_path / "packages")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     assert path.name == f"airflow_provider_statecheck-0.1.0-{digest[:16]}.zip"
+    assert path.stat().st_mode & 0o777 == 0o644
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+    assert {"airflow_provider_statecheck/py.typed", "airflow_provider_statecheck/metadata/alembic.ini"} <= set(names)
+    assert [name for name in names if "__pycache__" in name] == []
 
 
 def test_equal_files_give_equal_bytes(tmp_path: Path) -> None:
@@ -40,17 +47,6 @@ def test_what_is_there_is_not_written_again_and_nothing_else_is_left(tmp_path: P
     written = path.stat().st_mtime_ns
     assert write_package(tmp_path).stat().st_mtime_ns == written
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_workers_of_another_user_may_read_it(tmp_path: Path) -> None:
-    assert write_package(tmp_path).stat().st_mode & 0o777 == 0o644
-
-
-def test_it_has_the_packages_data_and_no_compiled_files(tmp_path: Path) -> None:
-    with zipfile.ZipFile(write_package(tmp_path)) as archive:
-        names = archive.namelist()
-    assert {"airflow_provider_statecheck/py.typed", "airflow_provider_statecheck/metadata/alembic.ini"} <= set(names)
-    assert [name for name in names if "__pycache__" in name] == []
 
 
 def test_a_driver_imports_from_it(tmp_path: Path) -> None:
@@ -153,17 +149,21 @@ def test_files_of_another_version_are_found_with_one_package_alone():
     assert text.count("==") == 1
 
 
-@pytest.mark.parametrize("client", ["4.2.0", None])
-def test_missing_pyspark_names_the_extra(client):
-    assert "airflow-provider-statecheck[pyspark]" in refusal(pyspark=None, client=client)
+@pytest.mark.parametrize(
+    "found",
+    [
+        {"pyspark": None},
+        {"pyspark": None, "client": None},
+        {"pyspark": None, "client": None, "imported": None, "needs_java": False},
+    ],
+    ids=["client alone", "nothing", "nothing for Spark Connect"],
+)
+def test_missing_pyspark_names_the_extra(found):
+    assert "airflow-provider-statecheck[pyspark]" in refusal(**found)
 
 
 def test_spark_connect_needs_neither_pyspark_nor_java():
     check(pyspark=None, java=None, needs_java=False)
-
-
-def test_spark_connect_without_its_client_is_refused():
-    assert "[pyspark]" in refusal(pyspark=None, client=None, imported=None, needs_java=False)
 
 
 @pytest.mark.parametrize(

@@ -84,25 +84,29 @@ class Server:
         raise PySparkException(message)
 
 
-def test_a_filesystem_of_the_server_is_used_under_its_own_name():
-    assert HadoopFilesystems().spark_uri(Server("hdfs"), "hdfs://host/data") == "hdfs://host/data"
-
-
-def test_a_missing_filesystem_is_told_apart_from_a_missing_path():
-    assert HadoopFilesystems().spark_uri(Server(), "gs://bucket/data") is None
+@pytest.mark.parametrize(
+    ("schemes", "uri", "expected"),
+    [
+        (["hdfs"], "hdfs://host/data", "hdfs://host/data"),
+        (["s3a"], "s3://bucket/a:b/data", "s3a://bucket/a:b/data"),
+        (["s3", "s3a"], "s3://bucket/data", "s3://bucket/data"),
+        (["s3a"], "s3a://bucket/data", "s3a://bucket/data"),
+    ],
+)
+def test_a_filesystem_of_the_server_is_used_under_its_own_name_or_the_other_one(schemes, uri, expected):
+    assert HadoopFilesystems().spark_uri(Server(*schemes), uri) == expected
 
 
 @pytest.mark.parametrize(
-    "missing", ["java.lang.ClassNotFoundException: Class {}", "java.lang.NoClassDefFoundError: {}"]
+    "missing",
+    [
+        'No FileSystem for scheme "{}"',
+        "java.lang.ClassNotFoundException: Class {}",
+        "java.lang.NoClassDefFoundError: {}",
+    ],
 )
-def test_a_configured_class_that_is_not_there_is_a_missing_filesystem(missing):
+def test_a_missing_filesystem_is_told_apart_from_a_missing_path(missing):
     assert HadoopFilesystems().spark_uri(Server(missing=missing), "gs://bucket/data") is None
-
-
-def test_s3_is_s3a_to_spark_unless_it_has_both():
-    assert HadoopFilesystems().spark_uri(Server("s3a"), "s3://bucket/a:b/data") == "s3a://bucket/a:b/data"
-    assert HadoopFilesystems().spark_uri(Server("s3", "s3a"), "s3://bucket/data") == "s3://bucket/data"
-    assert HadoopFilesystems().spark_uri(Server("s3a"), "s3a://bucket/data") == "s3a://bucket/data"
 
 
 def test_a_session_is_asked_once_and_tells_it_once(caplog):

@@ -7,20 +7,61 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.pacing import Pace
+from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
+from airflow_provider_statecheck.spark.sinks.sink import SinkContext, SinkTaskContext
 from airflow_provider_statecheck.spark.sources.source import Increment, Split
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
 from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.increment_jobs import Combining
 from airflow_provider_statecheck.spark.stages.increment_loop import IncrementLoop, SinkCommits
-from airflow_provider_statecheck.spark.stages.stage_state import StageStates
+from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState, StageStates
 from airflow_provider_statecheck.spark.status_log import StageProgress
 
 Job = Callable[[int, SnapshotMoment], Sequence[TaskReport]]
+SCHEMA = pa.schema([("number", pa.int64())])
+
+
+def open_sink(sink: ParquetSink, attempt: StageAttempt, restored: RestoredStageState) -> None:
+    """Open the sink of an attempt as ``StageRun`` does."""
+    grant = attempt.grant
+    sink.open(
+        SinkContext(
+            job_id=grant.attempt.job_id,
+            job_name=attempt.registration.job_name,
+            uid="aggregate/sink",
+            operator_id=grant.attempt.operator_id,
+            epoch=grant.attempt.epoch,
+            generation=grant.generation,
+            restored_checkpoint_id=restored.own_checkpoint_id,
+            restored_epoch=restored.own_epoch,
+            is_fresh=restored.checkpoint_id is None,
+            schema=SCHEMA,
+        )
+    )
+
+
+def staged(sink: ParquetSink, attempt: StageAttempt, number: int) -> tuple[dict[str, Any], ...]:
+    """Write a row and return the committables of its file."""
+    epoch = attempt.grant.attempt.epoch
+    writer = sink.writer(SinkTaskContext(subtask=0, epoch=epoch, task_id=new_key(), schema=SCHEMA))
+    writer.write(pa.table({"number": [number]}, schema=SCHEMA))
+    return tuple(writer.prepare_commit())
+
+
+def numbers_in(target: Path) -> list[int]:
+    """Return what a reader of the sink's directory sees."""
+    return sorted(row["number"] for file in target.glob("*.parquet") for row in pq.read_table(file).to_pylist())
 
 
 def one_output(increment: int, _: SnapshotMoment) -> Sequence[TaskReport]:
@@ -93,7 +134,7 @@ class JobsWithoutSpark:
 
 class _Tasks:
     combining = Combining(None)
-    now_ms = 0
+    context = SimpleNamespace(now_ms=0)
 
     def __init__(self, job: Job) -> None:
         self.vertices = [_NoFunctions()]

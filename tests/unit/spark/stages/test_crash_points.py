@@ -8,17 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
 from airflow_provider_statecheck.checkpoint.transitions import close_abandoned
 from airflow_provider_statecheck.exceptions import CoordinatorError, CoordinatorUnavailableError, StaleAttemptError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
-from airflow_provider_statecheck.spark.sinks.sink import SinkContext, SinkTaskContext
 from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.increment_loop import SinkCommits
@@ -27,10 +24,9 @@ from airflow_provider_statecheck.spark.stages.stage_run import StageRun
 from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.messages import make_owner, make_registration
-from tests.unit.spark.stages.loop_without_spark import LoopWithoutSpark, Splits
+from tests.unit.spark.stages.loop_without_spark import LoopWithoutSpark, Splits, numbers_in, open_sink, staged
 from tests.unit.written_stage import JOB, WrittenStage
 
-SCHEMA = pa.schema([("number", pa.int64())])
 INCREMENTS, EMPTY = 3, 2
 
 
@@ -103,7 +99,8 @@ class Tries:
         gateway: Any = FaultyGateway(self.written.coordinator, faults)
         attempt = StageAttempt(gateway, self.written.storage, registration)
         restored = RestoredStageState(attempt, attempt.restore())
-        sink = self._opened(attempt, restored, faults)
+        sink = FaultySink(self.target, faults)
+        open_sink(sink, attempt, restored)
         commits = SinkCommits(sink, attempt, restored.open_commits)
         if restored.checkpoint_id is not None and commits.has_open:
             commits.commit(restored.checkpoint_id)
@@ -122,41 +119,15 @@ class Tries:
                 self.run(each)
             except (Killed, CoordinatorError):
                 continue
-            return self.shown()
+            return numbers_in(self.target)
         raise AssertionError("a try without faults failed")
-
-    def shown(self) -> list[int]:
-        """Return what a reader sees."""
-        files = self.target.glob("*.parquet")
-        return sorted(row["number"] for file in files for row in pq.read_table(file).to_pylist())
-
-    def _opened(self, attempt: StageAttempt, restored: RestoredStageState, faults: Faults) -> FaultySink:
-        sink, grant = FaultySink(self.target, faults), attempt.grant
-        sink.open(
-            SinkContext(
-                job_id=grant.attempt.job_id,
-                job_name=JOB,
-                uid="aggregate/sink",
-                operator_id=grant.attempt.operator_id,
-                epoch=grant.attempt.epoch,
-                generation=grant.generation,
-                restored_checkpoint_id=restored.own_checkpoint_id,
-                restored_epoch=restored.own_epoch,
-                is_fresh=restored.checkpoint_id is None,
-                schema=SCHEMA,
-            )
-        )
-        return sink
 
     def _job(self, sink: ParquetSink, attempt: StageAttempt, faults: Faults) -> Any:
         def job(increment: int, _: SnapshotMoment) -> Sequence[TaskReport]:
             faults.require_alive()
             if increment == EMPTY:
                 return []
-            context = SinkTaskContext(subtask=0, epoch=attempt.grant.attempt.epoch, task_id=new_key(), schema=SCHEMA)
-            writer = sink.writer(context)
-            writer.write(pa.table({"number": [increment]}, schema=SCHEMA))
-            return [TaskReport(vertex=0, subtask=0, committables=tuple(writer.prepare_commit()), rows=1)]
+            return [TaskReport(vertex=0, subtask=0, committables=staged(sink, attempt, increment), rows=1)]
 
         return job
 
@@ -204,4 +175,4 @@ def test_a_fresh_attempt_without_rows_retracts_earlier_output_only_if_it_is_in_f
     run = StageRun(None, attempt, Stage("aggregate").source(source).sink(ParquetSink(str(tries.target))))  # type: ignore[arg-type]
     with pytest.raises(StaleAttemptError) if is_fenced else nullcontext():
         run.run()
-    assert tries.shown() == left
+    assert numbers_in(tries.target) == left

@@ -15,6 +15,7 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorSubtaskState
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.spark.stages.executor import elements
 from airflow_provider_statecheck.spark.stages.executor.elements import KeyedChunk, python_values
 from airflow_provider_statecheck.spark.stages.executor.operator_run import (
     AggregateRun,
@@ -27,8 +28,7 @@ from airflow_provider_statecheck.spark.stages.stage import AggregateNode, Count,
 from airflow_provider_statecheck.state.backends import ArrowStateBackend
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
-from airflow_provider_statecheck.storage.views.state_streams import StateWriting
+from tests.written_state import file_streams
 
 NAN = float("nan")
 
@@ -49,6 +49,28 @@ def test_rows_of_one_key_in_one_table_are_no_two_keys_because_of_nan() -> None:
 
 def test_single_row_is_one_key() -> None:
     assert chunk([NAN], [0], pa.float64()).starts == [0, 1]
+
+
+@pytest.mark.parametrize("buffer_bytes", [1, 100, 1 << 20], ids=["each batch on disk", "some on disk", "in memory"])
+@pytest.mark.parametrize("chunk_rows", [1, 20, 1000])
+def test_key_groups_come_whole_and_in_order(
+    monkeypatch: pytest.MonkeyPatch, buffer_bytes: int, chunk_rows: int
+) -> None:
+    monkeypatch.setattr(elements, "_BUFFER_BYTES", buffer_bytes)
+    monkeypatch.setattr(elements, "_CHUNK_ROWS", chunk_rows)
+    rows = [(number * 7 % 10, number) for number in range(50)]
+    columns = {
+        KEY_GROUP_COLUMN: pa.array([group for group, _ in rows], pa.int32()),
+        "n": [n for _, n in reversed(rows)],
+    }
+    batches = pa.table(columns).to_batches(max_chunksize=4)
+    tables = list(elements.tables_by_key_group(batches, (KEY_GROUP_COLUMN, "n")))
+    found = [tuple(row.values()) for table in tables for row in table.to_pylist()]
+    assert found == sorted(tuple(row.values()) for row in pa.table(columns).to_pylist())
+    groups = [set(table[KEY_GROUP_COLUMN].to_pylist()) for table in tables]
+    assert sum(map(len, groups)) == 10
+    assert all(table.num_rows >= chunk_rows for table in tables[:-1])
+    assert list(elements.tables_by_key_group([], (KEY_GROUP_COLUMN,))) == []
 
 
 def test_null_is_no_key() -> None:
@@ -119,7 +141,6 @@ def run_of(storage: CheckpointStorage, state: OperatorSubtaskState) -> Aggregate
         subtask=0,
         parallelism=1,
         max_parallelism=GROUPS,
-        epoch=1,
         now_ms=0,
         logical_date=None,
         state_backend=ArrowStateBackend(),
@@ -148,16 +169,13 @@ def increment(number: int) -> Any:
 
 def test_every_key_keeps_its_state_over_increments(tmp_path: Path) -> None:
     storage = CheckpointStorage.open(tmp_path.as_uri())
-    directory = f"{storage.base_uri}/state"
-    streams = FsCheckpointStreamFactory(
-        storage=storage, exclusive=directory, shared=directory, writing=StateWriting(epoch=1)
-    )
+    streams = file_streams(storage)
     state, given = OperatorSubtaskState(), []
     for number in range(INCREMENTS):
         run = run_of(storage, state)
-        run.process_table(increment(number))
+        run.process_keyed(increment(number))
         if number == INCREMENTS - 1:
-            given = [elements.table() for elements in run.end()]
+            given = [emitted.table() for emitted in run.end()]
         saved = run.snapshot(
             SnapshotMoment(checkpoint=CheckpointMetaData(number + 1, datetime.fromtimestamp(0, UTC))), streams
         ).state

@@ -14,14 +14,13 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorSubtaskState
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.spark.sources.source import Increment, SizeUnit, Split
-from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment
+from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment, SubtaskContext
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.increment_jobs import INLINE_BUDGET, Combining, IncrementTasks
 from airflow_provider_statecheck.spark.stages.increment_loop import require_all_subtasks
 from airflow_provider_statecheck.spark.stages.planning import PlannedOperator, PlannedVertex
 from airflow_provider_statecheck.spark.stages.stage import KeyNode, MapNode
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
-from airflow_provider_statecheck.state.backends import load_state_backend
 from airflow_provider_statecheck.state.schemas import OperatorSchemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.unit.spark.stages.loop_without_spark import Splits
@@ -66,14 +65,18 @@ def _tasks(parallelism: int, threshold: int) -> IncrementTasks:
     return IncrementTasks(
         vertices=(PlannedVertex(key=None, operators=(), output_schema=None),),
         states=StageStates({}, parallelism=parallelism, max_parallelism=32768, restored={}),
-        schemas={},
         sink=None,
         storage=storage,
         attempt=AttemptRef(job_id=job_id_of("job"), operator_id=operator_id_of("stage"), epoch=1),
-        state_backend=load_state_backend(None, {}),
         config=config,
-        logical_date=None,
-        now_ms=0,
+        context=SubtaskContext(
+            job_id=job_id_of("job"),
+            parallelism=parallelism,
+            max_parallelism=32768,
+            now_ms=0,
+            logical_date=None,
+            state_backend=None,
+        ),
         combining=Combining(None),
     )
 
@@ -83,8 +86,8 @@ def test_subtasks_share_what_inline_state_may_travel_with_each_task(parallelism:
     task = _tasks(parallelism, threshold=20 * 1024).of(
         SnapshotMoment(checkpoint=CheckpointMetaData(1, datetime.fromtimestamp(0, UTC)))
     )[0]
-    assert task.writing.config.data_inline_threshold == expected
-    assert not task.writing.config.file_merging_enabled
+    assert task.config.data_inline_threshold == expected
+    assert not task.config.file_merging_enabled
 
 
 FREE = PlannedVertex(key=None, operators=(), output_schema=None)
@@ -95,13 +98,13 @@ def reports_of(vertex: int, *subtasks: int) -> list[TaskReport]:
     return [TaskReport(vertex=vertex, subtask=subtask) for subtask in subtasks]
 
 
-def test_all_subtasks_or_none_have_reported() -> None:
-    require_all_subtasks(reports_of(1, 2, 0, 1), [FREE, KEYED], 3)
-    require_all_subtasks([], [FREE, KEYED], 3)
-
-
-def test_subtasks_in_front_of_the_first_key_need_not_all_run() -> None:
-    require_all_subtasks(reports_of(0, 1), [FREE, KEYED], 3)
+@pytest.mark.parametrize(
+    "reported",
+    [reports_of(1, 2, 0, 1), [], reports_of(0, 1)],
+    ids=["all", "none", "some in front of the first key"],
+)
+def test_reports_of_all_subtasks_of_a_key_or_of_none_are_enough(reported: list[TaskReport]) -> None:
+    require_all_subtasks(reported, [FREE, KEYED], 3)
 
 
 @pytest.mark.parametrize("subtasks", [(0, 1), (0, 1, 1, 2), (1, 2, 3)])
@@ -118,17 +121,16 @@ def test_task_has_the_function_of_its_plan_with_its_restored_state() -> None:
         parallelism=1,
         max_parallelism=8,
         restored={(operator_id_of(uid), 0): state},
-        unchanged={},
+        restored_schemas={uid: types},
     )
     vertex = PlannedVertex(
         key=None, operators=(PlannedOperator(uid=uid, node=node, output_schema=None),), output_schema=None
     )
-    tasks = replace(_tasks(1, 0), vertices=(vertex,), states=states, schemas={uid: types})
+    tasks = replace(_tasks(1, 0), vertices=(vertex,), states=states)
     (task,) = tasks.of(SnapshotMoment(checkpoint=CheckpointMetaData(1, datetime.now(UTC))))
     (operator,) = task.operators
     assert (operator.uid, operator.operator_id, operator.node) == (uid, operator_id_of(uid), node)
     assert (dict(operator.states), operator.schemas, operator.restored_checkpoint_id) == ({0: state}, types, None)
-    assert (task.context.parallelism, task.context.max_parallelism) == (1, 8)
 
 
 def test_progress_is_in_bytes_or_else_in_splits() -> None:

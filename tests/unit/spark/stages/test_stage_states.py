@@ -30,8 +30,7 @@ from airflow_provider_statecheck.state.descriptors import ListStateDescriptor
 from airflow_provider_statecheck.state.functions.user_functions import CheckpointedFunction, FlatMapFunction
 from airflow_provider_statecheck.state.schemas import OperatorSchemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
-from airflow_provider_statecheck.storage.views.state_streams import StateWriting
+from tests.written_state import file_streams
 
 UID = "stage/buffering"
 SCHEMA = pa.schema([("value", pa.int64())])
@@ -76,7 +75,6 @@ def run_increment(folder: Path, states: StageStates, checkpoint_id: int, values:
         subtask=0,
         parallelism=1,
         max_parallelism=1,
-        epoch=1,
         now_ms=0,
         logical_date=None,
         state_backend=MemoryStateBackend(),
@@ -85,13 +83,8 @@ def run_increment(folder: Path, states: StageStates, checkpoint_id: int, values:
     chain.open()
     batch = pa.record_batch({"value": pa.array(values, pa.int64())}, schema=SCHEMA)
     given = [value for elements in chain.process([batch], ()) for value in elements.table()["value"].to_pylist()]
-    directory = f"file://{folder}/state"
-    streams = FsCheckpointStreamFactory(
-        storage=storage, exclusive=directory, shared=directory, writing=StateWriting(epoch=1)
-    )
-    written = chain.snapshot(
-        SnapshotMoment(checkpoint=CheckpointMetaData(checkpoint_id, datetime.fromtimestamp(0, UTC))), streams
-    )
+    moment = SnapshotMoment(checkpoint=CheckpointMetaData(checkpoint_id, datetime.fromtimestamp(0, UTC)))
+    written = chain.snapshot(moment, file_streams(storage))
     chain.close()
     saved = tuple(each.state for each in written.values() if each.state is not None)
     states.update([TaskReport(vertex=0, subtask=0, states=saved)], [[UID]], checkpoint_id)

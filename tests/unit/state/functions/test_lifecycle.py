@@ -41,11 +41,8 @@ from airflow_provider_statecheck.state.keyed.abstract_backend import KeyedStateS
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
 from airflow_provider_statecheck.state.operator.states import raw_operator_state_inputs
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_storage import (
-    FsCheckpointStreamFactory,
-    MemoryCheckpointStreamFactory,
-)
-from airflow_provider_statecheck.storage.views.state_streams import StateWriting
+from airflow_provider_statecheck.storage.views.fs_storage import MemoryCheckpointStreamFactory
+from tests.written_state import file_streams
 
 TASK = TaskInfo(
     task_name="balance",
@@ -393,10 +390,7 @@ def test_raw_state_comes_back_to_the_function(tmp_path: Path) -> None:
 
 def test_raw_state_of_a_failed_snapshot_leaves_no_file(tmp_path: Path) -> None:
     storage = CheckpointStorage.open(str(tmp_path / "base"))
-    writing = StateWriting(epoch=1, inline_threshold=0)
-    streams = FsCheckpointStreamFactory(
-        storage=storage, exclusive=f"{storage.base_uri}/chk-3", shared=f"{storage.base_uri}/shared", writing=writing
-    )
+    streams = file_streams(storage)
     with pytest.raises(CheckpointException, match="of the user"):
         started(RawWriter(ValueError("of the user"))).snapshot(CHECKPOINT, streams)
     assert list(storage.list_files(storage.base_uri)) == []

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
-from airflow_provider_statecheck.spark.stages.preparation import max_parallelism_advice, recommended_max_parallelism
+from airflow_provider_statecheck.spark.stages.preparation import max_parallelism_advice
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.state.keys.key_types import hash_bytes, hash_int, hash_long, key_group_of_hash
 from airflow_provider_statecheck.state.serializers.serializer import Outcome
@@ -322,25 +322,23 @@ def test_a_hash_is_a_signed_number_and_its_key_group_is_never_negative(hashed: i
     assert key_group_of_hash(hashed, 128) == expected
 
 
-@pytest.mark.parametrize(("parallelism", "max_parallelism"), [(1, 1), (4, 15), (100, 128), (8192, 32767)])
-def test_fewer_key_groups_than_four_times_the_parallelism_are_warned_of(parallelism: int, max_parallelism: int) -> None:
+@pytest.mark.parametrize(
+    ("parallelism", "max_parallelism", "wanted"),
+    [(1, 1, 4), (3, 11, 16), (4, 15, 16), (33, 128, 256), (8192, 32767, 32768), (20000, 32767, 32768)],
+)
+def test_a_power_of_two_of_at_least_four_times_the_parallelism_is_advised_for_fewer_key_groups(
+    parallelism: int, max_parallelism: int, wanted: int
+) -> None:
     advice = max_parallelism_advice(parallelism, max_parallelism)
     assert advice is not None
     assert f"max_parallelism={max_parallelism} is less than 4 times the parallelism of {parallelism}" in advice
-    assert f"Set max_parallelism={recommended_max_parallelism(parallelism)}" in advice
+    assert f"Set max_parallelism={wanted} before" in advice
     assert "airflow statecheck rescale" in advice
 
 
 @pytest.mark.parametrize(("parallelism", "max_parallelism"), [(1, 4), (4, 16), (32, 128), (20000, 32768)])
 def test_enough_key_groups_or_the_most_there_can_be_are_not(parallelism: int, max_parallelism: int) -> None:
     assert max_parallelism_advice(parallelism, max_parallelism) is None
-
-
-@pytest.mark.parametrize(("parallelism", "wanted"), [(1, 4), (3, 16), (4, 16), (33, 256), (32768, 32768)])
-def test_the_recommended_number_is_a_power_of_two_of_at_least_four_times_the_parallelism(
-    parallelism: int, wanted: int
-) -> None:
-    assert recommended_max_parallelism(parallelism) == wanted
 
 
 def test_a_parallelism_out_of_bounds_is_refused() -> None:

@@ -38,6 +38,10 @@ def contents(pointer: str) -> CheckpointContents:
     return CheckpointContents(CheckpointStates.load(pointer))
 
 
+def stateful(folder: Path, *descriptors: Any) -> StatefulJob:
+    return StatefulJob(CheckpointStorage.open(folder.as_uri()), BACKENDS["arrow"](), descriptors)
+
+
 def test_snapshots_are_listed_with_their_scope_columns_and_sizes(job: SnapshotJob) -> None:
     inner = job.snapshot("sales", scope=DAY, files=2)
     first, second = contents(job.take(job.snapshot("features"), inner)).snapshots()
@@ -112,8 +116,9 @@ def test_finished_items_of_a_source_are_listed(tmp_path: Path) -> None:
     items = [Item.of(name, 10, 1) for name in ("b", "a", "c")]
     ledger = Ledger(tuple(items)).finish_items([0, 1])
     source = {"format": 1, "listing": pack_items(items), "progress": ledger.progress_state()}
-    job = StatefulJob(CheckpointStorage.open(tmp_path.as_uri()), BACKENDS["arrow"](), [])
-    found = contents(job.publish(driver_state("stage/source", source), driver_state("stage/sink", {"open": []})))
+    found = contents(
+        stateful(tmp_path).publish(driver_state("stage/source", source), driver_state("stage/sink", {"open": []}))
+    )
     assert found.finished_items() == (FinishedItems(loop="source", count=2),)
     assert found.items("source", limit=10).items == ("a", "b")
     assert found.states() == ()
@@ -121,8 +126,7 @@ def test_finished_items_of_a_source_are_listed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("progress", [{"offset": 7}, {"listing": "a.csv", "progress": 7}, [1, 2], None])
 def test_a_source_with_progress_of_its_own_form_has_no_items(tmp_path: Path, progress: Any) -> None:
-    job = StatefulJob(CheckpointStorage.open(tmp_path.as_uri()), BACKENDS["arrow"](), [])
-    assert contents(job.publish(driver_state("stage/source", progress))).finished_items() == ()
+    assert contents(stateful(tmp_path).publish(driver_state("stage/source", progress))).finished_items() == ()
 
 
 LISTING = pack_items([Item.of("a", 10, 1)])
@@ -139,9 +143,8 @@ LISTING = pack_items([Item.of("a", 10, 1)])
     ],
 )
 def test_invalid_progress_of_a_source_is_corrupt(tmp_path: Path, listing: Any, progress: Any) -> None:
-    job = StatefulJob(CheckpointStorage.open(tmp_path.as_uri()), BACKENDS["arrow"](), [])
     source = {"format": 1, "listing": listing, "progress": progress}
-    found = contents(job.publish(driver_state("stage/source", source)))
+    found = contents(stateful(tmp_path).publish(driver_state("stage/source", source)))
     with pytest.raises(CorruptStateError):
         found.finished_items()
 
@@ -151,7 +154,7 @@ def test_states_are_listed_with_their_types_and_queryable_names(tmp_path: Path) 
         ValueStateDescriptor("total", int, queryable_name="totals"),
         MapStateDescriptor("amounts", str, int),
     ]
-    job = StatefulJob(CheckpointStorage.open(tmp_path.as_uri()), BACKENDS["arrow"](), descriptors)
+    job = stateful(tmp_path, *descriptors)
     job.open(2)
     job.state("ann", "total").update(1)
     job.state("ann", "amounts").put("x", 1)

@@ -21,6 +21,7 @@ from airflow_provider_statecheck.exceptions import (
     UnknownStateError,
     UnsupportedStateError,
 )
+from airflow_provider_statecheck.state.arrow.part_files import PartBytes
 from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
@@ -33,9 +34,11 @@ from airflow_provider_statecheck.state.reading.diff_states import StateDiff, dif
 from airflow_provider_statecheck.state.reading.state_reader import StateReader, read_state, restored_keys
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import InlineStateHandle
+from tests.unit.state.serializers.test_custom_serializers import SketchSerializer
 from tests.written_state import BACKENDS, FUNCTION, STAGE, StatefulJob
 
 TTL = StateTtlConfig(timedelta(milliseconds=100))
+ONE, TWO = SketchSerializer(1), SketchSerializer(2)
 VALUE = ValueStateDescriptor("value", int)
 
 
@@ -235,24 +238,9 @@ class WithNavy(Enum):
     BLUE = "blue"  # noqa: PIE796 - the former name
 
 
-class Text:
-    """Serializer of the user."""
-
-    class_id = "text"
-
-    def __init__(self, version: int) -> None:
-        self.version = version
-
-    def serialize(self, value: str) -> bytes:
-        return f"{self.version}{value}".encode()
-
-    def deserialize(self, data: bytes) -> str:
-        return data.decode()[1:]
-
-
 @pytest.mark.parametrize(
     ("old", "new"),
-    [(Text(1), Text(2)), (list[Text(1)], list[Text(2)]), (Colour, WithNavy), (set[int], list[int])],  # type: ignore[misc]
+    [(ONE, TWO), (list[ONE], list[TWO]), (Colour, WithNavy), (set[int], list[int])],  # type: ignore[valid-type]
     ids=["version", "nested version", "renamed member", "collection"],
 )
 def test_types_with_equal_columns_and_other_values_cannot_be_compared(tmp_path: Path, old: Any, new: Any) -> None:
@@ -279,33 +267,25 @@ def test_an_enum_with_further_members_is_compared_by_names(tmp_path: Path) -> No
     job.close()
 
 
-def test_shared_files_that_nothing_touches_are_not_read(job: StatefulJob, tmp_path: Path) -> None:
+def test_shared_files_that_nothing_touches_are_not_read(
+    job: StatefulJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(400):
         job.state(f"key {number}", "value").update(number)
     first = job.save()
     shared = [part for part in parts_of(tmp_path) if b"statecheck-arrow-state" not in part.read_bytes()]
     job.state("key 7", "value").update(-7)
     second = job.save()
-    read: list[int] = []
-    expected = [{"account": "key 7", "change": "changed", "before": 7, "after": -7}]
-    assert _counting(read, first, second) == expected
-    assert sum(read) < sum(part.stat().st_size for part in shared) // 4
-
-
-def _counting(read: list[int], first: str, second: str) -> list[dict[str, Any]]:
-    from unittest.mock import patch
-
-    from airflow_provider_statecheck.state.arrow.part_files import PartBytes
-
-    original = PartBytes.read
+    read, original = list[int](), PartBytes.read
 
     def counted(self: PartBytes, handle: Any, pieces: Any) -> Any:
         read.append(sum(length for _, length in pieces))
         return original(self, handle, pieces)
 
-    with patch.object(PartBytes, "read", counted):
-        found: list[dict[str, Any]] = diff_states(first, second, "value").read_all().to_pylist()
-    return found
+    monkeypatch.setattr(PartBytes, "read", counted)
+    expected = [{"account": "key 7", "change": "changed", "before": 7, "after": -7}]
+    assert diff_states(first, second, "value").read_all().to_pylist() == expected
+    assert sum(read) < sum(part.stat().st_size for part in shared) // 4
 
 
 def test_entries_of_maps_are_compared_one_by_one(tmp_path: Path) -> None:

@@ -24,7 +24,15 @@ from airflow_provider_statecheck.state.progress import NamedSnapshot
 from airflow_provider_statecheck.state.reading.snapshot_reader import SnapshotReader, read_snapshot
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_manifest import build_manifest
-from tests.written_snapshots import SnapshotJob, data_files, flip, sales, spark_schema
+from tests.written_snapshots import (
+    SnapshotJob,
+    change_type_of_page,
+    data_files,
+    flip,
+    flip_page,
+    sales,
+    spark_schema,
+)
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
@@ -147,18 +155,6 @@ def test_name_in_several_scopes_needs_a_scope(job: SnapshotJob) -> None:
     assert counts == [1, 2, 3]
     with pytest.raises(UnknownStateError, match="in the scope 'days\\[3\\]'"):
         read_snapshot(pointer, "sales", scope="days[3]")
-
-
-def flip_page(path: Path) -> None:
-    column = pq.read_metadata(path).row_group(0).column(0)
-    flip(path, column.dictionary_page_offset + column.total_compressed_size // 2)
-
-
-def change_type_of_page(path: Path) -> None:
-    # The first byte of a header announces the type, and the second one is its number.
-    content = bytearray(path.read_bytes())
-    content[pq.read_metadata(path).row_group(0).column(0).dictionary_page_offset + 1] = 6
-    path.write_bytes(content)
 
 
 def flip_footer(path: Path) -> None:

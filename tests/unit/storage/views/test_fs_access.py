@@ -17,7 +17,7 @@ from airflow_provider_statecheck.storage.views.fs_storage import (
     FsCheckpointStorageAccess,
     make_savepoint_directory,
 )
-from airflow_provider_statecheck.storage.views.state_files import CheckpointStorageAccess, discard_state, read_state
+from airflow_provider_statecheck.storage.views.state_files import discard_state, read_state
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 from tests.unit.storage.views.places import ATTEMPT, EXCLUSIVE, SHARED, files, job_of, make_access, save
 from tests.unit.written_stage import local_path
@@ -26,26 +26,20 @@ DEFAULT = CheckpointStorageLocationReference.default()
 SCOPES = (EXCLUSIVE, SHARED)
 
 
-def test_it_is_both_views(storage: CheckpointStorage) -> None:
-    access: CheckpointStorageAccess = make_access(storage)
-    assert access.supports_highly_available_storage
-
-
 def test_base_locations_are_made_and_may_be_there(local: CheckpointStorage) -> None:
+    access = make_access(local)
     for _ in range(2):
-        make_access(local).initialize_base_locations_for_checkpoint()
+        access.initialize_base_locations_for_checkpoint()
+    assert access.supports_highly_available_storage
     assert {p.name for p in local_path(job_of(local)).iterdir()} == {"shared", "taskowned"}
 
 
-def test_base_locations_that_cannot_be_made_are_a_storage_error(local: CheckpointStorage) -> None:
-    local.write_bytes(f"{job_of(local)}/shared", b"a file")
-    with pytest.raises(StorageError, match="File exists"):
-        make_access(local).initialize_base_locations_for_checkpoint()
-
-
-def test_a_directory_below_a_file_is_a_storage_error(local: CheckpointStorage) -> None:
-    local.write_bytes(job_of(local), b"a file")
-    with pytest.raises(StorageError):
+@pytest.mark.parametrize(("place", "told"), [("/shared", "File exists"), ("", None)], ids=["there", "above"])
+def test_base_locations_in_whose_way_a_file_is_are_a_storage_error(
+    local: CheckpointStorage, place: str, told: str | None
+) -> None:
+    local.write_bytes(f"{job_of(local)}{place}", b"a file")
+    with pytest.raises(StorageError, match=told):
         make_access(local).initialize_base_locations_for_checkpoint()
 
 
@@ -83,12 +77,8 @@ def test_disposing_takes_the_own_directory_only(storage: CheckpointStorage) -> N
     assert files(storage) == kept
 
 
-def test_state_of_tasks_may_be_deleted_by_its_task(storage: CheckpointStorage) -> None:
+def test_state_of_tasks_and_shared_state_may_be_deleted_once_nobody_names_it(storage: CheckpointStorage) -> None:
     discard_state(storage, save(make_access(storage).create_task_owned_state_stream(), b"b"))
-    assert files(storage) == set()
-
-
-def test_shared_state_may_be_deleted_once_nobody_names_it(storage: CheckpointStorage) -> None:
     location = make_access(storage).initialize_location_for_checkpoint(4)
     storage.delete_file(save(location.create_checkpoint_state_output_stream(SHARED), b"b").uri)
     assert files(storage) == set()
@@ -139,6 +129,12 @@ class TestSavepoints:
         names = iter([taken] * 9 + [free])
         assert make_savepoint_directory(storage, storage.base_uri, ATTEMPT.job_id, lambda *_: next(names)) == free
 
+    def test_an_empty_directory_is_taken_too(self, local: CheckpointStorage) -> None:
+        taken, free = (f"{local.base_uri}/savepoint-{ATTEMPT.job_id[:6]}-{c * 12}" for c in "ab")
+        local_path(taken).mkdir(parents=True)
+        names = iter([taken, free])
+        assert make_savepoint_directory(local, local.base_uri, ATTEMPT.job_id, lambda *_: next(names)) == free
+
     def test_ten_taken_names_are_an_error_that_says_the_last_cause(self, storage: CheckpointStorage) -> None:
         taken = f"{storage.base_uri}/savepoint-{ATTEMPT.job_id[:6]}-{'a' * 12}"
         storage.write_bytes(f"{taken}/_metadata", b"other")
@@ -148,12 +144,6 @@ class TestSavepoints:
         assert caught.value.__cause__ is not None
         assert is_taken(caught.value.__cause__)
         assert len(list(names)) == 1
-
-    def test_an_empty_directory_is_taken_too(self, local: CheckpointStorage) -> None:
-        taken, free = (f"{local.base_uri}/savepoint-{ATTEMPT.job_id[:6]}-{c * 12}" for c in "ab")
-        local_path(taken).mkdir(parents=True)
-        names = iter([taken, free])
-        assert make_savepoint_directory(local, local.base_uri, ATTEMPT.job_id, lambda *_: next(names)) == free
 
 
 class TestWorkers:

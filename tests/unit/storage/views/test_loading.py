@@ -99,13 +99,9 @@ def _access(storage: CheckpointStorage | None = None, **settings: Any) -> Memory
     return MemoryBackendCheckpointStorageAccess(ATTEMPT, storage, **settings)
 
 
-def test_it_is_both_views() -> None:
-    access: CheckpointStorageAccess = _access()
-    assert not access.has_default_savepoint_location
-
-
 def test_metadata_outlives_the_process_only_with_a_directory(storage: CheckpointStorage) -> None:
     assert not _access().supports_highly_available_storage
+    assert not _access().has_default_savepoint_location
     assert _access(storage).supports_highly_available_storage
 
 
