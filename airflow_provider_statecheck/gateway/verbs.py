@@ -17,7 +17,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, is_dataclass, make_dataclass
+from dataclasses import dataclass, make_dataclass
 from functools import cached_property, partial
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, get_type_hints
@@ -189,22 +189,23 @@ class Verb:
 
     @cached_property
     def message(self) -> Any:
-        """Class of the message: that of the only parameter, or one whose fields are the parameters."""
+        """Class of the message: that of the parameter ``request``, or one whose fields are the parameters."""
         if self._takes_message:
-            return next(iter(self.parameters.values()))
+            return self.parameters["request"]
         name = "".join(word.title() for word in self.name.split("_"))
-        return make_dataclass(name, self.parameters.items(), frozen=True, kw_only=True)
+        defaults = {p.name: p.default for p in self.signature.parameters.values() if p.default is not p.empty}
+        return make_dataclass(name, self.parameters.items(), namespace=defaults, frozen=True, kw_only=True)
 
     @cached_property
     def _takes_message(self) -> bool:
-        return [is_dataclass(kind) for kind in self.parameters.values()] == [True]
+        return "request" in self.parameters
 
     def send(self, client: Client, token: str, *arguments: Any, **named: Any) -> Any:
         """Make the call over HTTP."""
         given = self.signature.bind(*arguments, **named).arguments
         if self.is_read:
             return self.decoded(client.get(self.address(**given), token))
-        message = next(iter(given.values())) if self._takes_message else given
+        message = given["request"] if self._takes_message else given
         return self.decoded(client.post(self.path, encode(message), token))
 
     def address(self, **given: Any) -> str:

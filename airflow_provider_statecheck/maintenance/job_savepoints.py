@@ -20,7 +20,7 @@ from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import A
 from airflow_provider_statecheck.checkpoint.aligned.components import AcknowledgeMessage, DeclineMessage
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import DEFAULT_LEASE, CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus, ExecutionTask
-from airflow_provider_statecheck.checkpoint.aligned.rows import Resign, TakeLeadership
+from airflow_provider_statecheck.checkpoint.aligned.rows import TakeLeadership
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, OperatorId, new_key
@@ -276,7 +276,7 @@ class WholeJobSavepoints:
                     executor=executor,
                 )
         finally:
-            self.rows.resign(Resign(leader=leader))
+            self.rows.resign(leader)
 
     def _storage(self, view: JobView) -> CheckpointStorage:
         directories = [d for operator in view.operators for d in view.directories_of(operator.operator_id)]

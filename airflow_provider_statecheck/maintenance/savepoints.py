@@ -220,7 +220,7 @@ def dispose_in(tx: JobTransaction, pointer: str) -> CheckpointRecord | None:
     if row is None:
         return None
     savepoint = _require_savepoint(tx, row.checkpoint_id)
-    if savepoint.status in (CheckpointStatus.PENDING, CheckpointStatus.FINALIZING):
+    if savepoint.is_in_progress:
         # Aborted first, so that its writer cannot complete a savepoint without files.
         reason = CheckpointFailureReason.CHECKPOINT_SUBSUMED
         transitions.abort(tx, savepoint, reason, "disposed of before it was complete")

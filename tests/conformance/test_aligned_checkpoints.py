@@ -21,7 +21,6 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AcknowledgedCheckpoint,
     BeginCheckpoint,
     ChooseRequest,
-    EndHandles,
     EnqueueRequest,
 )
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import private_states
@@ -214,10 +213,10 @@ class AlignedContract:
 
     def test_a_repeated_end_names_what_is_left_to_the_user_again(self, job: AlignedJob) -> None:
         checkpoint = taken(job)
-        end = EndHandles(leader=job.lead(), status=None)
-        kept = [job.rows.end_handles(end) for _ in range(2)]
+        leader = job.lead()
+        kept = [job.rows.end_handles(leader, None, "a" * 32) for _ in range(2)]
         assert [[c.checkpoint_id for c in each] for each in kept] == [[checkpoint.checkpoint_id]] * 2
-        assert job.rows.end_handles(EndHandles(leader=job.lead(), status=None)) == ()
+        assert job.rows.end_handles(job.lead(), None, "b" * 32) == ()
 
     def test_a_savepoint_needs_a_new_directory(self, job: AlignedJob) -> None:
         savepoint = taken(job, CheckpointProperties.for_savepoint())

@@ -9,7 +9,7 @@ from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.api.services import TokenKeeper
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints, AbortScope, Resign
+from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints, AbortScope
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, FinishAttempt
@@ -142,7 +142,7 @@ class RunWithSavepoint(MaintainedJobs):
         rows, leader = AlignedCheckpoints(store), cls.lead(store)
         reason = CheckpointFailureReason.CHECKPOINT_DECLINED
         rows.abort(AbortCheckpoints(leader=leader, scope=AbortScope.EVERYTHING, reason=reason))
-        rows.resign(Resign(leader=leader))
+        rows.resign(leader)
 
     @staticmethod
     def ask(store: JobStore, job_id: JobId) -> None:

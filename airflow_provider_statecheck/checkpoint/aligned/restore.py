@@ -99,7 +99,7 @@ class StateRestorer:
         if mode is RestoreMode.CLAIM and found.parts:
             raise whole_job_not_claimable(pointer)
         if mode is RestoreMode.CLAIM:
-            require_claimable(found.external_pointer, found.metadata_uri)
+            require_claimable(found.external_pointer, found.metadata.uri)
         self._components.completed_store.recover()
         newest = self._components.completed_store.get_latest_checkpoint()
         if newest is not None and newest.external_pointer == found.external_pointer:
@@ -124,7 +124,7 @@ class StateRestorer:
             leader=self._components.leader,
             checkpoint_id=found.checkpoint_id,
             location=found.external_pointer,
-            metadata_uri=found.metadata_uri,
+            metadata_uri=found.metadata.uri,
             is_claimed=is_claimed,
         )
         checkpoint_id = self._components.rows.adopt(message)

@@ -16,13 +16,14 @@ from airflow_provider_statecheck.checkpoint.codec import require, storable_text
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, new_key
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeResult, AttemptRef, OpenEffects
-from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, JobStatus
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
     AttemptOwner,
     CheckpointRecord,
     SnapshotRequest,
 )
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,22 +36,6 @@ class TakeLeadership:
     owner: AttemptOwner
     storage_base: str
     """Directory of all checkpoints."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resign:
-    """Reports that a leader has ended."""
-
-    leader: AttemptRef
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CountIds:
-    """Raises the next checkpoint id of a job, or draws an id."""
-
-    leader: AttemptRef
-    at_least: int = 1
-    draws: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +104,8 @@ class AcknowledgeAligned:
     is_written: bool = False
     """Whether the state is on storage and the acknowledgement is stored; otherwise, the call returns the verdict only."""
     metrics: dict[str, int] = field(default_factory=dict)
-    manifest_uri: str | None = None
-    manifest_size: int = 0
-    manifest_sha256: str = ""
+    manifest: FileStateHandle | None = None
+    """Manifest of the state, in the directory of the checkpoint; ``None`` for an operator without state."""
     finalizer: str = ""
     """Name of the coordinator, which finalizes the checkpoint after the last acknowledgement."""
     lease_seconds: float = 60.0
@@ -147,18 +131,6 @@ class Assessment:
     """The checkpoint, if this was the last acknowledgement and the caller must finalize it."""
     has_expired: bool = False
     """Whether a checkpoint of the job has expired, which the caller must abort first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TakeOver:
-    """Takes over the finalizations whose lease has expired."""
-
-    leader: AttemptRef
-    finalizer: str
-    """New key of the call, which holds what it takes over; a repeated message returns the same checkpoints."""
-    lease_seconds: float
-    is_new: bool = False
-    """Whether the coordinator has just started, and also needs the pending checkpoints of earlier leaders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,15 +197,6 @@ class AdoptSnapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EffectsOf:
-    """Asks for the checkpoints whose files may be deleted."""
-
-    leader: AttemptRef
-    checkpoint_ids: tuple[int, ...] = ()
-    """Checkpoints to delete now, whose reply has all references to their files; empty for a list of what may be deleted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CleaningEffects:
     """Checkpoints to delete, and what may reference their files."""
 
@@ -249,9 +212,7 @@ class PutHandle:
     leader: AttemptRef
     checkpoint_id: int
     location: str
-    metadata_uri: str
-    metadata_size: int
-    metadata_sha256: str
+    metadata: FileStateHandle
     properties: CheckpointProperties
     completed_at: datetime
     state_size_bytes: int = 0
@@ -266,30 +227,12 @@ class PutHandle:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandlesOf:
-    """Asks for the handles of a leader."""
-
-    leader: AttemptRef
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Handles:
     """The handles of a leader, oldest first."""
 
     live: tuple[CheckpointRecord, ...]
     removed: tuple[int, ...]
     """Ids of the removed handles whose files await deletion."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndHandles:
-    """Removes all handles at the end of the job."""
-
-    leader: AttemptRef
-    status: JobStatus | None
-    """Terminal status, with which the properties decide what the user keeps; ``None`` to leave all files to the user."""
-    end_key: str = field(default_factory=new_key)
-    """Idempotency key of the client; the same key returns the same checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

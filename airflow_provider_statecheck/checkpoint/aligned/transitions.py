@@ -48,18 +48,13 @@ from airflow_provider_statecheck.checkpoint.records import (
     RequestStatus,
     SnapshotRequest,
 )
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.checkpoint.statistics import truncated_cause
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
 
 REMEMBERED_CHECKPOINTS = 16
 COORDINATOR = "coordinator"
 """The attempt id in the acknowledgement row of the coordinator."""
-_ENDED = (
-    CheckpointStatus.COMPLETED,
-    CheckpointStatus.SUBSUMED,
-    CheckpointStatus.DISPOSED,
-    CheckpointStatus.ABORTED,
-)
 _FREQUENT = (AbortScope.EXPIRED, AbortScope.OLDER)
 """The aborts at every tick or completed checkpoint, which read open rows only."""
 
@@ -215,7 +210,7 @@ def acknowledge(tx: JobTransaction, message: AcknowledgeAligned) -> Assessment:
 
 
 def _verdict(tx: JobTransaction, checkpoint: CheckpointRecord, own: AcknowledgementRecord | None) -> AcknowledgeResult:
-    if checkpoint.status in _ENDED:
+    if not checkpoint.is_in_progress:
         # A task repeats an acknowledgement if the reply was lost; its state belongs to the completed checkpoint.
         if own is not None and own.is_acknowledged and checkpoint.status is not CheckpointStatus.ABORTED:
             return AcknowledgeResult.DUPLICATE
@@ -238,7 +233,7 @@ def acknowledgement_of(
 
 
 def _is_remembered(tx: JobTransaction, checkpoint_id: int) -> bool:
-    mine = (c for c in tx.view().checkpoints if c.operator_id == ALIGNED_OPERATOR_ID and c.status in _ENDED)
+    mine = (c for c in tx.view().checkpoints if c.operator_id == ALIGNED_OPERATOR_ID and not c.is_in_progress)
     latest = sorted(mine, key=lambda c: (c.ended_at or c.completed_at or c.triggered_at, c.checkpoint_id))
     return checkpoint_id in {c.checkpoint_id for c in latest[-REMEMBERED_CHECKPOINTS:]}
 
@@ -246,21 +241,23 @@ def _is_remembered(tx: JobTransaction, checkpoint_id: int) -> bool:
 def _save(
     tx: JobTransaction, checkpoint: CheckpointRecord, own: AcknowledgementRecord, message: AcknowledgeAligned
 ) -> None:
-    uri, directory = message.manifest_uri, checkpoint.location
-    is_inside = uri is None or uri.rpartition("/")[0] == directory
-    require("manifest_uri", uri, lambda _: is_inside, f"a file in {directory}")
+    if message.manifest is not None:
+        own = _with_manifest(own, message.manifest, checkpoint.location)
     tx.save_acknowledgement(
         replace(
             own,
-            manifest_uri=uri,
-            manifest_size=message.manifest_size,
-            manifest_sha256=message.manifest_sha256,
             state_size_bytes=message.state_size_bytes,
             full_size_bytes=message.state_size_bytes,
             metrics=dict(message.metrics),
             acknowledged_at=tx.now,
         )
     )
+
+
+def _with_manifest(own: AcknowledgementRecord, manifest: FileStateHandle, directory: str) -> AcknowledgementRecord:
+    is_inside = manifest.uri.rpartition("/")[0] == directory
+    require("manifest", manifest.uri, lambda _: is_inside, f"a file in {directory}")
+    return replace(own, manifest_uri=manifest.uri, manifest_size=manifest.size, manifest_sha256=manifest.sha256)
 
 
 def _finalize_if_complete(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from random import Random
 
-from airflow_provider_statecheck.checkpoint.aligned.completion import CheckpointFinalizer, written
+from airflow_provider_statecheck.checkpoint.aligned.completion import CheckpointFinalizer
 from airflow_provider_statecheck.checkpoint.aligned.components import CheckpointAborter, CoordinatorComponents
 from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointPlan
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
@@ -187,10 +187,12 @@ class CheckpointTrigger:
             leader=components.leader,
             checkpoint_id=checkpoint.checkpoint_id,
             attempt_id=None,
+            is_written=True,
+            manifest=manifest,
             finalizer=components.name,
             lease_seconds=components.lease.total_seconds(),
         )
-        return components.rows.acknowledge(written(own, manifest)).finalizing
+        return components.rows.acknowledge(own).finalizing
 
 
 def _awaited(plan: CheckpointPlan) -> Iterator[AwaitedTask]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.aligned.rows import CountIds
 from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, OperatorId, new_key
 from airflow_provider_statecheck.checkpoint.messages import BeginSavepoint, EndSavepoint, RequestSavepoint
@@ -100,7 +99,7 @@ class Stage:
         """Return a new leader of the aligned checkpoints of the job, which has drawn the ids of the examples."""
         name = self.api.services.coordinator.describe(JobId(self.attempt.job_id)).job.name
         leader = self.api.services.aligned.lead(make_leadership(job_name=name))
-        self.api.services.aligned.count_ids(CountIds(leader=leader, at_least=15))
+        self.api.services.aligned.count_ids(leader, at_least=15)
         encoded: dict[str, Any] = encode(leader)
         return encoded
 

@@ -71,7 +71,11 @@ def _choice(stage: Stage) -> dict[str, Any]:
 
 def _own_handle(stage: Stage) -> dict[str, Any]:
     location = f"memory://base/{stage.attempt.job_id}/chk-14"
-    return {"leader": stage.leader(), "location": location, "metadata_uri": f"{location}/_metadata"}
+    return {
+        "leader": stage.leader(),
+        "location": location,
+        "metadata": {"uri": f"{location}/_metadata", "size": 1, "sha256": ""},
+    }
 
 
 RULES: dict[Route, Rule] = {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.api.services import TASK_LIFETIME
-from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints, AbortScope, HandlesOf
+from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints, AbortScope
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards
@@ -158,9 +158,9 @@ def test_a_leader_of_aligned_checkpoints_is_no_task_and_no_stage(ended: ApiServe
     assert (attempt.epoch, attempt.owner.airflow) == (leader.epoch, ())
     stage = replace(leader, operator_id=operator_id_of("features"))
     with pytest.raises(AccessDeniedError, match="a leader of aligned checkpoints"):
-        calls.handles(HandlesOf(leader=stage))
+        calls.handles(stage)
     other = aligned(ended, CALLER)
-    for call in (lambda: other.lead(make_leadership()), lambda: other.handles(HandlesOf(leader=leader))):
+    for call in (lambda: other.lead(make_leadership()), lambda: other.handles(leader)):
         with pytest.raises(AccessDeniedError, match="maintenance_dags"):
             call()
 
