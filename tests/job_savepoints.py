@@ -26,7 +26,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     new_savepoint_uri,
     operator_id_of,
 )
-from airflow_provider_statecheck.checkpoint.messages import BeginSavepoint, EndSavepoint, RequestSavepoint
+from airflow_provider_statecheck.checkpoint.messages import EndSavepoint, RequestSavepoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, OperatorRecord
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
@@ -135,9 +135,7 @@ def copy_checkpoint(
     savepoints, key = JobSavepoints(store), request_key or new_key()
     if request_key is None:
         savepoints.request(RequestSavepoint(job_id=job_id, operator_id=operator_id, request_key=key))
-    begun = savepoints.begin(
-        BeginSavepoint(job_id=job_id, request_key=key, savepoint_dir="memory://mine", trigger_key=new_key())
-    )
+    begun = savepoints.begin(job_id=job_id, request_key=key, savepoint_dir="memory://mine", trigger_key=new_key())
     return savepoints.end(
         EndSavepoint(job_id=job_id, checkpoint_id=begun.checkpoint_id, metadata_uri=f"{begun.location}/_metadata")
     )

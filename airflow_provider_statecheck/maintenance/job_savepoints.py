@@ -24,7 +24,7 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import TakeLeadership
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, OperatorId, new_key
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef, PinParts, RequestSavepoint
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef, RequestSavepoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType, SavepointFormat
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
@@ -317,9 +317,8 @@ class WholeJobSavepoints:
         self, pending: CheckpointRecord, chosen: Mapping[Member, CheckpointRecord | None]
     ) -> tuple[AcknowledgementRecord, ...]:
         parts = {m.operator_id: part.checkpoint_id for m, part in chosen.items() if part is not None}
-        message = PinParts(job_id=pending.job_id, checkpoint_id=pending.checkpoint_id, parts=parts)
         try:
-            return self.savepoints.pin(message).acknowledgements
+            return self.savepoints.pin(pending.job_id, pending.checkpoint_id, parts)
         except CheckpointNotFoundError as error:
             raise PartsNotPinnedError(str(error)) from error
 

@@ -35,7 +35,7 @@ from airflow_provider_statecheck.checkpoint.records import (
 )
 from airflow_provider_statecheck.checkpoint.retention import BATCH_SIZE, DEFAULT_AGE, ForgettableRows
 from airflow_provider_statecheck.checkpoint.store import RECENT, CheckpointPage, EndedCheckpoints
-from airflow_provider_statecheck.maintenance.job_maintenance import ForgetRows, JobMaintenance, UnknownRuns
+from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance, UnknownRuns
 from airflow_provider_statecheck.metadata import statements
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import CHECKPOINTS, METADATA, REQUESTS, RecordTable, keys
@@ -354,7 +354,7 @@ def add_requests(stage: Stage, count: int) -> None:
 def forget(stage: Stage, pause: Callable[[float], None] = lambda _: None) -> ForgettableRows:
     """Forget what is older than a month."""
     maintenance = JobMaintenance(SqlJobStore(stage.engine), UnknownRuns(), NoTokens(), SystemClock(), pause)
-    return maintenance.forget(ForgetRows(job_id=stage.attempt.job_id, age_seconds=DEFAULT_AGE.total_seconds()))
+    return maintenance.forget(stage.attempt.job_id, DEFAULT_AGE.total_seconds())
 
 
 def plan_of(engine: Engine, query: Select[Any], values: dict[str, object]) -> str:

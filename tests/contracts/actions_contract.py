@@ -41,7 +41,6 @@ from airflow_provider_statecheck.maintenance.action_previews import AffectedChec
 from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from airflow_provider_statecheck.maintenance.actions import JobActions, RequestedAction, requested_actions
 from airflow_provider_statecheck.maintenance.job_maintenance import (
-    ForgetRows,
     JobMaintenance,
     RetireJob,
     UnknownRuns,
@@ -280,7 +279,7 @@ class ActionsContract(RunsWithTasks):
         self.choose(1)
         self.maintenance.retire(RetireJob(job_id=JOB, is_named=True))
         self.maintenance.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,)))
-        assert self.maintenance.remove(RetireJob(job_id=JOB, is_named=True)).kept_because == ()
+        assert self.maintenance.remove(RetireJob(job_id=JOB, is_named=True)) == ()
         assert self.candidates(self.begin(day(1))) == []
         assert self.listed() == []
 
@@ -379,11 +378,11 @@ class ActionsContract(RunsWithTasks):
     def remove(self, asked: RequestedAction, *, confirm: bool = True) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Carry a request out as ``prune`` does, and return why each step was refused."""
         message = RetireJob(job_id=JOB, request_key=asked.request_key)
-        retired = self.maintenance.retire(message).kept_because
+        retired = self.maintenance.retire(message)
         if confirm and not retired:
             ids = tuple(c.checkpoint_id for c in self.maintenance.describe(JOB).checkpoints)
             self.maintenance.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=ids))
-        return retired, self.maintenance.remove(message).kept_because
+        return retired, self.maintenance.remove(message)
 
     def test_a_requested_removal_is_previewed_and_changes_nothing_by_itself(
         self, store: JobStore, clock: ManualClock
@@ -465,9 +464,9 @@ class ActionsContract(RunsWithTasks):
         clock.advance(1)
         asked = self.actions.request(self.wanted(JobAction.PRUNE))
         named = RetireJob(job_id=JOB, is_named=True)
-        assert self.maintenance.retire(named).kept_because == ()
+        assert self.maintenance.retire(named) == ()
         self.maintenance.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,)))
-        assert self.maintenance.remove(named).kept_because == ()
+        assert self.maintenance.remove(named) == ()
         with pytest.raises(CheckpointNotFoundError):
             self.maintenance.retire(RetireJob(job_id=JOB, request_key=asked.request_key))
         clock.advance(1)
@@ -503,7 +502,7 @@ class ActionsContract(RunsWithTasks):
         before = rows_of(self.gateway.describe(JOB))
         message = RetireJob(job_id=JOB, request_key=key)
         for call in (self.maintenance.refusal, self.maintenance.retire, self.maintenance.remove):
-            assert call(message).kept_because == ("the request to remove it has ended",)
+            assert call(message) == ("the request to remove it has ended",)
         assert rows_of(self.gateway.describe(JOB)) == before
 
     # Forks
@@ -570,7 +569,7 @@ class ActionsContract(RunsWithTasks):
         self.choose(1)
         self.choose(2)
         clock.advance(timedelta(days=40).total_seconds())
-        self.maintenance.forget(ForgetRows(job_id=JOB, age_seconds=timedelta(days=30).total_seconds()))
+        self.maintenance.forget(JOB, timedelta(days=30).total_seconds())
         assert self.statuses() == [RequestStatus.QUEUED]
 
     def test_an_ended_run_without_its_checkpoints_fails_a_choice_of_one(self, store: JobStore) -> None:

@@ -22,7 +22,6 @@ from airflow_provider_statecheck.checkpoint.messages import (
     AttemptRef,
     ConfirmDiscards,
     ConfirmRestore,
-    DisposeSavepoint,
     FinishAttempt,
     SkippedCheckpoint,
     TriggerCheckpoint,
@@ -212,7 +211,7 @@ class Job:
 
     def dispose(self, savepoint: CheckpointRecord) -> None:
         """Dispose of a savepoint."""
-        JobSavepoints(self.store).dispose(DisposeSavepoint(job_id=JOB, pointer=savepoint.location))
+        JobSavepoints(self.store).dispose(savepoint.location, JOB)
 
     def recreate(self) -> None:
         """Remove the job, and let a run begin it again under its name."""

@@ -21,7 +21,6 @@ from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, job_id
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeResult,
     AttemptRef,
-    BeginSavepoint,
     ConfirmDiscards,
     ConfirmRestore,
     DeclineCheckpoint,
@@ -35,7 +34,7 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus, Statis
 from airflow_provider_statecheck.checkpoint.statistics import HISTORY_SIZE, CheckpointStatsSnapshot
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import CoordinatorError, StorageError
-from airflow_provider_statecheck.maintenance.job_maintenance import ForgetRows, JobMaintenance, RetireJob
+from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance, RetireJob
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from tests.contracts.maintenance_contract import KnownRuns, NoTokens
 from tests.messages import (
@@ -298,9 +297,7 @@ class StatisticsContract:
         for failure in (None, "the disk is full"):
             asked = savepoints.request(RequestSavepoint(job_id=JOB, operator_id=OPERATOR, request_key=new_key()))
             begun = savepoints.begin(
-                BeginSavepoint(
-                    job_id=JOB, request_key=asked.request_key, savepoint_dir=SAVEPOINTS, trigger_key=new_key()
-                )
+                job_id=JOB, request_key=asked.request_key, savepoint_dir=SAVEPOINTS, trigger_key=new_key()
             )
             assert self.tracker.create_snapshot().savepoints.in_progress == 1
             end = EndSavepoint(
@@ -435,7 +432,7 @@ class StatisticsContract:
         maintenance.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=tuple(ids)))
         before = tracker_of(self.rows, OPERATOR).create_snapshot()
         clock.advance(3 * 86400)
-        gone = maintenance.forget(ForgetRows(job_id=JOB, age_seconds=86400))
+        gone = maintenance.forget(JOB, 86400)
         assert set(ids[:2]) <= set(gone.checkpoint_ids)
         assert tracker_of(self.rows, OPERATOR).create_snapshot() == before
 
@@ -445,7 +442,7 @@ class StatisticsContract:
         maintenance, request = self.maintenance(clock), RetireJob(job_id=JOB, is_named=True)
         maintenance.retire(request)
         maintenance.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(checkpoint_id,)))
-        assert maintenance.remove(request).kept_because == ()
+        assert maintenance.remove(request) == ()
         self.coordinator.register(make_registration())
         assert self.rows.describe(JOB).statistics == ()
 

@@ -21,7 +21,6 @@ from airflow_provider_statecheck.checkpoint.messages import (
     ConfirmDiscards,
     ConfirmRestore,
     DeclineCheckpoint,
-    DisposeSavepoint,
     FinishAttempt,
     RequestSavepoint,
     TriggerCheckpoint,
@@ -293,7 +292,7 @@ def test_a_disposed_savepoint_may_go() -> None:
     job = Job()
     job.take_savepoint()
     place = job.coordinator.describe(JOB).checkpoints[-1].location
-    job.savepoints.dispose(DisposeSavepoint(pointer=place, job_id=JOB))
+    job.savepoints.dispose(place, JOB)
     assert job.custody() == [("user", True)]
 
 

@@ -12,7 +12,6 @@ import pytest
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, ALIGNED_UID, job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import (
-    BeginSavepoint,
     ConfirmRestore,
     RequestSavepoint,
     RestoreSource,
@@ -249,9 +248,7 @@ def test_a_copy_whose_process_died_is_taken_anew_when_its_time_is_over(finished:
         RequestSavepoint(job_id=operator.job_id, operator_id=operator.operator_id, request_key=new_key())
     )
     finished.savepoints.begin(
-        BeginSavepoint(
-            job_id=operator.job_id, request_key=asked.request_key, savepoint_dir="memory://dead", trigger_key=new_key()
-        )
+        job_id=operator.job_id, request_key=asked.request_key, savepoint_dir="memory://dead", trigger_key=new_key()
     )
     run("gc", JOB)
     assert [c.status.value for c in savepoints(finished)] == ["pending"]

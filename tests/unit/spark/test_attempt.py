@@ -41,7 +41,7 @@ def remove(stage: WrittenStage) -> None:
     maintenance.retire(RetireJob(job_id=job_id, is_named=True))
     ids = tuple(c.checkpoint_id for c in maintenance.describe(job_id).checkpoints)
     maintenance.confirm_discards(ConfirmDiscards(job_id=job_id, checkpoint_ids=ids))
-    assert maintenance.remove(RetireJob(job_id=job_id, is_named=True)).kept_because == ()
+    assert maintenance.remove(RetireJob(job_id=job_id, is_named=True)) == ()
 
 
 @pytest.mark.parametrize("checkpoints", [0, 3], ids=["before the sweep", "before the discards are confirmed"])
