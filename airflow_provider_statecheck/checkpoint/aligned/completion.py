@@ -51,20 +51,23 @@ log = logging.getLogger(__name__)
 _SUBSUMED = CheckpointException(CheckpointFailureReason.CHECKPOINT_SUBSUMED)
 
 
-class AcknowledgementHandler:
+class CheckpointFinalizer:
     """
-    Handles the acknowledgements of operators.
+    Stores the acknowledgements of operators, and finalizes checkpoints.
 
-    :param aborter: The aborter of checkpoints whose state is rejected.
-    :param finalizer: The finalizer of fully acknowledged checkpoints.
+    A finalization writes the metadata and then adds the checkpoint to the completed store, which completes its row. Each
+    step is idempotent; another finalizer repeats the steps after the lease has expired.
+
+    :param aborter: The aborter of checkpoints whose state is rejected, or that cannot be finalized.
+    :param ended: Called after a checkpoint or a cleaning has ended; it triggers queued checkpoints.
     """
 
     def __init__(
-        self, components: CoordinatorComponents, aborter: CheckpointAborter, finalizer: CheckpointFinalizer
+        self, components: CoordinatorComponents, aborter: CheckpointAborter, ended: Callable[[], None]
     ) -> None:
         self._components = components
         self._aborter = aborter
-        self._finalizer = finalizer
+        self._ended = ended
 
     def acknowledge(self, message: AcknowledgeMessage, sender: str) -> bool:
         """
@@ -118,7 +121,7 @@ class AcknowledgementHandler:
         if assessment.verdict is not AcknowledgeResult.SUCCESS and manifest is not None:
             self._delete_surplus(manifest, assessment.acknowledgements)
         if assessment.finalizing is not None:
-            self._finalizer.finalize(assessment.finalizing)
+            self.finalize(assessment.finalizing)
         return assessment
 
     def _require_whole(self, message: AcknowledgeMessage) -> None:
@@ -160,25 +163,6 @@ class AcknowledgementHandler:
                 if assessment.checkpoint is None or assessment.checkpoint.status is not CheckpointStatus.ABORTED:
                     raise
         return merged(found).operator_states
-
-
-class CheckpointFinalizer:
-    """
-    Finalizes checkpoints.
-
-    A finalization writes the metadata and then adds the checkpoint to the completed store, which completes its row. Each
-    step is idempotent; another finalizer repeats the steps after the lease has expired.
-
-    :param aborter: The aborter of checkpoints that cannot be finalized.
-    :param ended: Called after a checkpoint or a cleaning has ended; it triggers queued checkpoints.
-    """
-
-    def __init__(
-        self, components: CoordinatorComponents, aborter: CheckpointAborter, ended: Callable[[], None]
-    ) -> None:
-        self._components = components
-        self._aborter = aborter
-        self._ended = ended
 
     def try_finalize(self, acknowledged: AcknowledgedCheckpoint) -> None:
         """Finalize a checkpoint and log a failure, which the rows and the future report."""

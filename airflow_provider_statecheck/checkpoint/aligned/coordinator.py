@@ -18,7 +18,7 @@ from airflow_provider_statecheck.checkpoint.aligned.completed_store import (
     CompletedCheckpointStore,
     StateDiscarder,
 )
-from airflow_provider_statecheck.checkpoint.aligned.completion import AcknowledgementHandler, CheckpointFinalizer
+from airflow_provider_statecheck.checkpoint.aligned.completion import CheckpointFinalizer
 from airflow_provider_statecheck.checkpoint.aligned.components import (
     AcknowledgeMessage,
     CheckpointAborter,
@@ -46,7 +46,7 @@ from airflow_provider_statecheck.checkpoint.aligned.requests import (
     as_checkpoint_exception,
     properties_of,
 )
-from airflow_provider_statecheck.checkpoint.aligned.restore import RestorableTask, StateRestorer, resume
+from airflow_provider_statecheck.checkpoint.aligned.restore import RestorableTask, adopt, restore_latest, resume
 from airflow_provider_statecheck.checkpoint.aligned.rows import AbortScope, EnqueueRequest
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     CompletedCheckpoint,
@@ -168,11 +168,9 @@ class CheckpointCoordinator:
         self._periodic = _periodic_trigger(config, random)
         self._aborter = CheckpointAborter(self._components, self._trigger_next)
         self._finalizer = CheckpointFinalizer(self._components, self._aborter, self._trigger_next)
-        self._acknowledgements = AcknowledgementHandler(self._components, self._aborter, self._finalizer)
         self._trigger = CheckpointTrigger(
             self._components, self._aborter, self._finalizer, self._require_ready, self._rearm
         )
-        self._restorer = StateRestorer(self._components)
         id_counter.start()
         if self._periodic is not None:
             self._ensure_base_locations()
@@ -247,7 +245,7 @@ class CheckpointCoordinator:
             return False
         with self._components.raising_job_failures():
             try:
-                return self._acknowledgements.acknowledge(message, sender)
+                return self._finalizer.acknowledge(message, sender)
             except StaleAttemptError as error:
                 log.warning("Ignored an acknowledgement after a change of the leader: %s", error)
                 return False
@@ -343,13 +341,14 @@ class CheckpointCoordinator:
         :raises IncompatibleCheckpointError: if a state does not fit.
         """
         self._require_in_use()
-        return self._restorer.restore_latest(
+        return restore_latest(
+            self._components,
             tasks,
+            mode,
             error_if_no_checkpoint=error_if_no_checkpoint,
             all_or_nothing_state=all_or_nothing_state,
             allow_non_restored_state=allow_non_restored_state,
             renamed_uids=renamed_uids,
-            mode=mode,
         )
 
     def restore_savepoint(
@@ -371,10 +370,13 @@ class CheckpointCoordinator:
         :param renamed_uids: The new uids of operators by their uids in the snapshot.
         :raises CoordinatorError: after the shutdown, or if the job has newer checkpoints.
         :raises CheckpointNotFoundError: if the snapshot does not exist.
-        :raises IncompatibleCheckpointError: if a state does not fit.
+        :raises IncompatibleCheckpointError: if a state does not fit; the owner of the snapshot does not change.
+        :raises SnapshotClaimedError: if another job has claimed the snapshot.
+        :raises InvalidConfigurationError: if the claim is for a snapshot that is not a savepoint.
         """
         self._require_in_use()
-        adopted = self._restorer.adopt(
+        adopted = adopt(
+            self._components,
             pointer,
             restore_mode,
             tasks,
