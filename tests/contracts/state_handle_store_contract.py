@@ -126,7 +126,7 @@ class StateHandleStoreContract:
     def test_a_handle_gives_its_checkpoint_and_size_and_discards_twice(self) -> None:
         checkpoint = self.added()
         handle = self.handles.get_and_lock(ONE)
-        assert (handle.retrieve_state(), handle.get_state_size()) == (checkpoint, checkpoint.metadata_size)
+        assert (handle.retrieve_state(), handle.get_state_size()) == (checkpoint, checkpoint.metadata.size)
         assert handle.retrieve_state().operator_states == checkpoint.operator_states
         handle.discard_state()
         handle.discard_state()
