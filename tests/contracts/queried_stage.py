@@ -14,7 +14,6 @@ from airflow_provider_statecheck.checkpoint.messages import (
     ConfirmDiscards,
     ConfirmRestore,
     PendingCheckpoint,
-    RequestSavepoint,
     RestoreSource,
     TriggerCheckpoint,
 )
@@ -27,7 +26,7 @@ from airflow_provider_statecheck.storage.discarding import EffectDiscards
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache
 from airflow_provider_statecheck.storage.pointers import find_source
-from tests.messages import make_acknowledgement, make_registration, present
+from tests.messages import make_acknowledgement, make_registration, make_savepoint_request, present
 from tests.written_state import StatefulJob
 
 
@@ -124,9 +123,7 @@ class QueriedStage:
 
     def savepoint(self) -> str:
         """Take a savepoint of the latest checkpoint and return its pointer."""
-        request = JobSavepoints(self.store).request(
-            RequestSavepoint(job_id=self.job_id, operator_id=self.attempt.operator_id, request_key=new_key())
-        )
+        request = JobSavepoints(self.store).request(make_savepoint_request(self.attempt))
         source = present(self._coordinator.latest(self.job_id, self.attempt.operator_id))
         directory = f"{self.storage.base_uri}/savepoints"
         StageSavepoints(self._coordinator, self.storage, self._documents, self.attempt, directory).serve(

@@ -32,7 +32,6 @@ from airflow_provider_statecheck.checkpoint.messages import (
     FinishAttempt,
     OpenEffects,
     PendingCheckpoint,
-    RequestSavepoint,
     RestoreSource,
     SkippedCheckpoint,
     TriggerCheckpoint,
@@ -70,6 +69,7 @@ from tests.messages import (
     make_leadership,
     make_owner,
     make_registration,
+    make_savepoint_request,
     make_source,
     present,
 )
@@ -202,8 +202,7 @@ class SavepointContract:
 
     def ask(self, attempt: AttemptRef, **changes: Any) -> SnapshotRequest:
         """Ask for a savepoint of an attempt's operator."""
-        values = {"job_id": attempt.job_id, "operator_id": attempt.operator_id, "request_key": new_key()}
-        return self.savepoints.request(RequestSavepoint(**values | changes))
+        return self.savepoints.request(make_savepoint_request(attempt, **changes))
 
     def trigger(self, attempt: AttemptRef, asked: SnapshotRequest) -> PendingCheckpoint:
         """Let a stage begin a savepoint."""
@@ -381,12 +380,7 @@ class SavepointContract:
     @staticmethod
     def beginning(asked: SnapshotRequest) -> dict[str, Any]:
         """Return the arguments that begin a savepoint in place of the stage."""
-        return {
-            "job_id": JOB,
-            "request_key": asked.request_key,
-            "savepoint_dir": SAVEPOINTS,
-            "trigger_key": new_key(),
-        }
+        return {"job_id": JOB, "request_key": asked.request_key, "savepoint_dir": SAVEPOINTS, "trigger_key": new_key()}
 
     @staticmethod
     def ending(begun: CheckpointRecord) -> EndSavepoint:

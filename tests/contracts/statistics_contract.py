@@ -27,7 +27,6 @@ from airflow_provider_statecheck.checkpoint.messages import (
     EndSavepoint,
     FinishAttempt,
     PendingCheckpoint,
-    RequestSavepoint,
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, StatisticsRecord
@@ -42,6 +41,7 @@ from tests.messages import (
     make_acknowledgement,
     make_owner,
     make_registration,
+    make_savepoint_request,
     make_source,
     present,
 )
@@ -100,9 +100,7 @@ class StatisticsContract:
 
     def begin_savepoint(self, attempt: AttemptRef) -> PendingCheckpoint:
         """Let a stage begin a savepoint."""
-        asked = JobSavepoints(self.rows).request(
-            RequestSavepoint(job_id=JOB, operator_id=attempt.operator_id, request_key=new_key())
-        )
+        asked = JobSavepoints(self.rows).request(make_savepoint_request(attempt))
         return self.coordinator.trigger(
             TriggerCheckpoint(
                 attempt=attempt, request_key=new_key(), serves=asked.request_key, savepoint_dir=SAVEPOINTS
@@ -295,10 +293,8 @@ class StatisticsContract:
         self.coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
         savepoints = JobSavepoints(self.rows)
         for failure in (None, "the disk is full"):
-            asked = savepoints.request(RequestSavepoint(job_id=JOB, operator_id=OPERATOR, request_key=new_key()))
-            begun = savepoints.begin(
-                job_id=JOB, request_key=asked.request_key, savepoint_dir=SAVEPOINTS, trigger_key=new_key()
-            )
+            asked = savepoints.request(make_savepoint_request(attempt))
+            begun = savepoints.begin(JOB, asked.request_key, SAVEPOINTS, new_key())
             assert self.tracker.create_snapshot().savepoints.in_progress == 1
             end = EndSavepoint(
                 job_id=JOB,

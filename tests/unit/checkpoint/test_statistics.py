@@ -22,7 +22,6 @@ from airflow_provider_statecheck.checkpoint.messages import (
     ConfirmRestore,
     DeclineCheckpoint,
     FinishAttempt,
-    RequestSavepoint,
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
@@ -46,6 +45,7 @@ from tests.messages import (
     complete_checkpoint,
     make_acknowledgement,
     make_registration,
+    make_savepoint_request,
     make_source,
 )
 from tests.sqlite_rows import new_store
@@ -216,9 +216,7 @@ class Job:
         self.coordinator.finish(FinishAttempt(attempt=self.attempt, status=AttemptStatus.FINISHED))
 
     def take_savepoint(self) -> None:
-        asked = self.savepoints.request(
-            RequestSavepoint(job_id=JOB, operator_id=operator_id_of("aggregate"), request_key=new_key())
-        )
+        asked = self.savepoints.request(make_savepoint_request(self.attempt))
         message = TriggerCheckpoint(
             attempt=self.attempt, request_key=new_key(), serves=asked.request_key, savepoint_dir=SAVEPOINTS
         )
