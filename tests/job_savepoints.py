@@ -12,7 +12,6 @@ from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointReques
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AwaitedTask,
     BeginCheckpoint,
-    ChooseRequest,
     EnqueueRequest,
 )
 from airflow_provider_statecheck.checkpoint.ids import (
@@ -150,12 +149,13 @@ def begin_savepoint(
     """Begin a savepoint of a whole job that awaits one operator."""
     key, location = new_key(), f"memory://savepoints/savepoint-{job_id_of(job_name)[:6]}-000000000002"
     leader = rows.lead(make_leadership(job_name=job_name))
-    choice = ChooseRequest(leader=leader, decider=CheckpointRequestDecider(max_concurrent=1, min_pause_seconds=0))
+    decider = CheckpointRequestDecider(max_concurrent=1, min_pause_seconds=0)
     properties = properties or CheckpointProperties.for_savepoint(force=False)
-    rows.enqueue(EnqueueRequest(leader=leader, decider=choice.decider, request_key=key, properties=properties))
+    rows.enqueue(EnqueueRequest(leader=leader, decider=decider, request_key=key, properties=properties))
     begun = rows.begin(
         BeginCheckpoint(
-            choice=choice,
+            leader=leader,
+            decider=decider,
             request_key=key,
             coordinator=new_key(),
             awaited=(AwaitedTask(operator_id=operator_id, attempt_id="aggregate/1/1/ended"),),

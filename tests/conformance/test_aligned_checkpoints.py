@@ -20,7 +20,6 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AbortScope,
     AcknowledgedCheckpoint,
     BeginCheckpoint,
-    ChooseRequest,
     EnqueueRequest,
 )
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import private_states
@@ -188,8 +187,8 @@ class AlignedContract:
     def test_a_repeated_choice_names_the_request_that_is_too_early_again(self, job: AlignedJob) -> None:
         taken(job)
         enqueue(job, "a" * 32, is_periodic=True)
-        paused = ChooseRequest(leader=job.lead(), decider=replace(DECIDER, min_pause_seconds=3600.0))
-        first, again = job.rows.choose(paused), job.rows.choose(paused)
+        leader, paused = job.lead(), replace(DECIDER, min_pause_seconds=3600.0)
+        first, again = (job.rows.choose(leader, paused) for _ in range(2))
         assert [r.request_key for r in first.dropped] == ["a" * 32]
         assert again.dropped == first.dropped
 
@@ -222,7 +221,8 @@ class AlignedContract:
         savepoint = taken(job, CheckpointProperties.for_savepoint())
         enqueue(job, "a" * 32, properties=CheckpointProperties.for_savepoint())
         message = BeginCheckpoint(
-            choice=ChooseRequest(leader=job.lead(), decider=DECIDER),
+            leader=job.lead(),
+            decider=DECIDER,
             request_key="a" * 32,
             coordinator="c" * 32,
             awaited=(),

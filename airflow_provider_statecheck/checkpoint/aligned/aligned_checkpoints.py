@@ -9,20 +9,17 @@ from datetime import datetime, timedelta
 
 from airflow_provider_statecheck.checkpoint import transitions as rows
 from airflow_provider_statecheck.checkpoint.aligned import transitions
-from airflow_provider_statecheck.checkpoint.aligned.plan import Choice
+from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointRequestDecider, Choice
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AbortCheckpoints,
     AcknowledgeAligned,
     AcknowledgedCheckpoint,
-    AdoptSnapshot,
     Assessment,
     BeginCheckpoint,
-    ChooseRequest,
     CleaningEffects,
     EnqueueRequest,
     Handles,
     PutHandle,
-    ReportFailure,
     RequestOutcome,
     TakeLeadership,
     TakenOver,
@@ -119,10 +116,14 @@ class AlignedCheckpoints(StoredJobs):
             reason, key = CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS, request.request_key
             return tuple(rows.fail_request(tx, each, reason, failed_by=key) for each in refused)
 
-    def choose(self, request: ChooseRequest) -> Choice:
-        """Choose the request to trigger now, without any effect."""
-        with self._transition(request.leader) as (tx, _):
-            return transitions.choose(tx, request)
+    def choose(self, leader: AttemptRef, decider: CheckpointRequestDecider, cleanings: int = 0) -> Choice:
+        """
+        Choose the request to trigger now, and those that are too early, without any effect.
+
+        :param cleanings: Number of cleanings in progress.
+        """
+        with self._transition(leader) as (tx, _):
+            return transitions.choose(tx, decider, cleanings)
 
     def begin(self, request: BeginCheckpoint) -> CheckpointRecord | None:
         """
@@ -178,22 +179,26 @@ class AlignedCheckpoints(StoredJobs):
             found = tx.checkpoint(checkpoint_id)
             return found is not None and transitions.is_held(found, finalizer, lease_until)
 
-    def adopt(self, request: AdoptSnapshot) -> int:
+    def adopt(
+        self, leader: AttemptRef, checkpoint_id: int, location: str, metadata_uri: str, *, is_claimed: bool = False
+    ) -> int:
         """
-        Return the id for a restored snapshot, which no other job may have claimed, and claim it if requested.
+        Return the id under which a job adds a snapshot to its checkpoints, which no other job may have claimed.
 
+        :param checkpoint_id: Id of the snapshot, which remains unless the job has used it.
+        :param is_claimed: Whether the job becomes the owner of the snapshot.
         :raises SnapshotClaimedError: if another job has claimed the snapshot.
         :raises InvalidConfigurationError: if the claim is for a snapshot that is not a savepoint.
         """
-        if request.is_claimed:
-            require_claimable(request.location, request.metadata_uri)
-        with self._transition(request.leader) as (tx, leader):
-            require_unclaimed(tx, leader, request.location)
-            if request.is_claimed:
-                claim_snapshot(tx, leader, request.location)
+        if is_claimed:
+            require_claimable(location, metadata_uri)
+        with self._transition(leader) as (tx, attempt):
+            require_unclaimed(tx, attempt, location)
+            if is_claimed:
+                claim_snapshot(tx, attempt, location)
             # The row of the job's own snapshot remains as it is.
-            is_known = tx.checkpoint(request.checkpoint_id) is not None
-            return tx.draw_checkpoint_id() if is_known else request.checkpoint_id
+            is_known = tx.checkpoint(checkpoint_id) is not None
+            return tx.draw_checkpoint_id() if is_known else checkpoint_id
 
     def record_restore(self, leader: AttemptRef, checkpoint_id: int) -> None:
         """Pin the checkpoint that was restored, and count the restore."""
@@ -289,10 +294,21 @@ class AlignedCheckpoints(StoredJobs):
         claim = self._store.claim(location)
         return is_savepoint_of(location, leader.job_id) if claim is None else claim.job_id == leader.job_id
 
-    def report_failure(self, request: ReportFailure) -> None:
-        """Add the cause of a failed checkpoint to the statistics, and count it if it has no row."""
-        with self._transition(request.leader) as (tx, _):
-            transitions.report_failure(tx, request)
+    def report_failure(
+        self,
+        leader: AttemptRef,
+        reason: CheckpointFailureReason,
+        checkpoint_id: int | None = None,
+        cause: str | None = None,
+    ) -> None:
+        """
+        Add the cause of a failed checkpoint to the statistics, and count it if it has no row.
+
+        :param checkpoint_id: Id of the checkpoint; ``None`` if it failed before it had one.
+        :param cause: Root cause, for display.
+        """
+        with self._transition(leader) as (tx, _):
+            transitions.report_failure(tx, leader.operator_id, reason, checkpoint_id, cause)
 
     @contextmanager
     def _transition(self, leader: AttemptRef) -> Iterator[tuple[JobTransaction, AttemptRecord]]:

@@ -10,7 +10,7 @@ from typing import Protocol
 from airflow_provider_statecheck.checkpoint.aligned.completion import CheckpointFinalizer
 from airflow_provider_statecheck.checkpoint.aligned.components import CheckpointAborter, CoordinatorComponents
 from airflow_provider_statecheck.checkpoint.aligned.participants import OperatorCoordinatorRestoreMode
-from airflow_provider_statecheck.checkpoint.aligned.rows import AcknowledgedCheckpoint, AdoptSnapshot
+from airflow_provider_statecheck.checkpoint.aligned.rows import AcknowledgedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint, contents, merged
 from airflow_provider_statecheck.checkpoint.aligned.transitions import is_triggered
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
@@ -127,17 +127,13 @@ def adopt(
 def _adopted(components: CoordinatorComponents, found: CompletedCheckpoint, mode: RestoreMode) -> CompletedCheckpoint:
     is_claimed = mode is RestoreMode.CLAIM
     policy = components.config.retention_policy
-    message = AdoptSnapshot(
-        leader=components.leader,
-        checkpoint_id=found.checkpoint_id,
-        location=found.external_pointer,
-        metadata_uri=found.metadata.uri,
-        is_claimed=is_claimed,
+    checkpoint_id = components.rows.adopt(
+        components.leader, found.checkpoint_id, found.external_pointer, found.metadata.uri, is_claimed=is_claimed
     )
     return replace(
         found,
-        job_id=message.leader.job_id,
-        checkpoint_id=components.rows.adopt(message),
+        job_id=components.leader.job_id,
+        checkpoint_id=checkpoint_id,
         properties=CheckpointProperties.for_checkpoint(policy) if is_claimed else _UNCLAIMED,
     )
 

@@ -53,16 +53,6 @@ class EnqueueRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChooseRequest:
-    """Asks for the request to trigger now, and for those that are too early."""
-
-    leader: AttemptRef
-    decider: CheckpointRequestDecider
-    cleanings: int = 0
-    """Number of cleanings in progress."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AwaitedTask:
     """Task of a checkpoint that must acknowledge, or that had finished."""
 
@@ -75,7 +65,10 @@ class AwaitedTask:
 class BeginCheckpoint:
     """Begins the checkpoint of a request, if the request is still the one to trigger."""
 
-    choice: ChooseRequest
+    leader: AttemptRef
+    decider: CheckpointRequestDecider
+    cleanings: int = 0
+    """Number of cleanings in progress."""
     request_key: str
     coordinator: str
     """Unique name of the coordinator, to which a repeated message returns the same checkpoint."""
@@ -85,11 +78,6 @@ class BeginCheckpoint:
     """Whether the checkpoint must not reference files of earlier ones."""
     location: str | None = None
     """Directory of a savepoint; ``None`` for a checkpoint, whose directory follows from its id."""
-
-    @property
-    def leader(self) -> AttemptRef:
-        """Return the leader."""
-        return self.choice.leader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,19 +172,6 @@ class AbortCheckpoints:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdoptSnapshot:
-    """Allocates the id under which a job adds a snapshot to its checkpoints."""
-
-    leader: AttemptRef
-    checkpoint_id: int
-    """Id of the snapshot, which remains unless the job has used it."""
-    location: str
-    metadata_uri: str
-    is_claimed: bool = False
-    """Whether the job becomes the owner of the snapshot."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CleaningEffects:
     """Checkpoints to delete, and what may reference their files."""
 
@@ -242,18 +217,3 @@ class RequestOutcome:
     request: SnapshotRequest | None = None
     checkpoint: CheckpointRecord | None = None
     """The completed checkpoint."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportFailure:
-    """Reports a failed checkpoint to the statistics."""
-
-    leader: AttemptRef
-    reason: CheckpointFailureReason
-    checkpoint_id: int | None = None
-    """Id of the checkpoint; ``None`` if it failed before it had one."""
-    cause: str | None = None
-    """Root cause, for display."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "cause", None if self.cause is None else storable_text(self.cause))

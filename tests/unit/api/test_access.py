@@ -66,7 +66,7 @@ DECIDER = CheckpointRequestDecider(max_concurrent=1, min_pause_seconds=0)
 
 
 def _choice(stage: Stage) -> dict[str, Any]:
-    return {"choice": {"leader": stage.leader(), "decider": encode(DECIDER)}}
+    return {"leader": stage.leader(), "decider": encode(DECIDER)}
 
 
 def _own_handle(stage: Stage) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AcknowledgeAligned,
     AwaitedTask,
     BeginCheckpoint,
-    ChooseRequest,
     EnqueueRequest,
 )
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
@@ -37,7 +36,8 @@ def beginning(job: AlignedJob, properties: CheckpointProperties = CHECKPOINT, **
     request = EnqueueRequest(leader=leader, decider=DECIDER, request_key=key, properties=properties)
     assert job.rows.enqueue(request) == job.rows.enqueue(request) == ()
     values: dict[str, Any] = {
-        "choice": ChooseRequest(leader=leader, decider=DECIDER),
+        "leader": leader,
+        "decider": DECIDER,
         "request_key": key,
         "coordinator": "one",
         "awaited": (AwaitedTask(operator_id=job.tasks[0].operator_id, attempt_id="try"),),
