@@ -46,7 +46,7 @@ from airflow_provider_statecheck.checkpoint.aligned.requests import (
     as_checkpoint_exception,
     properties_of,
 )
-from airflow_provider_statecheck.checkpoint.aligned.restore import RestorableTask, adopt, restore_latest, resume
+from airflow_provider_statecheck.checkpoint.aligned.restore import RestorableTask, StateRestorer, resume
 from airflow_provider_statecheck.checkpoint.aligned.rows import AbortScope, EnqueueRequest
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     CompletedCheckpoint,
@@ -171,6 +171,7 @@ class CheckpointCoordinator:
         self._trigger = CheckpointTrigger(
             self._components, self._aborter, self._finalizer, self._require_ready, self._rearm
         )
+        self._restorer = StateRestorer(self._components)
         id_counter.start()
         if self._periodic is not None:
             self._ensure_base_locations()
@@ -341,14 +342,13 @@ class CheckpointCoordinator:
         :raises IncompatibleCheckpointError: if a state does not fit.
         """
         self._require_in_use()
-        return restore_latest(
-            self._components,
+        return self._restorer.restore_latest(
             tasks,
-            mode,
             error_if_no_checkpoint=error_if_no_checkpoint,
             all_or_nothing_state=all_or_nothing_state,
             allow_non_restored_state=allow_non_restored_state,
             renamed_uids=renamed_uids,
+            mode=mode,
         )
 
     def restore_savepoint(
@@ -375,8 +375,7 @@ class CheckpointCoordinator:
         :raises InvalidConfigurationError: if the claim is for a snapshot that is not a savepoint.
         """
         self._require_in_use()
-        adopted = adopt(
-            self._components,
+        adopted = self._restorer.adopt(
             pointer,
             restore_mode,
             tasks,

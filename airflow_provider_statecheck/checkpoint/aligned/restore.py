@@ -49,93 +49,102 @@ class RestorableTask(Protocol):
         """
 
 
-def restore_latest(
-    components: CoordinatorComponents,
-    tasks: Sequence[RestorableTask],
-    mode: OperatorCoordinatorRestoreMode,
-    *,
-    error_if_no_checkpoint: bool,
-    all_or_nothing_state: bool,
-    allow_non_restored_state: bool,
-    renamed_uids: Mapping[str, str] | None,
-) -> bool:
-    """Restore tasks, hooks and operator coordinators, see ``CheckpointCoordinator.restore_latest_checkpointed_state``."""
-    components.completed_store.recover()
-    latest = components.completed_store.get_latest_checkpoint()
-    if latest is None:
-        return _start_without_checkpoint(components, mode, error_if_no_checkpoint)
-    assignment = _assign(tasks, latest, renamed_uids, allow_non_restored_state, all_or_nothing_state)
-    components.hooks.restore(
-        latest.checkpoint_id, latest.master_states, allow_non_restored_state=allow_non_restored_state
-    )
-    components.operator_coordinators.restore(mode, latest.checkpoint_id, _coordinator_bytes(assignment))
-    _set_initial_states(tasks, latest, assignment)
-    components.rows.record_restore(components.leader, latest.checkpoint_id)
-    return True
+class StateRestorer:
+    """Restores tasks, hooks and operator coordinators."""
 
+    def __init__(self, components: CoordinatorComponents) -> None:
+        self._components = components
 
-def _start_without_checkpoint(
-    components: CoordinatorComponents, mode: OperatorCoordinatorRestoreMode, error_if_no_checkpoint: bool
-) -> bool:
-    if error_if_no_checkpoint:
-        raise CoordinatorError(
-            f"Expected a completed checkpoint of job {components.leader.job_id} to restore, found none; start the job "
-            f"without a restore, or restore a savepoint."
+    def restore_latest(
+        self,
+        tasks: Sequence[RestorableTask],
+        *,
+        error_if_no_checkpoint: bool,
+        all_or_nothing_state: bool,
+        allow_non_restored_state: bool,
+        renamed_uids: Mapping[str, str] | None,
+        mode: OperatorCoordinatorRestoreMode,
+    ) -> bool:
+        """Restore the tasks from the newest completed checkpoint, see ``restore_latest_checkpointed_state``."""
+        self._components.completed_store.recover()
+        latest = self._components.completed_store.get_latest_checkpoint()
+        if latest is None:
+            return self._start_without_checkpoint(error_if_no_checkpoint, mode)
+        assignment = _assign(tasks, latest, renamed_uids, allow_non_restored_state, all_or_nothing_state)
+        self._restore_hooks_and_coordinators(latest, assignment, mode, allow_non_restored_state)
+        _set_initial_states(tasks, latest, assignment)
+        self._components.rows.record_restore(self._components.leader, latest.checkpoint_id)
+        return True
+
+    def adopt(
+        self,
+        pointer: str,
+        mode: RestoreMode,
+        tasks: Sequence[RestorableTask],
+        *,
+        allow_non_restored_state: bool,
+        renamed_uids: Mapping[str, str] | None,
+    ) -> CompletedCheckpoint:
+        """
+        Add a snapshot as the newest completed checkpoint of the job, see ``restore_savepoint``.
+
+        If its state does not fit the tasks, the owner of the snapshot does not change.
+        """
+        found = self._components.storage.resolve_checkpoint(pointer)
+        if mode is RestoreMode.CLAIM and found.parts:
+            raise whole_job_not_claimable(pointer)
+        if mode is RestoreMode.CLAIM:
+            require_claimable(found.external_pointer, found.metadata.uri)
+        self._components.completed_store.recover()
+        newest = self._components.completed_store.get_latest_checkpoint()
+        if newest is not None and newest.external_pointer == found.external_pointer:
+            # An earlier call added it, and its restore failed.
+            return newest
+        if newest is not None and newest.checkpoint_id > found.checkpoint_id:
+            raise CoordinatorError(
+                f"Expected to restore {pointer} into a job without newer checkpoints, found checkpoint "
+                f"{newest.checkpoint_id}; restore checkpoint {newest.checkpoint_id}, or start a new job."
+            )
+        _assign(tasks, found, renamed_uids, allow_non_restored_state, all_or_nothing_state=False)
+        self._components.id_counter.set_count(found.checkpoint_id + 1)
+        adopted = self._adopted(found, mode)
+        self._components.completed_store.add_checkpoint_and_subsume_oldest(adopted, self._components.cleaner)
+        return adopted
+
+    def _adopted(self, found: CompletedCheckpoint, mode: RestoreMode) -> CompletedCheckpoint:
+        components, is_claimed = self._components, mode is RestoreMode.CLAIM
+        policy = components.config.retention_policy
+        checkpoint_id = components.rows.adopt(
+            components.leader, found.checkpoint_id, found.external_pointer, found.metadata.uri, is_claimed=is_claimed
         )
-    components.hooks.reset()
-    components.operator_coordinators.restore(mode)
-    return False
-
-
-def adopt(
-    components: CoordinatorComponents,
-    pointer: str,
-    mode: RestoreMode,
-    tasks: Sequence[RestorableTask],
-    *,
-    allow_non_restored_state: bool,
-    renamed_uids: Mapping[str, str] | None,
-) -> CompletedCheckpoint:
-    """
-    Add a snapshot as the newest completed checkpoint of the job, see ``CheckpointCoordinator.restore_savepoint``.
-
-    If its state does not fit the tasks, the owner of the snapshot does not change.
-    """
-    found = components.storage.resolve_checkpoint(pointer)
-    if mode is RestoreMode.CLAIM and found.parts:
-        raise whole_job_not_claimable(pointer)
-    if mode is RestoreMode.CLAIM:
-        require_claimable(found.external_pointer, found.metadata.uri)
-    store = components.completed_store
-    store.recover()
-    newest = store.get_latest_checkpoint()
-    if newest is not None and newest.external_pointer == found.external_pointer:
-        # An earlier call added it, and its restore failed.
-        return newest
-    if newest is not None and newest.checkpoint_id > found.checkpoint_id:
-        raise CoordinatorError(
-            f"Expected to restore {pointer} into a job without newer checkpoints, found checkpoint "
-            f"{newest.checkpoint_id}; restore checkpoint {newest.checkpoint_id}, or start a new job."
+        return replace(
+            found,
+            job_id=components.leader.job_id,
+            checkpoint_id=checkpoint_id,
+            properties=CheckpointProperties.for_checkpoint(policy) if is_claimed else _UNCLAIMED,
         )
-    _assign(tasks, found, renamed_uids, allow_non_restored_state, all_or_nothing_state=False)
-    components.id_counter.set_count(found.checkpoint_id + 1)
-    adopted = _adopted(components, found, mode)
-    store.add_checkpoint_and_subsume_oldest(adopted, components.cleaner)
-    return adopted
 
+    def _start_without_checkpoint(self, error_if_no_checkpoint: bool, mode: OperatorCoordinatorRestoreMode) -> bool:
+        if error_if_no_checkpoint:
+            raise CoordinatorError(
+                f"Expected a completed checkpoint of job {self._components.leader.job_id} to restore, found none; start the job "
+                f"without a restore, or restore a savepoint."
+            )
+        self._components.hooks.reset()
+        self._components.operator_coordinators.restore(mode)
+        return False
 
-def _adopted(components: CoordinatorComponents, found: CompletedCheckpoint, mode: RestoreMode) -> CompletedCheckpoint:
-    is_claimed = mode is RestoreMode.CLAIM
-    policy = components.config.retention_policy
-    checkpoint_id = components.rows.adopt(
-        components.leader, found.checkpoint_id, found.external_pointer, found.metadata.uri, is_claimed=is_claimed
-    )
-    return replace(
-        found,
-        job_id=components.leader.job_id,
-        checkpoint_id=checkpoint_id,
-        properties=CheckpointProperties.for_checkpoint(policy) if is_claimed else _UNCLAIMED,
-    )
+    def _restore_hooks_and_coordinators(
+        self,
+        latest: CompletedCheckpoint,
+        assignment: StateAssignment,
+        mode: OperatorCoordinatorRestoreMode,
+        allow_non_restored_state: bool,
+    ) -> None:
+        self._components.hooks.restore(
+            latest.checkpoint_id, latest.master_states, allow_non_restored_state=allow_non_restored_state
+        )
+        self._components.operator_coordinators.restore(mode, latest.checkpoint_id, _coordinator_bytes(assignment))
 
 
 def _assign(
