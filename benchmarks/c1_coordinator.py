@@ -73,7 +73,7 @@ class _Coordinator:
             reply = self._coordinator.acknowledge(make_acknowledgement(self._attempt, pending.checkpoint_id))
             discarded = tuple(c.checkpoint_id for c in reply.effects.discards)
             if discarded:
-                confirm = ConfirmDiscards(job_id=self._attempt.job_id, checkpoint_ids=discarded, attempt=self._attempt)
+                confirm = ConfirmDiscards(attempt=self._attempt, checkpoint_ids=discarded)
                 self._coordinator.confirm_discards(confirm)
 
     def close(self) -> None:

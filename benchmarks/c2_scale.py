@@ -128,7 +128,7 @@ def _checkpoint(coordinator: AttemptCoordinator, attempt: AttemptRef) -> float:
     message = make_acknowledgement(attempt, pending.checkpoint_id)
     took = seconds(lambda: replies.append(coordinator.acknowledge(message)))
     discarded = tuple(discard.checkpoint_id for discard in replies[0].effects.discards)
-    coordinator.confirm_discards(ConfirmDiscards(job_id=attempt.job_id, checkpoint_ids=discarded, attempt=attempt))
+    coordinator.confirm_discards(ConfirmDiscards(attempt=attempt, checkpoint_ids=discarded))
     return took
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
 
-from airflow_provider_statecheck.api.checked_rows import Checked, bearer_token, require_job
+from airflow_provider_statecheck.api.checked_rows import Checked, bearer_token
 from airflow_provider_statecheck.api.services import Services, TaskDirectory
 from airflow_provider_statecheck.checkpoint.aligned.rows import PutHandle, TakeLeadership
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, TEST_NAMESPACE, is_test_job, job_id_of
@@ -80,11 +80,10 @@ def require_task(token: TokenRecord) -> None:
 
 
 def _attempt(call: Call, message: Any) -> Any:
-    if message.attempt is None or call.token.attempt != message.attempt:
+    if call.token.attempt != message.attempt:
         raise AccessDeniedError(
             "Expected the token of the attempt in the message, found another token; use the token that registered it."
         )
-    require_job(call.token, getattr(message, "job_id", message.attempt.job_id))
     return message
 
 

@@ -97,10 +97,7 @@ def of(kind: Any) -> dict[str, Any]:
 
 def of_message(verb: Verb) -> dict[str, Any]:
     """Return the example of the message of a call."""
-    found = _object(verb.message)
-    if not verb.path.startswith("attempts/"):
-        found.pop("attempt", None)
-    return _example(found)
+    return of(verb.message)
 
 
 def _object(kind: Any) -> dict[str, Any]:

@@ -153,11 +153,8 @@ class AttemptCoordinator(StoredJobs):
             return transitions.effects_of(tx, attempt.operator_id)
 
     def confirm_discards(self, request: ConfirmDiscards) -> None:
-        attempt = request.attempt
-        if attempt is None:
-            raise InvalidConfigurationError("Expected the attempt that deleted the files, found none; set attempt.")
-        with self._store.transaction(request.job_id) as tx:
-            require_current(tx, attempt)
+        with self._store.transaction(request.attempt.job_id) as tx:
+            attempt = require_current(tx, request.attempt)
             transitions.mark_discarded(tx, attempt.operator_id, request.checkpoint_ids)
 
     def confirm_commits(self, request: ConfirmCommits) -> OpenEffects:

@@ -251,12 +251,10 @@ class DeclineCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfirmDiscards:
-    """Reports that the files of checkpoints are deleted."""
+    """Reports that an attempt has deleted the files of checkpoints."""
 
-    job_id: JobId
+    attempt: AttemptRef
     checkpoint_ids: tuple[int, ...]
-    attempt: AttemptRef | None = None
-    """Attempt that deleted the files; ``None`` for maintenance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

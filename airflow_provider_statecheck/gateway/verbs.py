@@ -130,7 +130,6 @@ class CheckpointCoordinatorGateway(JobReads, Protocol):
         """
         Record that the files of subsumed or aborted checkpoints are deleted.
 
-        :raises InvalidConfigurationError: if the request names no attempt.
         :raises StaleAttemptError: if a newer attempt has registered.
         """
 

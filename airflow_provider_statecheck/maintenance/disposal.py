@@ -11,7 +11,6 @@ from airflow_provider_statecheck.checkpoint.ids import (
     is_savepoint_directory,
     is_savepoint_of,
 )
-from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
 from airflow_provider_statecheck.maintenance.gc import OpenStorage
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
@@ -64,7 +63,7 @@ def dispose(
     if not dry_run:
         StorageDiscarder(storage, job_id, lambda savepoint: savepoint == directory).discard_checkpoint(directory)
         if row is not None:
-            maintenance.confirm_discards(ConfirmDiscards(job_id=row.job_id, checkpoint_ids=(row.checkpoint_id,)))
+            maintenance.confirm_discards(row.job_id, (row.checkpoint_id,))
     return Disposed(pointer=directory, size_bytes=size)
 
 

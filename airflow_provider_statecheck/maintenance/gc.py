@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, is_test_job, job_uri
-from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards, OpenEffects
+from airflow_provider_statecheck.checkpoint.messages import OpenEffects
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, OperatorRecord
 from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE, last_active, open_removal, owners_of_run
 from airflow_provider_statecheck.checkpoint.store import JobView
@@ -166,7 +166,7 @@ def _end_unwritable(gateway: JobMaintenance, closed: JobView, *, dry_run: bool) 
         log.warning("Savepoint %s has no files: there is no filesystem for %s", checkpoint.checkpoint_id, where)
     if unwritable and not dry_run:
         ids = tuple(checkpoint.checkpoint_id for checkpoint in unwritable)
-        gateway.confirm_discards(ConfirmDiscards(job_id=closed.job.job_id, checkpoint_ids=ids))
+        gateway.confirm_discards(closed.job.job_id, ids)
 
 
 def _without_open_attempts(view: JobView, report: CollectedJob) -> JobView:
@@ -264,7 +264,7 @@ class _Collection:
     def _confirm(self, deleted: tuple[int, ...]) -> None:
         for begin in range(0, len(deleted), _IDS_PER_MESSAGE):
             ids = deleted[begin : begin + _IDS_PER_MESSAGE]
-            self.gateway.confirm_discards(ConfirmDiscards(job_id=self.view.job.job_id, checkpoint_ids=ids))
+            self.gateway.confirm_discards(self.view.job.job_id, ids)
 
 
 def _effects_below(view: JobView, operator: OperatorRecord, base_uri: str) -> OpenEffects:

@@ -22,7 +22,7 @@ from airflow_provider_statecheck.checkpoint import restore_choice, transitions
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, is_test_job
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef, ConfirmDiscards
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptOwner,
@@ -136,12 +136,12 @@ class JobMaintenance(StoredJobs):
         self._clock = clock
         self._pause = pause
 
-    def confirm_discards(self, request: ConfirmDiscards) -> None:
+    def confirm_discards(self, job_id: JobId, checkpoint_ids: tuple[int, ...]) -> None:
         """Record that the files of ended checkpoints were deleted; other checkpoints are not changed."""
-        with self._store.transaction(request.job_id) as tx:
-            rows = (tx.checkpoint(checkpoint_id) for checkpoint_id in request.checkpoint_ids)
+        with self._store.transaction(job_id) as tx:
+            rows = (tx.checkpoint(checkpoint_id) for checkpoint_id in checkpoint_ids)
             for operator_id in sorted({row.operator_id for row in rows if row is not None}):
-                transitions.mark_discarded(tx, operator_id, request.checkpoint_ids)
+                transitions.mark_discarded(tx, operator_id, checkpoint_ids)
 
     def close_abandoned(self, job_id: JobId) -> tuple[AttemptRef, ...]:
         """

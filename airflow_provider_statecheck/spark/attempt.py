@@ -180,7 +180,7 @@ class StageAttempt:
         """
         attempt = self.grant.attempt
         # Confirming nothing has no other effect.
-        self._gateway.confirm_discards(ConfirmDiscards(job_id=attempt.job_id, checkpoint_ids=(), attempt=attempt))
+        self._gateway.confirm_discards(ConfirmDiscards(attempt=attempt, checkpoint_ids=()))
 
     def report_restored(self, summary: SnapshotSummary) -> None:
         """
@@ -422,7 +422,7 @@ class StageAttempt:
             return ()
         self._log.discarded(c for c in effects.discards if c.checkpoint_id in deleted)
         attempt = self.grant.attempt
-        message = ConfirmDiscards(job_id=attempt.job_id, checkpoint_ids=deleted, attempt=attempt)
+        message = ConfirmDiscards(attempt=attempt, checkpoint_ids=deleted)
         try:
             self._gateway.confirm_discards(message)
         except StaleAttemptError:

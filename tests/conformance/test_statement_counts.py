@@ -272,9 +272,7 @@ class Stage:
             reply = self.coordinator.acknowledge(make_acknowledgement(self.attempt, pending.checkpoint_id))
         gone = tuple(discard.checkpoint_id for discard in reply.effects.discards)
         with counted(self.engine) as confirm:
-            self.coordinator.confirm_discards(
-                ConfirmDiscards(job_id=self.attempt.job_id, checkpoint_ids=gone, attempt=self.attempt)
-            )
+            self.coordinator.confirm_discards(ConfirmDiscards(attempt=self.attempt, checkpoint_ids=gone))
         return {"trigger": len(trigger), "acknowledge": len(acknowledge), "confirm": len(confirm)}
 
 

@@ -15,7 +15,6 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import (
-    ConfirmDiscards,
     ConfirmRestore,
     FinishAttempt,
     SkippedCheckpoint,
@@ -278,7 +277,7 @@ class ActionsContract(RunsWithTasks):
         self.work(day(1), 1, FAILED)
         self.choose(1)
         self.maintenance.retire(RetireJob(job_id=JOB, is_named=True))
-        self.maintenance.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,)))
+        self.maintenance.confirm_discards(JOB, (1,))
         assert self.maintenance.remove(RetireJob(job_id=JOB, is_named=True)) == ()
         assert self.candidates(self.begin(day(1))) == []
         assert self.listed() == []
@@ -333,7 +332,7 @@ class ActionsContract(RunsWithTasks):
         assert _ids(self.actions.preview(wanted).deleted) == [savepoint.checkpoint_id]
         assert self.actions.request(wanted).status is RequestStatus.QUEUED
         assert self.actions.request(wanted) == self.listed()[-1]
-        self.maintenance.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(savepoint.checkpoint_id,)))
+        self.maintenance.confirm_discards(JOB, (savepoint.checkpoint_id,))
         assert self.listed()[-1].status is RequestStatus.COMPLETED
 
     def test_a_checkpoint_is_not_disposed_of(self) -> None:
@@ -381,7 +380,7 @@ class ActionsContract(RunsWithTasks):
         retired = self.maintenance.retire(message)
         if confirm and not retired:
             ids = tuple(c.checkpoint_id for c in self.maintenance.describe(JOB).checkpoints)
-            self.maintenance.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=ids))
+            self.maintenance.confirm_discards(JOB, ids)
         return retired, self.maintenance.remove(message)
 
     def test_a_requested_removal_is_previewed_and_changes_nothing_by_itself(
@@ -465,7 +464,7 @@ class ActionsContract(RunsWithTasks):
         asked = self.actions.request(self.wanted(JobAction.PRUNE))
         named = RetireJob(job_id=JOB, is_named=True)
         assert self.maintenance.retire(named) == ()
-        self.maintenance.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,)))
+        self.maintenance.confirm_discards(JOB, (1,))
         assert self.maintenance.remove(named) == ()
         with pytest.raises(CheckpointNotFoundError):
             self.maintenance.retire(RetireJob(job_id=JOB, request_key=asked.request_key))

@@ -54,7 +54,7 @@ class HistoryContract:
         attempt = self.gateway.register(make_registration(num_retained=1)).attempt
         for _ in range(checkpoints):
             gone = tuple(c.checkpoint_id for c in complete_checkpoint(self.gateway, attempt).effects.discards)
-            self.gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=gone, attempt=attempt))
+            self.gateway.confirm_discards(ConfirmDiscards(attempt=attempt, checkpoint_ids=gone))
         if status is not None:
             self.gateway.finish(FinishAttempt(attempt=attempt, status=status))
         return attempt

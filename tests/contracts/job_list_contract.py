@@ -555,7 +555,7 @@ class History:
         attempt = self._grant().attempt
         reply = complete_checkpoint(self._coordinator, attempt)
         gone = tuple(discard.checkpoint_id for discard in reply.effects.discards)
-        self._coordinator.confirm_discards(ConfirmDiscards(job_id=attempt.job_id, checkpoint_ids=gone, attempt=attempt))
+        self._coordinator.confirm_discards(ConfirmDiscards(attempt=attempt, checkpoint_ids=gone))
 
     def _finish(self) -> None:
         status = self._chance.choice((AttemptStatus.FINISHED, AttemptStatus.FAILED))

@@ -16,7 +16,6 @@ from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptRef,
-    ConfirmDiscards,
     FinishAttempt,
     TriggerCheckpoint,
 )
@@ -105,7 +104,7 @@ class MaintainedJobs:
     def confirm_all(maintenance: JobMaintenance, job_id: JobId) -> None:
         """Say of every ended checkpoint that its bytes are gone."""
         ids = tuple(c.checkpoint_id for c in maintenance.describe(job_id).checkpoints)
-        maintenance.confirm_discards(ConfirmDiscards(job_id=job_id, checkpoint_ids=ids))
+        maintenance.confirm_discards(job_id, ids)
 
     @classmethod
     def remove(cls, maintenance: JobMaintenance, job_id: JobId) -> None:
@@ -391,7 +390,7 @@ class MaintenanceContract(MaintainedJobs):
 
     def test_ended_rows_go_when_they_are_old_and_their_bytes_are_gone(self, clock: ManualClock) -> None:
         job_id = self.run().job_id
-        self.maintenance.confirm_discards(ConfirmDiscards(job_id=job_id, checkpoint_ids=(1,)))
+        self.maintenance.confirm_discards(job_id, (1,))
         clock.advance(DAY - 1)
         assert len(self.maintenance.forget(job_id, DAY)) == 0
         clock.advance(2)
@@ -615,17 +614,11 @@ class MaintenanceContract(MaintainedJobs):
         assert min(c.checkpoint_id for c in new) > max(c.checkpoint_id for c in read.checkpoints)
         assert min(c.generation for c in new) > max(c.generation for c in read.checkpoints)
         ids = tuple(c.checkpoint_id for c in read.checkpoints)
-        self.maintenance.confirm_discards(ConfirmDiscards(job_id=job_id, checkpoint_ids=ids))
+        self.maintenance.confirm_discards(job_id, ids)
         assert self.maintenance.describe(job_id).checkpoints == new
 
     def test_confirming_for_no_attempt_leaves_what_is_retained(self) -> None:
         job_id = self.run().job_id
-        self.maintenance.confirm_discards(ConfirmDiscards(job_id=job_id, checkpoint_ids=(1, 3, 99)))
+        self.maintenance.confirm_discards(job_id, (1, 3, 99))
         rows = self.maintenance.describe(job_id).checkpoints
         assert [c.discarded_at is not None for c in rows] == [True, False, False]
-
-    def test_the_coordinator_confirms_for_an_attempt_only(self) -> None:
-        job_id = self.run().job_id
-        with pytest.raises(InvalidConfigurationError, match="found none"):
-            self.coordinator.confirm_discards(ConfirmDiscards(job_id=job_id, checkpoint_ids=(2,)))
-        assert self.maintenance.describe(job_id).checkpoints[1].discarded_at is None

@@ -107,9 +107,7 @@ class QueriedStage:
         assert reply.is_completed
         discarded = EffectDiscards(self.storage, self._documents).discard(reply.effects)
         assert discarded == tuple(each.checkpoint_id for each in reply.effects.discards)
-        self._coordinator.confirm_discards(
-            ConfirmDiscards(job_id=self.job_id, checkpoint_ids=discarded, attempt=self.attempt)
-        )
+        self._coordinator.confirm_discards(ConfirmDiscards(attempt=self.attempt, checkpoint_ids=discarded))
         return pending.checkpoint_id
 
     def write(self) -> tuple[PendingCheckpoint, bytes]:

@@ -434,7 +434,7 @@ class SavepointContract:
     ) -> None:
         begun = self.begun(ended)
         attempt = self.coordinator.register(make_registration()).attempt
-        confirm = ConfirmDiscards(job_id=JOB, checkpoint_ids=(begun.checkpoint_id,), attempt=attempt)
+        confirm = ConfirmDiscards(attempt=attempt, checkpoint_ids=(begun.checkpoint_id,))
         self.coordinator.confirm_discards(confirm)
         assert self.row(begun.checkpoint_id).awaits_discard
         clock.advance(25 * 3600)
@@ -495,9 +495,7 @@ class SavepointContract:
         assert again.status is CheckpointStatus.DISPOSED
         grant = self.coordinator.register(make_registration())
         assert [c.checkpoint_id for c in grant.effects.discards] == [done.checkpoint_id]
-        self.coordinator.confirm_discards(
-            ConfirmDiscards(job_id=JOB, checkpoint_ids=(done.checkpoint_id,), attempt=grant.attempt)
-        )
+        self.coordinator.confirm_discards(ConfirmDiscards(attempt=grant.attempt, checkpoint_ids=(done.checkpoint_id,)))
         assert not self.row(done.checkpoint_id).awaits_discard
 
     @staticmethod

@@ -298,7 +298,7 @@ class StateHandleStoreContract:
         self.added(2)
         self.handles.release_and_try_remove(ONE)
         assert (self.handles.get_all_handles(), self.live()) == ([ONE, TWO], [TWO])
-        self.coordinator.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,), attempt=self.attempt))
+        self.coordinator.confirm_discards(ConfirmDiscards(attempt=self.attempt, checkpoint_ids=(1,)))
         assert self.handles.get_all_handles() == [TWO]
 
     # --- remove and clear

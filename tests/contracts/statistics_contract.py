@@ -425,7 +425,7 @@ class StatisticsContract:
         ids = [self.fail(attempt), *(self.complete(attempt) for _ in range(3))]
         self.coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
         maintenance = self.maintenance(clock)
-        maintenance.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=tuple(ids)))
+        maintenance.confirm_discards(JOB, tuple(ids))
         before = tracker_of(self.rows, OPERATOR).create_snapshot()
         clock.advance(3 * 86400)
         gone = maintenance.forget(JOB, 86400)
@@ -437,7 +437,7 @@ class StatisticsContract:
         self.coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
         maintenance, request = self.maintenance(clock), RetireJob(job_id=JOB, is_named=True)
         maintenance.retire(request)
-        maintenance.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(checkpoint_id,)))
+        maintenance.confirm_discards(JOB, (checkpoint_id,))
         assert maintenance.remove(request) == ()
         self.coordinator.register(make_registration())
         assert self.rows.describe(JOB).statistics == ()
@@ -447,7 +447,7 @@ class StatisticsContract:
         for _ in range(2):
             self.complete(attempt)
         assert self.tracker.create_snapshot().awaiting_discard == 1
-        self.coordinator.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(first,), attempt=attempt))
+        self.coordinator.confirm_discards(ConfirmDiscards(attempt=attempt, checkpoint_ids=(first,)))
         assert self.tracker.create_snapshot().awaiting_discard == 0
 
     def test_statistics_that_cannot_be_read_begin_anew_and_fail_no_checkpoint(self, attempt: AttemptRef) -> None:
@@ -467,7 +467,7 @@ class StatisticsContract:
             size = {"state_size_bytes": 2**62, "full_size_bytes": 2**62, "counts": counts}
             effects = self.coordinator.acknowledge(make_acknowledgement(attempt, pending, **size)).effects
             deleted = tuple(c.checkpoint_id for c in effects.discards)
-            self.coordinator.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=deleted, attempt=attempt))
+            self.coordinator.confirm_discards(ConfirmDiscards(attempt=attempt, checkpoint_ids=deleted))
         for _ in range(12):
             self.fail(attempt, "😀" * 5000)
         assert 30_000 < len(json.dumps(self.row_of().content)) < LARGEST_ROW

@@ -169,9 +169,7 @@ def _zombie_calls(zombie: AttemptCoordinator, attempt: AttemptRef, ids: range) -
         return [
             lambda: zombie.acknowledge(make_acknowledgement(attempt, i)),
             lambda: zombie.decline(DeclineCheckpoint(attempt=attempt, checkpoint_id=i, reason=reason)),
-            lambda: zombie.confirm_discards(
-                ConfirmDiscards(job_id=attempt.job_id, checkpoint_ids=(i,), attempt=attempt)
-            ),
+            lambda: zombie.confirm_discards(ConfirmDiscards(attempt=attempt, checkpoint_ids=(i,))),
             lambda: zombie.confirm_restore(ConfirmRestore(attempt=attempt, checkpoint_id=i)),
         ]
 

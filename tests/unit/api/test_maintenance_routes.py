@@ -13,7 +13,6 @@ from airflow_provider_statecheck.api.services import TASK_LIFETIME
 from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints, AbortScope
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
-from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.records import JobAction
 from airflow_provider_statecheck.exceptions import (
@@ -78,7 +77,7 @@ def test_a_job_whose_run_is_over_goes_step_by_step(ended: ApiServer) -> None:
     assert remote.retire(request) == ()
     assert "is not confirmed" in remote.remove(request)[0]
     ids = tuple(c.checkpoint_id for c in remote.describe(JOB_ID).checkpoints)
-    remote.confirm_discards(ConfirmDiscards(job_id=JOB_ID, checkpoint_ids=ids))
+    remote.confirm_discards(JOB_ID, ids)
     assert remote.remove(request) == ()
     assert [job.name for job in remote.jobs()] == ["sales"]
 
@@ -108,7 +107,7 @@ def test_a_job_with_a_name_of_its_own_goes_over_http_after_a_user_asked_for_it(e
         maintenance(ended, CALLER).retire(request)
     assert remote.retire(request) == ()
     ids = tuple(c.checkpoint_id for c in remote.describe(OWN_NAME).checkpoints)
-    remote.confirm_discards(ConfirmDiscards(job_id=OWN_NAME, checkpoint_ids=ids))
+    remote.confirm_discards(OWN_NAME, ids)
     assert remote.remove(request) == ()
     assert [job.name for job in remote.jobs()] == [JOB]
 

@@ -274,7 +274,7 @@ def test_a_checkpoint_whose_bytes_are_gone_needs_no_care() -> None:
     job = Job(num_retained=1)
     job.complete()
     job.complete()
-    job.coordinator.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,), attempt=job.attempt))
+    job.coordinator.confirm_discards(ConfirmDiscards(attempt=job.attempt, checkpoint_ids=(1,)))
     view = job.coordinator.describe(JOB)
     assert custody_of(view, view.checkpoints[0]).because == "its files are deleted"
 

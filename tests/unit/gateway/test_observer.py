@@ -144,7 +144,7 @@ def test_a_checkpoint_that_cannot_be_restored_is_told_and_one_whose_bytes_are_go
     witness.told()
     skipped = (SkippedCheckpoint(checkpoint_id=3, reason="checksum differs"),)
     coordinator.confirm_restore(ConfirmRestore(attempt=retry, checkpoint_id=2, skipped=skipped))
-    coordinator.confirm_discards(ConfirmDiscards(job_id=retry.job_id, checkpoint_ids=(1,), attempt=retry))
+    coordinator.confirm_discards(ConfirmDiscards(attempt=retry, checkpoint_ids=(1,)))
     assert witness.told() == [("checkpoint 3", "completed", "completed"), ("checkpoint 1", "subsumed", "subsumed")]
 
 

@@ -115,9 +115,7 @@ CALLS: dict[str, Callable[[CheckpointCoordinatorGateway, AttemptRef, int], objec
     "trigger": lambda g, a, _: g.trigger(TriggerCheckpoint(attempt=a, request_key=new_key())),
     "acknowledge": lambda g, a, i: g.acknowledge(make_acknowledgement(a, i)),
     "decline": _decline,
-    "confirm_discards": lambda g, a, i: g.confirm_discards(
-        ConfirmDiscards(job_id=a.job_id, checkpoint_ids=(i,), attempt=a)
-    ),
+    "confirm_discards": lambda g, a, i: g.confirm_discards(ConfirmDiscards(attempt=a, checkpoint_ids=(i,))),
     "confirm_commits": lambda g, a, i: g.confirm_commits(ConfirmCommits(attempt=a, checkpoint_ids=(i,))),
     "finish": lambda g, a, _: g.finish(FinishAttempt(attempt=a, status=AttemptStatus.FINISHED)),
     "describe": lambda g, a, _: g.describe(a.job_id),
