@@ -12,7 +12,6 @@ from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointReques
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AwaitedTask,
     BeginCheckpoint,
-    EnqueueRequest,
 )
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_OPERATOR_ID,
@@ -151,7 +150,7 @@ def begin_savepoint(
     leader = rows.lead(make_leadership(job_name=job_name))
     decider = CheckpointRequestDecider(max_concurrent=1, min_pause_seconds=0)
     properties = properties or CheckpointProperties.for_savepoint(force=False)
-    rows.enqueue(EnqueueRequest(leader=leader, decider=decider, request_key=key, properties=properties))
+    rows.enqueue(leader, decider, key, properties)
     begun = rows.begin(
         BeginCheckpoint(
             leader=leader,

@@ -20,7 +20,6 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AbortScope,
     AcknowledgedCheckpoint,
     BeginCheckpoint,
-    EnqueueRequest,
 )
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import private_states
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
@@ -244,8 +243,7 @@ def taken(job: AlignedJob, properties: CheckpointProperties = CHECKPOINT) -> Che
 def enqueue(job: AlignedJob, key: str, **changes: Any) -> list[str]:
     """Request a checkpoint and return the keys of the requests that the full queue refuses."""
     values: dict[str, Any] = {"properties": CHECKPOINT} | changes
-    message = EnqueueRequest(leader=job.leader or job.lead(), decider=DECIDER, request_key=key, **values)
-    return [r.request_key for r in job.rows.enqueue(message)]
+    return [r.request_key for r in job.rows.enqueue(job.leader or job.lead(), DECIDER, key, **values)]
 
 
 def faulty(job: AlignedJob, plan: InProcessPlan) -> CheckpointCoordinator:

@@ -17,7 +17,6 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     Assessment,
     BeginCheckpoint,
     CleaningEffects,
-    EnqueueRequest,
     Handles,
     PutHandle,
     RequestOutcome,
@@ -43,7 +42,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     OpenEffects,
     require_metadata_in,
 )
-from airflow_provider_statecheck.checkpoint.properties import JobStatus
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, JobStatus
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
     AttemptStatus,
@@ -103,18 +102,39 @@ class AlignedCheckpoints(StoredJobs):
                 tx.set_next_checkpoint_id(at_least)
             return tx.draw_checkpoint_id() if draws else tx.job.next_checkpoint_id
 
-    def enqueue(self, request: EnqueueRequest) -> tuple[SnapshotRequest, ...]:
-        """Add a request and return those that the full queue refuses, which have failed."""
-        require("unclaimed", request.properties.unclaimed, lambda value: not value, "false for a new checkpoint")
-        with self._transition(request.leader) as (tx, _):
-            if tx.request(request.request_key) is not None:
-                return tuple(r for r in tx.view().requests if r.failed_by == request.request_key)
-            new = _new_request(tx, request)
-            refused = request.decider.admit(tx.open_requests(ALIGNED_OPERATOR_ID), new)
+    def enqueue(
+        self,
+        leader: AttemptRef,
+        decider: CheckpointRequestDecider,
+        request_key: str,
+        properties: CheckpointProperties,
+        target: str | None = None,
+        is_periodic: bool = False,
+    ) -> tuple[SnapshotRequest, ...]:
+        """
+        Add a request and return those that the full queue refuses, which have failed.
+
+        :param request_key: Idempotency key of the client; the same key returns the same request.
+        :param target: Parent directory of a savepoint; by default the configured one.
+        """
+        require("unclaimed", properties.unclaimed, lambda value: not value, "false for a new checkpoint")
+        with self._transition(leader) as (tx, _):
+            if tx.request(request_key) is not None:
+                return tuple(r for r in tx.view().requests if r.failed_by == request_key)
+            new = SnapshotRequest(
+                job_id=leader.job_id,
+                request_key=request_key,
+                operator_id=ALIGNED_OPERATOR_ID,
+                properties=properties,
+                target=target,
+                is_periodic=is_periodic,
+                requested_at=tx.now,
+            )
+            refused = decider.admit(tx.open_requests(ALIGNED_OPERATOR_ID), new)
             if new not in refused:
                 tx.save_request(new)
-            reason, key = CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS, request.request_key
-            return tuple(rows.fail_request(tx, each, reason, failed_by=key) for each in refused)
+            reason = CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS
+            return tuple(rows.fail_request(tx, each, reason, failed_by=request_key) for each in refused)
 
     def choose(self, leader: AttemptRef, decider: CheckpointRequestDecider, cleanings: int = 0) -> Choice:
         """
@@ -324,18 +344,6 @@ def _require_distinct(request: BeginCheckpoint) -> None:
 
 def _require_seconds(key: str, seconds: float) -> None:
     require(key, seconds, lambda s: 0 < s <= LONGEST_CHECKPOINT.total_seconds(), "more than 0 seconds, up to a year")
-
-
-def _new_request(tx: JobTransaction, request: EnqueueRequest) -> SnapshotRequest:
-    return SnapshotRequest(
-        job_id=request.leader.job_id,
-        request_key=request.request_key,
-        operator_id=ALIGNED_OPERATOR_ID,
-        properties=request.properties,
-        target=request.target,
-        is_periodic=request.is_periodic,
-        requested_at=tx.now,
-    )
 
 
 def _acknowledged(tx: JobTransaction, checkpoint: CheckpointRecord) -> AcknowledgedCheckpoint:

@@ -47,7 +47,7 @@ from airflow_provider_statecheck.checkpoint.aligned.requests import (
     properties_of,
 )
 from airflow_provider_statecheck.checkpoint.aligned.restore import RestorableTask, StateRestorer, resume
-from airflow_provider_statecheck.checkpoint.aligned.rows import AbortScope, EnqueueRequest
+from airflow_provider_statecheck.checkpoint.aligned.rows import AbortScope
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     CompletedCheckpoint,
     SnapshotStorage,
@@ -420,15 +420,8 @@ class CheckpointCoordinator:
             raise CheckpointException(CheckpointFailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN)
         if not properties.is_savepoint:
             self._ensure_base_locations()
-        request = EnqueueRequest(
-            leader=self._components.leader,
-            decider=self._components.decider,
-            request_key=key,
-            properties=properties,
-            target=target,
-            is_periodic=is_periodic,
-        )
-        for refused in self._components.rows.enqueue(request):
+        leader, decider = self._components.leader, self._components.decider
+        for refused in self._components.rows.enqueue(leader, decider, key, properties, target, is_periodic):
             error = CheckpointException(CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS)
             self._components.count_failure(error, properties=refused.properties)
 

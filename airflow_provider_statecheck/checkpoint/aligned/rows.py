@@ -39,20 +39,6 @@ class TakeLeadership:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnqueueRequest:
-    """Requests a checkpoint or savepoint."""
-
-    leader: AttemptRef
-    decider: CheckpointRequestDecider
-    request_key: str
-    """Idempotency key of the client; the same key returns the same request."""
-    properties: CheckpointProperties
-    target: str | None = None
-    """Parent directory of a savepoint; ``None`` for the configured one."""
-    is_periodic: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AwaitedTask:
     """Task of a checkpoint that must acknowledge, or that had finished."""
 

@@ -15,7 +15,6 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AcknowledgeAligned,
     AwaitedTask,
     BeginCheckpoint,
-    EnqueueRequest,
 )
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import checkpoint_uri, new_key, new_savepoint_uri
@@ -33,8 +32,7 @@ DECIDER = CheckpointRequestDecider(max_concurrent=1, min_pause_seconds=0)
 def beginning(job: AlignedJob, properties: CheckpointProperties = CHECKPOINT, **changes: Any) -> BeginCheckpoint:
     """Request a checkpoint and return the message that begins it."""
     leader, key = job.leader or job.lead(), new_key()
-    request = EnqueueRequest(leader=leader, decider=DECIDER, request_key=key, properties=properties)
-    assert job.rows.enqueue(request) == job.rows.enqueue(request) == ()
+    assert [job.rows.enqueue(leader, DECIDER, key, properties) for _ in range(2)] == [(), ()]
     values: dict[str, Any] = {
         "leader": leader,
         "decider": DECIDER,
