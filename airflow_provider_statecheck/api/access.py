@@ -17,7 +17,7 @@ from airflow_provider_statecheck.api.checked_rows import Checked, bearer_token
 from airflow_provider_statecheck.api.services import Services, TaskDirectory
 from airflow_provider_statecheck.checkpoint.aligned.rows import PutHandle, TakeLeadership
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, TEST_NAMESPACE, is_test_job, job_id_of
-from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, RegisterAttempt
+from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import AccessDeniedError
@@ -103,7 +103,7 @@ def _registering_task(call: Call, message: RegisterAttempt) -> RegisterAttempt:
     return owned
 
 
-def _adopting_task(call: Call, message: AdoptAttempt) -> AdoptAttempt:
+def _adopting_task(call: Call, message: Any) -> Any:
     if call.token.attempt != message.attempt:
         require_task(call.token)
     return replace(message, owner=_owner_of(call.token.task, message.owner))

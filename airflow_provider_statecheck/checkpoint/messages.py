@@ -126,15 +126,6 @@ class AttemptGrant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdoptAttempt:
-    """Transfers a running attempt whose task has ended to another owner."""
-
-    attempt: AttemptRef
-    owner: AttemptOwner
-    """New owner: a later try of the same logical task in the same run."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedCheckpoint:
     """Candidate that could not be restored."""
 
@@ -247,24 +238,6 @@ class DeclineCheckpoint:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", storable_text(self.message))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfirmDiscards:
-    """Reports that an attempt has deleted the files of checkpoints."""
-
-    attempt: AttemptRef
-    checkpoint_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfirmCommits:
-    """Reports that a sink committed the output of checkpoints and of all older ones of the same generation."""
-
-    attempt: AttemptRef
-    checkpoint_ids: tuple[int, ...]
-    seconds: float | None = None
-    """Time of the commits, for display; ``None`` if it was not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,10 +27,8 @@ from airflow_provider_statecheck.checkpoint.codec import encode, read_reply
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
     AcknowledgeReply,
-    AdoptAttempt,
     AttemptGrant,
-    ConfirmCommits,
-    ConfirmDiscards,
+    AttemptRef,
     ConfirmRestore,
     DeclineCheckpoint,
     FinishAttempt,
@@ -39,7 +37,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     RegisterAttempt,
     TriggerCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.records import OnOverlap, RowsVersion
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner, OnOverlap, RowsVersion
 from airflow_provider_statecheck.checkpoint.store import JobReads
 from airflow_provider_statecheck.exceptions import ConcurrentAttemptError, CoordinatorError, StateCheckError
 
@@ -82,10 +80,11 @@ class CheckpointCoordinatorGateway(JobReads, Protocol):
             checkpoints, no longer has a task.
         """
 
-    def adopt(self, request: AdoptAttempt) -> None:
+    def adopt(self, attempt: AttemptRef, owner: AttemptOwner) -> None:
         """
         Transfer a running attempt to a later try of the same task, without interrupting its driver.
 
+        :param owner: New owner: a later try of the same logical task in the same run.
         :raises StaleAttemptError: if the attempt has ended, was replaced, or belongs to another task or run.
         """
 
@@ -126,20 +125,23 @@ class CheckpointCoordinatorGateway(JobReads, Protocol):
         :raises StaleAttemptError: if a newer attempt has registered.
         """
 
-    def confirm_discards(self, request: ConfirmDiscards) -> None:
+    def confirm_discards(self, attempt: AttemptRef, checkpoint_ids: tuple[int, ...]) -> None:
         """
         Record that the files of subsumed or aborted checkpoints are deleted.
 
         :raises StaleAttemptError: if a newer attempt has registered.
         """
 
-    def confirm_commits(self, request: ConfirmCommits) -> OpenEffects:
+    def confirm_commits(
+        self, attempt: AttemptRef, checkpoint_ids: tuple[int, ...], seconds: float | None = None
+    ) -> OpenEffects:
         """
         Record that a sink committed the output of checkpoints, and subsume those retained only for their commit.
 
         A checkpoint carries the uncommitted output of older checkpoints. The confirmation therefore covers the older
         checkpoints of the same generation too. Ids of other checkpoints are ignored.
 
+        :param seconds: Time of the commits, for display; ``None`` if it was not measured.
         :raises StaleAttemptError: if a newer attempt has registered.
         """
 

@@ -21,7 +21,6 @@ from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.job_list import JobSort, JobsPage
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptRef,
-    ConfirmDiscards,
     FinishAttempt,
     TriggerCheckpoint,
 )
@@ -272,7 +271,7 @@ class Stage:
             reply = self.coordinator.acknowledge(make_acknowledgement(self.attempt, pending.checkpoint_id))
         gone = tuple(discard.checkpoint_id for discard in reply.effects.discards)
         with counted(self.engine) as confirm:
-            self.coordinator.confirm_discards(ConfirmDiscards(attempt=self.attempt, checkpoint_ids=gone))
+            self.coordinator.confirm_discards(self.attempt, gone)
         return {"trigger": len(trigger), "acknowledge": len(acknowledge), "confirm": len(confirm)}
 
 

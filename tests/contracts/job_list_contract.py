@@ -33,7 +33,6 @@ from airflow_provider_statecheck.checkpoint.job_list import (
 )
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
-    ConfirmDiscards,
     ConfirmRestore,
     DeclineCheckpoint,
     FinishAttempt,
@@ -555,7 +554,7 @@ class History:
         attempt = self._grant().attempt
         reply = complete_checkpoint(self._coordinator, attempt)
         gone = tuple(discard.checkpoint_id for discard in reply.effects.discards)
-        self._coordinator.confirm_discards(ConfirmDiscards(attempt=attempt, checkpoint_ids=gone))
+        self._coordinator.confirm_discards(attempt, gone)
 
     def _finish(self) -> None:
         status = self._chance.choice((AttemptStatus.FINISHED, AttemptStatus.FAILED))

@@ -20,7 +20,6 @@ from airflow_provider_statecheck.checkpoint.ids import checkpoint_uri, new_key, 
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
     AttemptRef,
-    ConfirmDiscards,
     ConfirmRestore,
     FinishAttempt,
     SkippedCheckpoint,
@@ -193,7 +192,7 @@ class Job:
         attempt = self.coordinator.register(make_registration(uid="totals", owner=day(3), retained_runs=2)).attempt
         reply = complete_checkpoint(self.coordinator, attempt)
         gone = tuple(discard.checkpoint_id for discard in reply.effects.discards)
-        self.coordinator.confirm_discards(ConfirmDiscards(attempt=attempt, checkpoint_ids=gone))
+        self.coordinator.confirm_discards(attempt, gone)
 
     def start_afresh(self) -> None:
         """Rewind the job to before its first run, which then begins a new generation with a checkpoint."""

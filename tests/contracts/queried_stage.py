@@ -11,7 +11,6 @@ from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
     AttemptRef,
-    ConfirmDiscards,
     ConfirmRestore,
     PendingCheckpoint,
     RestoreSource,
@@ -107,7 +106,7 @@ class QueriedStage:
         assert reply.is_completed
         discarded = EffectDiscards(self.storage, self._documents).discard(reply.effects)
         assert discarded == tuple(each.checkpoint_id for each in reply.effects.discards)
-        self._coordinator.confirm_discards(ConfirmDiscards(attempt=self.attempt, checkpoint_ids=discarded))
+        self._coordinator.confirm_discards(self.attempt, discarded)
         return pending.checkpoint_id
 
     def write(self) -> tuple[PendingCheckpoint, bytes]:

@@ -24,8 +24,6 @@ from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobI
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
     AttemptRef,
-    ConfirmCommits,
-    ConfirmDiscards,
     ConfirmRestore,
     DeclineCheckpoint,
     EndSavepoint,
@@ -193,7 +191,7 @@ class SavepointContract:
 
     def confirmed(self, attempt: AttemptRef, checkpoint_id: int) -> OpenEffects:
         """Confirm the commits of a checkpoint."""
-        return self.coordinator.confirm_commits(ConfirmCommits(attempt=attempt, checkpoint_ids=(checkpoint_id,)))
+        return self.coordinator.confirm_commits(attempt, (checkpoint_id,))
 
     @staticmethod
     def pinned(store: JobStore) -> list[int]:
@@ -434,11 +432,10 @@ class SavepointContract:
     ) -> None:
         begun = self.begun(ended)
         attempt = self.coordinator.register(make_registration()).attempt
-        confirm = ConfirmDiscards(attempt=attempt, checkpoint_ids=(begun.checkpoint_id,))
-        self.coordinator.confirm_discards(confirm)
+        self.coordinator.confirm_discards(attempt, (begun.checkpoint_id,))
         assert self.row(begun.checkpoint_id).awaits_discard
         clock.advance(25 * 3600)
-        self.coordinator.confirm_discards(confirm)
+        self.coordinator.confirm_discards(attempt, (begun.checkpoint_id,))
         assert not self.row(begun.checkpoint_id).awaits_discard
 
     def test_a_savepoint_that_is_being_written_cannot_complete_once_it_is_disposed(self, ended: AttemptRef) -> None:
@@ -495,7 +492,7 @@ class SavepointContract:
         assert again.status is CheckpointStatus.DISPOSED
         grant = self.coordinator.register(make_registration())
         assert [c.checkpoint_id for c in grant.effects.discards] == [done.checkpoint_id]
-        self.coordinator.confirm_discards(ConfirmDiscards(attempt=grant.attempt, checkpoint_ids=(done.checkpoint_id,)))
+        self.coordinator.confirm_discards(grant.attempt, (done.checkpoint_id,))
         assert not self.row(done.checkpoint_id).awaits_discard
 
     @staticmethod

@@ -22,7 +22,7 @@ from airflow_provider_statecheck.checkpoint.aligned.state_handles import (
 )
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import new_key
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef, ConfirmDiscards, ConfirmRestore, FinishAttempt
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef, ConfirmRestore, FinishAttempt
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, JobStatus
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.store import JobStore
@@ -298,7 +298,7 @@ class StateHandleStoreContract:
         self.added(2)
         self.handles.release_and_try_remove(ONE)
         assert (self.handles.get_all_handles(), self.live()) == ([ONE, TWO], [TWO])
-        self.coordinator.confirm_discards(ConfirmDiscards(attempt=self.attempt, checkpoint_ids=(1,)))
+        self.coordinator.confirm_discards(self.attempt, (1,))
         assert self.handles.get_all_handles() == [TWO]
 
     # --- remove and clear

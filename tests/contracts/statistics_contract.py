@@ -21,7 +21,6 @@ from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, job_id
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeResult,
     AttemptRef,
-    ConfirmDiscards,
     ConfirmRestore,
     DeclineCheckpoint,
     EndSavepoint,
@@ -447,7 +446,7 @@ class StatisticsContract:
         for _ in range(2):
             self.complete(attempt)
         assert self.tracker.create_snapshot().awaiting_discard == 1
-        self.coordinator.confirm_discards(ConfirmDiscards(attempt=attempt, checkpoint_ids=(first,)))
+        self.coordinator.confirm_discards(attempt, (first,))
         assert self.tracker.create_snapshot().awaiting_discard == 0
 
     def test_statistics_that_cannot_be_read_begin_anew_and_fail_no_checkpoint(self, attempt: AttemptRef) -> None:
@@ -467,7 +466,7 @@ class StatisticsContract:
             size = {"state_size_bytes": 2**62, "full_size_bytes": 2**62, "counts": counts}
             effects = self.coordinator.acknowledge(make_acknowledgement(attempt, pending, **size)).effects
             deleted = tuple(c.checkpoint_id for c in effects.discards)
-            self.coordinator.confirm_discards(ConfirmDiscards(attempt=attempt, checkpoint_ids=deleted))
+            self.coordinator.confirm_discards(attempt, deleted)
         for _ in range(12):
             self.fail(attempt, "😀" * 5000)
         assert 30_000 < len(json.dumps(self.row_of().content)) < LARGEST_ROW

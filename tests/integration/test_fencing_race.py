@@ -22,7 +22,6 @@ from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeResult,
     AttemptGrant,
     AttemptRef,
-    ConfirmDiscards,
     ConfirmRestore,
     DeclineCheckpoint,
     FinishAttempt,
@@ -169,7 +168,7 @@ def _zombie_calls(zombie: AttemptCoordinator, attempt: AttemptRef, ids: range) -
         return [
             lambda: zombie.acknowledge(make_acknowledgement(attempt, i)),
             lambda: zombie.decline(DeclineCheckpoint(attempt=attempt, checkpoint_id=i, reason=reason)),
-            lambda: zombie.confirm_discards(ConfirmDiscards(attempt=attempt, checkpoint_ids=(i,))),
+            lambda: zombie.confirm_discards(attempt, (i,)),
             lambda: zombie.confirm_restore(ConfirmRestore(attempt=attempt, checkpoint_id=i)),
         ]
 

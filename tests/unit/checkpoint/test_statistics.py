@@ -18,7 +18,6 @@ from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReas
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptRef,
-    ConfirmDiscards,
     ConfirmRestore,
     DeclineCheckpoint,
     FinishAttempt,
@@ -274,7 +273,7 @@ def test_a_checkpoint_whose_bytes_are_gone_needs_no_care() -> None:
     job = Job(num_retained=1)
     job.complete()
     job.complete()
-    job.coordinator.confirm_discards(ConfirmDiscards(attempt=job.attempt, checkpoint_ids=(1,)))
+    job.coordinator.confirm_discards(job.attempt, (1,))
     view = job.coordinator.describe(JOB)
     assert custody_of(view, view.checkpoints[0]).because == "its files are deleted"
 
