@@ -176,9 +176,8 @@ class StageAttempt:
 
         :raises StaleAttemptError: if it has.
         """
-        attempt = self.grant.attempt
         # Confirming nothing has no other effect.
-        self._gateway.confirm_discards(attempt, ())
+        self._gateway.confirm_discards(self.grant.attempt, ())
 
     def report_restored(self, summary: SnapshotSummary) -> None:
         """

@@ -97,9 +97,12 @@ def test_many_discards_are_confirmed_in_several_messages(stage, monkeypatch):
     stage.run()
     told: list[Any] = []
     confirm = stage.maintenance.confirm_discards
-    monkeypatch.setattr(
-        stage.maintenance, "confirm_discards", lambda job_id, ids: (told.append(ids), confirm(job_id, ids))
-    )
+
+    def noted(job_id: Any, ids: Any) -> None:
+        told.append(ids)
+        confirm(job_id, ids)
+
+    monkeypatch.setattr(stage.maintenance, "confirm_discards", noted)
     collect(stage)
     assert (told, stage.statuses()) == ([(1,), (2,)], CLEAN)
 
