@@ -23,7 +23,9 @@ from airflow_provider_statecheck.checkpoint.config import (
     parse_interval,
 )
 from airflow_provider_statecheck.checkpoint.config_options import (
+    NOT_NEGATIVE,
     ConfigOption,
+    Range,
     one_of,
     parse_directory,
     parse_number,
@@ -216,23 +218,21 @@ def _parse_savepoint_dir(key: str, value: Any) -> str:
 _OWN_OPTIONS: tuple[ConfigOption[Any], ...] = (
     ConfigOption("checkpoint_dir", "", lambda _, value: str(value)),
     ConfigOption("storage_conn_id", None, lambda _, value: str(value)),
-    ConfigOption("retained_runs", 1, parse_whole_number, is_valid=lambda n: n >= 0, expected="0 or more"),
+    ConfigOption("retained_runs", 1, parse_whole_number, NOT_NEGATIVE),
     ConfigOption(
         "checkpoint_timeout_seconds",
         600.0,
         parse_number,
         # float() accepts infinity, but a database cannot add it to a time.
-        is_valid=lambda seconds: 0.01 <= seconds <= LONGEST_CHECKPOINT.total_seconds(),
-        expected="from 0.01 seconds to a year",
+        Range(lambda seconds: 0.01 <= seconds <= LONGEST_CHECKPOINT.total_seconds(), "from 0.01 seconds to a year"),
     ),
     ConfigOption(
         "tolerable_failed_checkpoints",
         -1,
         parse_whole_number,
-        is_valid=lambda n: n >= -1,
-        expected="-1 for any number, or 0 and more",
+        Range(lambda n: n >= -1, "-1 for any number, or 0 and more"),
     ),
-    ConfigOption("overhead_budget", None, parse_number, is_valid=lambda b: 0 < b <= 1, expected="above 0 and up to 1"),
+    ConfigOption("overhead_budget", None, parse_number, Range(lambda b: 0 < b <= 1, "above 0 and up to 1")),
     ConfigOption("checkpoint_interval", None, parse_interval),
     ConfigOption("savepoint_dir", None, _parse_savepoint_dir),
     ConfigOption("allowed_locations", (), lambda _, value: parse_locations(value)),
@@ -243,8 +243,7 @@ _OWN_OPTIONS: tuple[ConfigOption[Any], ...] = (
         "state_requests_per_second",
         0.0,
         parse_number,
-        is_valid=lambda rate: 0 <= rate <= _MAX_RATE,
-        expected="0 for any rate, or more",
+        Range(lambda rate: 0 <= rate <= _MAX_RATE, "0 for any rate, or more"),
     ),
 )
 _OPTIONS: dict[str, ConfigOption[Any]] = {name: each.option for name, each in FLINK_COUNTERPARTS.items()}
@@ -266,7 +265,7 @@ def _flink_value(name: str, section: Mapping[str, str]) -> Any:
 
 def state_backend_settings(section: Mapping[str, str]) -> dict[str, str]:
     """Return the settings of the state backend in a section, with Flink's keys."""
-    checkpoint_keys = {key for option in CheckpointConfig.options() for key in (option.key, *option.old_keys)}
+    checkpoint_keys = CheckpointConfig.keys()
     return {key: section[key] for key in section if _is_backend_key(key) and key not in checkpoint_keys}
 
 
@@ -291,8 +290,7 @@ def reject_unused_keys(section: Mapping[str, str]) -> None:
     :raises InvalidConfigurationError: if there is such a key.
     """
     acting = (*(each.option for each in FLINK_COUNTERPARTS.values()), *STORAGE_OPTIONS)
-    used = {key for option in acting for key in (option.key, *option.old_keys)}
-    known = {key for option in CheckpointConfig.options() for key in (option.key, *option.old_keys)}
+    used, known = {key for option in acting for key in option.keys}, CheckpointConfig.keys()
     for key in sorted(section.keys() - used - state_backend_settings(section).keys()):
         (nearest, *_) = difflib.get_close_matches(key, sorted(used), n=1, cutoff=0.0)
         why = "which has no effect on a stage" if key in known else f"an unknown key (did you mean {nearest}?)"

@@ -15,7 +15,7 @@ from sqlalchemy import create_engine
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import new_key
-from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards, TriggerCheckpoint
+from airflow_provider_statecheck.checkpoint.messages import TriggerCheckpoint
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import METADATA
 from benchmarks.measure import Result, in_turn, median_ratio, medians, seconds
@@ -73,8 +73,7 @@ class _Coordinator:
             reply = self._coordinator.acknowledge(make_acknowledgement(self._attempt, pending.checkpoint_id))
             discarded = tuple(c.checkpoint_id for c in reply.effects.discards)
             if discarded:
-                confirm = ConfirmDiscards(job_id=self._attempt.job_id, checkpoint_ids=discarded, attempt=self._attempt)
-                self._coordinator.confirm_discards(confirm)
+                self._coordinator.confirm_discards(self._attempt, discarded)
 
     def close(self) -> None:
         self._engine.dispose()

@@ -22,7 +22,7 @@ from sqlalchemy.engine import Engine
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import new_key, operator_id_of
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef, ConfirmDiscards, TriggerCheckpoint
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef, TriggerCheckpoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
@@ -128,7 +128,7 @@ def _checkpoint(coordinator: AttemptCoordinator, attempt: AttemptRef) -> float:
     message = make_acknowledgement(attempt, pending.checkpoint_id)
     took = seconds(lambda: replies.append(coordinator.acknowledge(message)))
     discarded = tuple(discard.checkpoint_id for discard in replies[0].effects.discards)
-    coordinator.confirm_discards(ConfirmDiscards(job_id=attempt.job_id, checkpoint_ids=discarded, attempt=attempt))
+    coordinator.confirm_discards(attempt, discarded)
     return took
 
 

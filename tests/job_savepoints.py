@@ -12,8 +12,6 @@ from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointReques
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AwaitedTask,
     BeginCheckpoint,
-    ChooseRequest,
-    EnqueueRequest,
 )
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_OPERATOR_ID,
@@ -26,7 +24,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     new_savepoint_uri,
     operator_id_of,
 )
-from airflow_provider_statecheck.checkpoint.messages import BeginSavepoint, EndSavepoint, RequestSavepoint
+from airflow_provider_statecheck.checkpoint.messages import EndSavepoint, RequestSavepoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, OperatorRecord
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
@@ -135,9 +133,7 @@ def copy_checkpoint(
     savepoints, key = JobSavepoints(store), request_key or new_key()
     if request_key is None:
         savepoints.request(RequestSavepoint(job_id=job_id, operator_id=operator_id, request_key=key))
-    begun = savepoints.begin(
-        BeginSavepoint(job_id=job_id, request_key=key, savepoint_dir="memory://mine", trigger_key=new_key())
-    )
+    begun = savepoints.begin(job_id=job_id, request_key=key, savepoint_dir="memory://mine", trigger_key=new_key())
     return savepoints.end(
         EndSavepoint(job_id=job_id, checkpoint_id=begun.checkpoint_id, metadata_uri=f"{begun.location}/_metadata")
     )
@@ -152,12 +148,13 @@ def begin_savepoint(
     """Begin a savepoint of a whole job that awaits one operator."""
     key, location = new_key(), f"memory://savepoints/savepoint-{job_id_of(job_name)[:6]}-000000000002"
     leader = rows.lead(make_leadership(job_name=job_name))
-    choice = ChooseRequest(leader=leader, decider=CheckpointRequestDecider(max_concurrent=1, min_pause_seconds=0))
+    decider = CheckpointRequestDecider(max_concurrent=1, min_pause_seconds=0)
     properties = properties or CheckpointProperties.for_savepoint(force=False)
-    rows.enqueue(EnqueueRequest(leader=leader, decider=choice.decider, request_key=key, properties=properties))
+    rows.enqueue(leader, decider, key, properties)
     begun = rows.begin(
         BeginCheckpoint(
-            choice=choice,
+            leader=leader,
+            decider=decider,
             request_key=key,
             coordinator=new_key(),
             awaited=(AwaitedTask(operator_id=operator_id, attempt_id="aggregate/1/1/ended"),),

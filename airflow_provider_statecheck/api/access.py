@@ -13,11 +13,11 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
 
-from airflow_provider_statecheck.api.checked_rows import Checked, bearer_token, require_job
+from airflow_provider_statecheck.api.checked_rows import Checked, bearer_token
 from airflow_provider_statecheck.api.services import Services, TaskDirectory
 from airflow_provider_statecheck.checkpoint.aligned.rows import PutHandle, TakeLeadership
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, TEST_NAMESPACE, is_test_job, job_id_of
-from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, RegisterAttempt
+from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import AccessDeniedError
@@ -80,11 +80,10 @@ def require_task(token: TokenRecord) -> None:
 
 
 def _attempt(call: Call, message: Any) -> Any:
-    if message.attempt is None or call.token.attempt != message.attempt:
+    if call.token.attempt != message.attempt:
         raise AccessDeniedError(
             "Expected the token of the attempt in the message, found another token; use the token that registered it."
         )
-    require_job(call.token, getattr(message, "job_id", message.attempt.job_id))
     return message
 
 
@@ -104,7 +103,7 @@ def _registering_task(call: Call, message: RegisterAttempt) -> RegisterAttempt:
     return owned
 
 
-def _adopting_task(call: Call, message: AdoptAttempt) -> AdoptAttempt:
+def _adopting_task(call: Call, message: Any) -> Any:
     if call.token.attempt != message.attempt:
         require_task(call.token)
     return replace(message, owner=_owner_of(call.token.task, message.owner))

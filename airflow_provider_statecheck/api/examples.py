@@ -63,9 +63,8 @@ _VALUES: dict[str, Any] = {
     "metadata_uri": f"{_SAVEPOINT}/_metadata",
     "metadata_size": 1834,
     "metadata_sha256": _SHA256,
-    "manifest_uri": f"{_SAVEPOINT}/3-{_SHA256[:32]}",
-    "manifest_size": 912,
-    "manifest_sha256": _SHA256,
+    "metadata": {"uri": f"{_SAVEPOINT}/_metadata", "size": 1834, "sha256": _SHA256},
+    "manifest": {"uri": f"{_SAVEPOINT}/3-{_SHA256[:32]}", "size": 912, "sha256": _SHA256},
     "state_size_bytes": 73_400_320,
     "full_size_bytes": 1_073_741_824,
     "counts": {"snapshots": 1, "items": 14},
@@ -98,10 +97,7 @@ def of(kind: Any) -> dict[str, Any]:
 
 def of_message(verb: Verb) -> dict[str, Any]:
     """Return the example of the message of a call."""
-    found = _object(verb.message)
-    if not verb.path.startswith("attempts/"):
-        found.pop("attempt", None)
-    return _example(found)
+    return of(verb.message)
 
 
 def _object(kind: Any) -> dict[str, Any]:

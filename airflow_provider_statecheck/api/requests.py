@@ -298,6 +298,7 @@ _STORED_AS = {
     **dict.fromkeys(("coordinator", "abort_key", "end_key"), "finalizer"),
     **dict.fromkeys(("run_id", "task_id"), "dag_id"),
     **dict.fromkeys(("limit", "map_index"), "epoch"),
+    "sha256": "metadata_sha256",
 }
 """Columns with the limits of fields and parameters of other names."""
 _NUMBERS = {"checkpoint_id", "before", "limit", "map_index"}

@@ -30,7 +30,6 @@ from airflow_provider_statecheck.api.checked_rows import JobGrantDep
 from airflow_provider_statecheck.api.requests import MessageRoute
 from airflow_provider_statecheck.api.services import IssuedToken, Services
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
-from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus, RowsVersion
 from airflow_provider_statecheck.checkpoint.store import LARGEST_PAGE, RECENT, CheckpointPage
 from airflow_provider_statecheck.exceptions import AccessDeniedError
@@ -150,9 +149,9 @@ def _read_route(verb: Verb) -> Callable[..., Any]:
 def _answer(verb: Verb, call: Call, message: Any) -> Any:
     allowed = permitted(call, verb.path, message)
     reply = verb.answer(getattr(call.services, verb.service), allowed)
-    if isinstance(allowed, RegisterAttempt):
+    if verb.path == "attempts/register":
         call.services.tokens.bind(call.token, reply.attempt, allowed.attempt_key)
-    elif isinstance(allowed, AdoptAttempt):
+    elif verb.path == "attempts/adopt":
         call.services.tokens.bind(call.token, allowed.attempt, None)
     return reply
 

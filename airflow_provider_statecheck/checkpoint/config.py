@@ -10,7 +10,10 @@ from enum import StrEnum
 from typing import Any, Self
 
 from airflow_provider_statecheck.checkpoint.config_options import (
+    NOT_NEGATIVE,
+    POSITIVE,
     ConfigOption,
+    Range,
     one_of,
     parse_directory,
     parse_duration,
@@ -31,6 +34,9 @@ _OLD_MERGING = "state.checkpoints.file-merging"
 _RECOVERY = "execution.state-recovery"
 _PREFIXES = (f"{_CHECKPOINTING}.", f"{_RECOVERY}.", "state.checkpoints.", "state.savepoints.", "execution.savepoint.")
 _SHORTEST = timedelta(milliseconds=10)
+_LONG_ENOUGH = Range(lambda d: d >= _SHORTEST, "at least 10 ms")
+_NO_NEGATIVE_TIME = Range(lambda d: d >= timedelta(0), "0 or more")
+_ABOVE_0 = Range(lambda n: n > 0, "above 0")
 _LONGEST_PAUSE = timedelta(days=365)
 _KIB = 1024
 _MIB = 1024 * _KIB
@@ -81,41 +87,19 @@ class CheckpointConfig:
         f"{_CHECKPOINTING}.savepoint-dir", None, parse_directory, old_keys=("state.savepoints.dir",)
     )
     checkpoint_interval = ConfigOption[timedelta | None](
-        f"{_CHECKPOINTING}.interval",
-        None,
-        parse_duration,
-        is_valid=lambda d: d >= _SHORTEST,
-        expected="at least 10 ms",
+        f"{_CHECKPOINTING}.interval", None, parse_duration, _LONG_ENOUGH
     )
     """Interval of periodic checkpoints; ``None`` disables them."""
     mode = ConfigOption(f"{_CHECKPOINTING}.mode", CheckpointingMode.EXACTLY_ONCE, one_of(CheckpointingMode))
-    timeout = ConfigOption(
-        f"{_CHECKPOINTING}.timeout",
-        timedelta(minutes=10),
-        parse_duration,
-        is_valid=lambda d: d >= _SHORTEST,
-        expected="at least 10 ms",
-    )
+    timeout = ConfigOption(f"{_CHECKPOINTING}.timeout", timedelta(minutes=10), parse_duration, _LONG_ENOUGH)
     min_pause_between_checkpoints = ConfigOption(
-        f"{_CHECKPOINTING}.min-pause",
-        timedelta(0),
-        parse_duration,
-        is_valid=lambda d: d >= timedelta(0),
-        expected="0 or more",
+        f"{_CHECKPOINTING}.min-pause", timedelta(0), parse_duration, _NO_NEGATIVE_TIME
     )
     max_concurrent_checkpoints = ConfigOption(
-        f"{_CHECKPOINTING}.max-concurrent-checkpoints",
-        1,
-        parse_whole_number,
-        is_valid=lambda n: n >= 1,
-        expected="at least 1",
+        f"{_CHECKPOINTING}.max-concurrent-checkpoints", 1, parse_whole_number, POSITIVE
     )
     tolerable_failed_checkpoints = ConfigOption[int | None](
-        f"{_CHECKPOINTING}.tolerable-failed-checkpoints",
-        None,
-        parse_whole_number,
-        is_valid=lambda n: n >= 0,
-        expected="0 or more",
+        f"{_CHECKPOINTING}.tolerable-failed-checkpoints", None, parse_whole_number, NOT_NEGATIVE
     )
     """Maximum number of consecutive failed checkpoints; ``None`` for no limit."""
     externalized_checkpoint_retention = ConfigOption(
@@ -127,9 +111,8 @@ class CheckpointConfig:
         f"{_CHECKPOINTING}.num-retained",
         2,
         parse_whole_number,
+        POSITIVE,
         old_keys=("state.checkpoints.num-retained",),
-        is_valid=lambda n: n >= 1,
-        expected="at least 1",
         is_lenient=True,
     )
     incremental = ConfigOption(
@@ -140,9 +123,8 @@ class CheckpointConfig:
         f"{_CHECKPOINTING}.data-inline-threshold",
         20 * _KIB,
         parse_size,
+        Range(lambda n: 0 <= n <= _MIB, "from 0 to 1 MiB"),
         old_keys=("state.storage.fs.memory-threshold", "state.backend.fs.memory-threshold"),
-        is_valid=lambda n: 0 <= n <= _MIB,
-        expected="from 0 to 1 MiB",
         is_lenient=True,
     )
     """Maximum size in bytes of state that is stored inline in the metadata."""
@@ -150,9 +132,8 @@ class CheckpointConfig:
         f"{_CHECKPOINTING}.write-buffer-size",
         4 * _KIB,
         parse_size,
+        _ABOVE_0,
         old_keys=("state.storage.fs.write-buffer-size", "state.backend.fs.write-buffer-size"),
-        is_valid=lambda n: n > 0,
-        expected="above 0",
     )
     """Size of state that is buffered in memory; the rest is buffered in local files. At least the inline threshold."""
     checkpoints_after_tasks_finish = ConfigOption(
@@ -173,21 +154,15 @@ class CheckpointConfig:
     file_merging_enabled = ConfigOption(f"{_MERGING}.enabled", True, parse_truth, old_keys=(f"{_OLD_MERGING}.enabled",))
     """Whether the state that a task writes for a checkpoint is merged into one file for each directory."""
     file_merging_max_file_size = ConfigOption(
-        f"{_MERGING}.max-file-size",
-        32 * _MIB,
-        parse_size,
-        old_keys=(f"{_OLD_MERGING}.max-file-size",),
-        is_valid=lambda n: n > 0,
-        expected="above 0",
+        f"{_MERGING}.max-file-size", 32 * _MIB, parse_size, _ABOVE_0, old_keys=(f"{_OLD_MERGING}.max-file-size",)
     )
     """Size at which a file accepts no more state. State of this size has a file of its own."""
     file_merging_max_space_amplification = ConfigOption(
         f"{_MERGING}.max-space-amplification",
         2.0,
         parse_number,
+        Range(lambda x: x > 1, "above 1"),
         old_keys=(f"{_OLD_MERGING}.max-space-amplification",),
-        is_valid=lambda x: x > 1,
-        expected="above 1",
     )
     """Maximum number of stored bytes for each referenced byte of a subtask; ``inf`` for no limit."""
     recovery_path = ConfigOption[str | None](
@@ -223,7 +198,7 @@ class CheckpointConfig:
     @classmethod
     def warn_of_unknown(cls, values: Mapping[str, Any]) -> None:
         """Log a warning for each unknown key with a known prefix, with the nearest known key."""
-        known = {key for option in cls.options() for key in (option.key, *option.old_keys)}
+        known = cls.keys()
         for key in values:
             if key not in known and key.startswith(_PREFIXES):
                 (nearest, *_) = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.0)
@@ -233,6 +208,11 @@ class CheckpointConfig:
     def options(cls) -> Iterator[ConfigOption[Any]]:
         """Return all options."""
         return (value for value in vars(CheckpointConfig).values() if isinstance(value, ConfigOption))
+
+    @classmethod
+    def keys(cls) -> frozenset[str]:
+        """Return the keys of all options, current and deprecated."""
+        return frozenset(key for option in cls.options() for key in option.keys)
 
     def require_only(self, names: Iterable[str], consumer: str) -> None:
         """
@@ -301,7 +281,7 @@ STORAGE_OPTIONS = (
     CheckpointConfig.file_merging_max_space_amplification,
 )
 """Settings of the checkpoint storage and of snapshots that act on a stage."""
-STORAGE_KEYS = frozenset(key for option in STORAGE_OPTIONS for key in (option.key, *option.old_keys))
+STORAGE_KEYS = frozenset(key for option in STORAGE_OPTIONS for key in option.keys)
 """Keys of these settings, current and deprecated."""
 
 AUTO = "auto"

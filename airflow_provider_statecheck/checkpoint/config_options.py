@@ -9,7 +9,7 @@ from configparser import ConfigParser
 from datetime import timedelta
 from decimal import Decimal
 from enum import StrEnum
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import Any, Generic, NamedTuple, Self, TypeVar, overload
 from urllib.parse import urlsplit
 
 from airflow_provider_statecheck.checkpoint.codec import require
@@ -21,14 +21,26 @@ Value = TypeVar("Value")
 Kind = TypeVar("Kind", bound=StrEnum)
 
 
+class Range(NamedTuple):
+    """Values that a setting may have."""
+
+    includes: Callable[[Any], bool]
+    description: str
+    """Description for errors."""
+
+
+ANY = Range(lambda _: True, "")
+POSITIVE = Range(lambda n: n >= 1, "at least 1")
+NOT_NEGATIVE = Range(lambda n: n >= 0, "0 or more")
+
+
 class ConfigOption(Generic[Value]):
     """
     Descriptor of a setting that is validated on assignment and can be read from a mapping.
 
     :param parse: Parser of a value; its first argument is the name for the error.
+    :param within: Values in range.
     :param old_keys: Deprecated keys in order of precedence, after ``key``.
-    :param is_valid: Predicate for values in range.
-    :param expected: Description of the range.
     :param is_lenient: Whether the default replaces a value out of range in a mapping, with a warning.
     """
 
@@ -37,18 +49,16 @@ class ConfigOption(Generic[Value]):
         key: str,
         default: Value,
         parse: Callable[[str, Any], Value],
+        within: Range = ANY,
         *,
         old_keys: tuple[str, ...] = (),
-        is_valid: Callable[[Any], bool] = lambda _: True,
-        expected: str = "",
         is_lenient: bool = False,
     ) -> None:
         self.key = key
         self.default = default
         self.old_keys = old_keys
         self._parse = parse
-        self._is_valid = is_valid
-        self._expected = expected
+        self._range = within
         self._is_lenient = is_lenient
         self.name = key
 
@@ -95,9 +105,14 @@ class ConfigOption(Generic[Value]):
                 raise
             log.warning("%s Using the default %s.", error, self.default)
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Return all keys of the option, the current one first."""
+        return (self.key, *self.old_keys)
+
     def key_in(self, values: Mapping[str, Any]) -> str | None:
         """Return the first key of the option with a value in a mapping."""
-        return next((key for key in (self.key, *self.old_keys) if values.get(key) not in (None, "")), None)
+        return next((key for key in self.keys if values.get(key) not in (None, "")), None)
 
     def checked(self, key: str, value: Any) -> Value:
         """
@@ -107,8 +122,10 @@ class ConfigOption(Generic[Value]):
         :raises InvalidConfigurationError: if the value is invalid.
         """
         parsed = self._parse(key, value)
-        if not self._is_valid(parsed):
-            raise _OutOfRangeError(f"Expected {key} to be {self._expected}, found {value!r}.", key=key, value=value)
+        if not self._range.includes(parsed):
+            raise _OutOfRangeError(
+                f"Expected {key} to be {self._range.description}, found {value!r}.", key=key, value=value
+            )
         return parsed
 
     def _set(self, config: object, key: str, value: Any) -> None:

@@ -34,10 +34,8 @@ from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
     AcknowledgeReply,
     AcknowledgeResult,
-    AdoptAttempt,
     AttemptGrant,
-    ConfirmCommits,
-    ConfirmDiscards,
+    AttemptRef,
     ConfirmRestore,
     DeclineCheckpoint,
     FinishAttempt,
@@ -105,11 +103,11 @@ class AttemptCoordinator(StoredJobs):
         )
         return grant
 
-    def adopt(self, request: AdoptAttempt) -> None:
-        with self._store.transaction(request.attempt.job_id) as tx:
-            attempt = require_running(tx, request.attempt)
-            require_same_task(attempt, request.owner)
-            tx.save_attempt(replace(attempt, owner=request.owner))
+    def adopt(self, attempt: AttemptRef, owner: AttemptOwner) -> None:
+        with self._store.transaction(attempt.job_id) as tx:
+            running = require_running(tx, attempt)
+            require_same_task(running, owner)
+            tx.save_attempt(replace(running, owner=owner))
 
     def confirm_restore(self, request: ConfirmRestore) -> None:
         with self._store.transaction(request.attempt.job_id) as tx:
@@ -152,18 +150,16 @@ class AttemptCoordinator(StoredJobs):
                 transitions.abort(tx, checkpoint, request.reason, request.message, request.increment_seconds)
             return transitions.effects_of(tx, attempt.operator_id)
 
-    def confirm_discards(self, request: ConfirmDiscards) -> None:
-        attempt = request.attempt
-        if attempt is None:
-            raise InvalidConfigurationError("Expected the attempt that deleted the files, found none; set attempt.")
-        with self._store.transaction(request.job_id) as tx:
+    def confirm_discards(self, attempt: AttemptRef, checkpoint_ids: tuple[int, ...]) -> None:
+        with self._store.transaction(attempt.job_id) as tx:
             require_current(tx, attempt)
-            transitions.mark_discarded(tx, attempt.operator_id, request.checkpoint_ids)
+            transitions.mark_discarded(tx, attempt.operator_id, checkpoint_ids)
 
-    def confirm_commits(self, request: ConfirmCommits) -> OpenEffects:
-        with self._store.transaction(request.attempt.job_id) as tx:
-            attempt = require_current(tx, request.attempt)
-            _confirm_commits(tx, attempt, request)
+    def confirm_commits(
+        self, attempt: AttemptRef, checkpoint_ids: tuple[int, ...], seconds: float | None = None
+    ) -> OpenEffects:
+        with self._store.transaction(attempt.job_id) as tx:
+            _confirm_commits(tx, require_current(tx, attempt), checkpoint_ids, seconds)
             return transitions.effects_of(tx, attempt.operator_id)
 
     def finish(self, request: FinishAttempt) -> OpenEffects:
@@ -333,15 +329,17 @@ def _subsume_older(tx: JobTransaction, attempt: AttemptRecord, completed: Checkp
     transitions.subsume(tx, attempt.operator_id, attempt.num_retained, attempt.retained_runs)
 
 
-def _confirm_commits(tx: JobTransaction, attempt: AttemptRecord, request: ConfirmCommits) -> None:
+def _confirm_commits(
+    tx: JobTransaction, attempt: AttemptRecord, checkpoint_ids: tuple[int, ...], seconds: float | None
+) -> None:
     rows = [c for c in tx.open_checkpoints(attempt.operator_id) if c.is_usable]
     mine = [c.checkpoint_id for c in rows if c.generation == attempt.generation]
-    confirmed = max((i for i in request.checkpoint_ids if i in mine), default=0)
+    confirmed = max((i for i in checkpoint_ids if i in mine), default=0)
     transitions.end_commits(
         tx,
         attempt.operator_id,
         lambda c: c.checkpoint_id in mine and c.checkpoint_id <= confirmed,
-        lambda c: _committed_summary(tx, c, request.seconds) if c.checkpoint_id == confirmed else c.summary,
+        lambda c: _committed_summary(tx, c, seconds) if c.checkpoint_id == confirmed else c.summary,
     )
     transitions.subsume(tx, attempt.operator_id, attempt.num_retained, attempt.retained_runs)
 

@@ -17,7 +17,6 @@ from airflow_provider_statecheck.checkpoint.properties import (
     SavepointFormat,
 )
 from airflow_provider_statecheck.checkpoint.records import (
-    AcknowledgementRecord,
     AttemptOwner,
     AttemptRecord,
     AttemptStatus,
@@ -128,15 +127,6 @@ class AttemptGrant:
     """Checkpoint directories of all attempts of the operator, whose snapshots a checkpoint may reference."""
     restore_from: RestoreSource | None = None
     """Snapshot that a user restores in place of the one that the registration names; ``None`` for that one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdoptAttempt:
-    """Transfers a running attempt whose task has ended to another owner."""
-
-    attempt: AttemptRef
-    owner: AttemptOwner
-    """New owner: a later try of the same logical task in the same run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,26 +245,6 @@ class DeclineCheckpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConfirmDiscards:
-    """Reports that the files of checkpoints are deleted."""
-
-    job_id: JobId
-    checkpoint_ids: tuple[int, ...]
-    attempt: AttemptRef | None = None
-    """Attempt that deleted the files; ``None`` for maintenance."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfirmCommits:
-    """Reports that a sink committed the output of checkpoints and of all older ones of the same generation."""
-
-    attempt: AttemptRef
-    checkpoint_ids: tuple[int, ...]
-    seconds: float | None = None
-    """Time of the commits, for display; ``None`` if it was not measured."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FinishAttempt:
     """Reports the end of an attempt."""
 
@@ -309,19 +279,6 @@ class RequestSavepoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BeginSavepoint:
-    """Starts a savepoint of an operator whose stage does not run."""
-
-    job_id: JobId
-    request_key: str
-    """Key of the savepoint request to serve."""
-    savepoint_dir: str
-    """Parent directory of the savepoint, unless the request has a target."""
-    trigger_key: str
-    """Idempotency key of the client; the same key returns the same savepoint."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EndSavepoint:
     """Reports that a savepoint of an operator whose stage does not run was written or has failed."""
 
@@ -339,45 +296,6 @@ class EndSavepoint:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "failure", None if self.failure is None else storable_text(self.failure))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PinParts:
-    """Pins the checkpoints that a savepoint of the whole job copies."""
-
-    job_id: JobId
-    checkpoint_id: int
-    """Id of the savepoint, which must be pending."""
-    parts: dict[OperatorId, int]
-    """Chosen checkpoint of each stage; a stage that is not named keeps what is pinned."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PinnedParts:
-    """Reply to ``PinParts``."""
-
-    acknowledgements: tuple[AcknowledgementRecord, ...]
-    """The awaited acknowledgements of the savepoint, which name its stages."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DisposeSavepoint:
-    """Requests the disposal of a savepoint."""
-
-    pointer: str
-    """Directory of the savepoint."""
-    job_id: JobId
-    """Job that the savepoint was taken of; it may no longer exist."""
-    dry_run: bool = False
-    """Whether to only check that it may be disposed of."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DisposedSavepoint:
-    """Reply to a disposal, which permits the caller to delete the files of the savepoint."""
-
-    checkpoint: CheckpointRecord | None = None
-    """Row of the savepoint if it still exists; the caller must then confirm the deletion."""
 
 
 LONGEST_CHECKPOINT = timedelta(days=366)

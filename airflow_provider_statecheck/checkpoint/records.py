@@ -307,6 +307,11 @@ class CheckpointRecord:
         return self.is_after(savepoint) and self.completed_at < savepoint.completed_at
 
     @property
+    def is_in_progress(self) -> bool:
+        """Return whether the checkpoint is neither complete nor aborted."""
+        return self.status in (CheckpointStatus.PENDING, CheckpointStatus.FINALIZING)
+
+    @property
     def has_ended(self) -> bool:
         """Return whether the checkpoint was subsumed, disposed or aborted."""
         return self.status in (CheckpointStatus.SUBSUMED, CheckpointStatus.ABORTED, CheckpointStatus.DISPOSED)

@@ -274,7 +274,7 @@ def _reason_to_keep_files(view: JobView, checkpoint: CheckpointRecord, owner: Ow
         return "it belongs to another owner, and only the owner may delete it"
     if checkpoint.discarded_at is not None:
         return None
-    if checkpoint.status in (CheckpointStatus.PENDING, CheckpointStatus.FINALIZING):
+    if checkpoint.is_in_progress:
         return "it is being written"
     if _is_pinned(view, checkpoint):
         return "a running attempt was restored from it"

@@ -388,9 +388,6 @@ def _label(attempt: AttemptRecord | None) -> str:
     return "" if attempt is None else truncated(attempt.owner.label, _LABEL_BYTES)
 
 
-_IN_PROGRESS = (CheckpointStatus.PENDING, CheckpointStatus.FINALIZING)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointStatsSnapshot(CheckpointStats):
     """Checkpoint statistics of one operator at a time, including the checkpoints in progress."""
@@ -411,7 +408,7 @@ def snapshot_of(
     :param history_size: Maximum length of the history, at most ``HISTORY_SIZE``.
     """
     known, rows = OperatorStatistics.in_view(view, operator.operator_id), view.of_operator(operator.operator_id)
-    pending = [row for row in rows if row.status in _IN_PROGRESS and not row.is_adoption]
+    pending = [row for row in rows if row.is_in_progress and not row.is_adoption]
     begun = sum(row.properties.is_savepoint for row in pending)
     checkpoints = replace(known.checkpoints, in_progress=len(pending) - begun)
     savepoints = replace(known.savepoints, in_progress=begun)

@@ -51,7 +51,7 @@ from airflow_provider_statecheck.maintenance.gc import (
     collect_job,
     prune_job,
 )
-from airflow_provider_statecheck.maintenance.job_maintenance import DropTokens, each_job
+from airflow_provider_statecheck.maintenance.job_maintenance import each_job
 from airflow_provider_statecheck.maintenance.rewind import RewindJob
 from airflow_provider_statecheck.maintenance.verify import verify_job
 from airflow_provider_statecheck.storage.orphans import SHORTEST_STAY
@@ -224,7 +224,7 @@ def _prune(args: Namespace, gateway: JobMaintenance, request: PruneRequest) -> E
 
 def _drop_tokens(gateway: JobMaintenance, request: PruneRequest) -> int:
     age = request.older_than or DEFAULT_AGE
-    return gateway.drop_tokens(DropTokens(age_seconds=age.total_seconds(), dry_run=request.dry_run))
+    return gateway.drop_tokens(age_seconds=age.total_seconds(), dry_run=request.dry_run)
 
 
 def _job_ids(gateway: JobMaintenance, names: list[str]) -> list[JobId]:

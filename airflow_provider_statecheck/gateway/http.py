@@ -13,7 +13,7 @@ import httpx
 
 from airflow_provider_statecheck.checkpoint.codec import read_reply
 from airflow_provider_statecheck.checkpoint.ids import JobId
-from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, AttemptGrant, AttemptRef, RegisterAttempt
+from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, AttemptRef, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, RowsVersion
 from airflow_provider_statecheck.checkpoint.store import JobView, LatestCheckpoints
 from airflow_provider_statecheck.exceptions import (
@@ -309,11 +309,11 @@ class HttpGateway(HttpCalls):
         self._know(grant.attempt, token, request.owner)
         return grant
 
-    def adopt(self, request: AdoptAttempt) -> None:
+    def adopt(self, attempt: AttemptRef, owner: AttemptOwner) -> None:
         """Take over an attempt that still runs, in a later try of the same task."""
         token = self._credentials.obtain()
-        self._verbs["adopt"].send(self._client, token, request)
-        self._know(request.attempt, token, request.owner)
+        self._verbs["adopt"].send(self._client, token, attempt, owner)
+        self._know(attempt, token, owner)
 
     def reading_token(self, job_id: JobId) -> str:
         """Return a token that can only read one job, for code that cannot obtain tokens, such as a trigger."""
@@ -327,27 +327,15 @@ class HttpGateway(HttpCalls):
     def _call(self, verb: Verb, *arguments: Any, **named: Any) -> Any:
         if verb.is_read:
             return super()._call(verb, *arguments, **named)
-        return self._call_of_attempt(verb, *arguments)
-
-    def _call_of_attempt(self, verb: Verb, request: Any) -> Any:
-        attempt = _attempt_of(request)
+        given = verb.signature.bind(*arguments, **named).arguments
+        attempt: AttemptRef = given["attempt"] if "attempt" in given else given["request"].attempt
         try:
-            return verb.send(self._client, self.token_of(attempt), request)
+            return verb.send(self._client, self.token_of(attempt), **given)
         except TokenExpiredError:
             if attempt not in self._owners:
                 raise
-        self.adopt(AdoptAttempt(attempt=attempt, owner=self._owners[attempt]))
-        return verb.send(self._client, self.token_of(attempt), request)
-
-
-def _attempt_of(request: Any) -> AttemptRef:
-    attempt: AttemptRef | None = request.attempt
-    if attempt is None:
-        raise AccessDeniedError(
-            "Expected the attempt that deleted the files, found none; maintenance needs direct access to Airflow's "
-            "database, for example as a command."
-        )
-    return attempt
+        self.adopt(attempt, self._owners[attempt])
+        return verb.send(self._client, self.token_of(attempt), **given)
 
 
 class AsyncJobReader:

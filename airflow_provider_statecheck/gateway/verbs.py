@@ -17,7 +17,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, is_dataclass, make_dataclass
+from dataclasses import dataclass, make_dataclass
 from functools import cached_property, partial
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, get_type_hints
@@ -27,10 +27,8 @@ from airflow_provider_statecheck.checkpoint.codec import encode, read_reply
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
     AcknowledgeReply,
-    AdoptAttempt,
     AttemptGrant,
-    ConfirmCommits,
-    ConfirmDiscards,
+    AttemptRef,
     ConfirmRestore,
     DeclineCheckpoint,
     FinishAttempt,
@@ -39,7 +37,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     RegisterAttempt,
     TriggerCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.records import OnOverlap, RowsVersion
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner, OnOverlap, RowsVersion
 from airflow_provider_statecheck.checkpoint.store import JobReads
 from airflow_provider_statecheck.exceptions import ConcurrentAttemptError, CoordinatorError, StateCheckError
 
@@ -82,10 +80,11 @@ class CheckpointCoordinatorGateway(JobReads, Protocol):
             checkpoints, no longer has a task.
         """
 
-    def adopt(self, request: AdoptAttempt) -> None:
+    def adopt(self, attempt: AttemptRef, owner: AttemptOwner) -> None:
         """
         Transfer a running attempt to a later try of the same task, without interrupting its driver.
 
+        :param owner: New owner: a later try of the same logical task in the same run.
         :raises StaleAttemptError: if the attempt has ended, was replaced, or belongs to another task or run.
         """
 
@@ -126,21 +125,23 @@ class CheckpointCoordinatorGateway(JobReads, Protocol):
         :raises StaleAttemptError: if a newer attempt has registered.
         """
 
-    def confirm_discards(self, request: ConfirmDiscards) -> None:
+    def confirm_discards(self, attempt: AttemptRef, checkpoint_ids: tuple[int, ...]) -> None:
         """
         Record that the files of subsumed or aborted checkpoints are deleted.
 
-        :raises InvalidConfigurationError: if the request names no attempt.
         :raises StaleAttemptError: if a newer attempt has registered.
         """
 
-    def confirm_commits(self, request: ConfirmCommits) -> OpenEffects:
+    def confirm_commits(
+        self, attempt: AttemptRef, checkpoint_ids: tuple[int, ...], seconds: float | None = None
+    ) -> OpenEffects:
         """
         Record that a sink committed the output of checkpoints, and subsume those retained only for their commit.
 
         A checkpoint carries the uncommitted output of older checkpoints. The confirmation therefore covers the older
         checkpoints of the same generation too. Ids of other checkpoints are ignored.
 
+        :param seconds: Time of the commits, for display; ``None`` if it was not measured.
         :raises StaleAttemptError: if a newer attempt has registered.
         """
 
@@ -189,22 +190,23 @@ class Verb:
 
     @cached_property
     def message(self) -> Any:
-        """Class of the message: that of the only parameter, or one whose fields are the parameters."""
+        """Class of the message: that of the parameter ``request``, or one whose fields are the parameters."""
         if self._takes_message:
-            return next(iter(self.parameters.values()))
+            return self.parameters["request"]
         name = "".join(word.title() for word in self.name.split("_"))
-        return make_dataclass(name, self.parameters.items(), frozen=True, kw_only=True)
+        defaults = {p.name: p.default for p in self.signature.parameters.values() if p.default is not p.empty}
+        return make_dataclass(name, self.parameters.items(), namespace=defaults, frozen=True, kw_only=True)
 
     @cached_property
     def _takes_message(self) -> bool:
-        return [is_dataclass(kind) for kind in self.parameters.values()] == [True]
+        return "request" in self.parameters
 
     def send(self, client: Client, token: str, *arguments: Any, **named: Any) -> Any:
         """Make the call over HTTP."""
         given = self.signature.bind(*arguments, **named).arguments
         if self.is_read:
             return self.decoded(client.get(self.address(**given), token))
-        message = next(iter(given.values())) if self._takes_message else given
+        message = given["request"] if self._takes_message else given
         return self.decoded(client.post(self.path, encode(message), token))
 
     def address(self, **given: Any) -> str:

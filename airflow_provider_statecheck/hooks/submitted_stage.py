@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, job_id_of, operator_id_of
-from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, AttemptRef, FinishAttempt, RegisterAttempt
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef, FinishAttempt, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptOwner,
     AttemptRecord,
@@ -105,7 +105,7 @@ class SubmittedStage:
             return
         ref = AttemptRef.of(running)
         try:
-            self._gateway.adopt(AdoptAttempt(attempt=ref, owner=self.registration.owner))
+            self._gateway.adopt(ref, self.registration.owner)
         except StaleAttemptError as ended:
             log.info("Attempt %s ended before it was adopted: %s", ref.epoch, ended)
             return

@@ -11,7 +11,6 @@ from airflow_provider_statecheck.checkpoint.ids import (
     is_savepoint_directory,
     is_savepoint_of,
 )
-from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards, DisposeSavepoint
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
 from airflow_provider_statecheck.maintenance.gc import OpenStorage
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
@@ -60,11 +59,11 @@ def dispose(
     if size == 0 and not storage.exists(directory) and not _has_row(maintenance, directory):
         raise CheckpointNotFoundError(f"Expected a savepoint at {redact(directory)}, found no files.")
     job_id = _job_of(find_document(storage, directory))
-    row = savepoints.dispose(DisposeSavepoint(pointer=directory, job_id=job_id, dry_run=dry_run)).checkpoint
+    row = savepoints.dispose(directory, job_id, dry_run=dry_run)
     if not dry_run:
         StorageDiscarder(storage, job_id, lambda savepoint: savepoint == directory).discard_checkpoint(directory)
         if row is not None:
-            maintenance.confirm_discards(ConfirmDiscards(job_id=row.job_id, checkpoint_ids=(row.checkpoint_id,)))
+            maintenance.confirm_discards(row.job_id, (row.checkpoint_id,))
     return Disposed(pointer=directory, size_bytes=size)
 
 

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, is_test_job, job_uri
-from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards, OpenEffects
+from airflow_provider_statecheck.checkpoint.messages import OpenEffects
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, OperatorRecord
 from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE, last_active, open_removal, owners_of_run
 from airflow_provider_statecheck.checkpoint.store import JobView
@@ -28,7 +28,6 @@ from airflow_provider_statecheck.checkpoint.transitions import open_effects
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StateCheckError
 from airflow_provider_statecheck.maintenance.job_maintenance import (
     SHORTEST_AGE,
-    ForgetRows,
     JobMaintenance,
     RetireJob,
 )
@@ -167,7 +166,7 @@ def _end_unwritable(gateway: JobMaintenance, closed: JobView, *, dry_run: bool) 
         log.warning("Savepoint %s has no files: there is no filesystem for %s", checkpoint.checkpoint_id, where)
     if unwritable and not dry_run:
         ids = tuple(checkpoint.checkpoint_id for checkpoint in unwritable)
-        gateway.confirm_discards(ConfirmDiscards(job_id=closed.job.job_id, checkpoint_ids=ids))
+        gateway.confirm_discards(closed.job.job_id, ids)
 
 
 def _without_open_attempts(view: JobView, report: CollectedJob) -> JobView:
@@ -265,7 +264,7 @@ class _Collection:
     def _confirm(self, deleted: tuple[int, ...]) -> None:
         for begin in range(0, len(deleted), _IDS_PER_MESSAGE):
             ids = deleted[begin : begin + _IDS_PER_MESSAGE]
-            self.gateway.confirm_discards(ConfirmDiscards(job_id=self.view.job.job_id, checkpoint_ids=ids))
+            self.gateway.confirm_discards(self.view.job.job_id, ids)
 
 
 def _effects_below(view: JobView, operator: OperatorRecord, base_uri: str) -> OpenEffects:
@@ -404,9 +403,9 @@ def _remove(
     gateway: JobMaintenance, view: JobView, request: PruneRequest, open_storage: OpenStorage, report: PrunedJob
 ) -> None:
     retirement = _retirement(view, request)
-    removal = gateway.refusal(retirement) if request.dry_run else gateway.retire(retirement)
-    if removal.kept_because:
-        report.kept += removal.kept_because
+    kept_because = gateway.refusal(retirement) if request.dry_run else gateway.retire(retirement)
+    if kept_because:
+        report.kept += kept_because
     elif request.dry_run:
         report.is_removed = True
         _measure(view, open_storage, report)
@@ -430,7 +429,7 @@ def _empty_and_remove(
     collected = collect_job(gateway, retirement.job_id, open_storage)
     report.add(collected)
     if not report.problems and not report.unreachable:
-        report.kept += gateway.remove(retirement).kept_because
+        report.kept += gateway.remove(retirement)
         report.is_removed = not report.kept
 
 
@@ -448,7 +447,7 @@ def _forget(
     gateway: JobMaintenance, view: JobView, request: PruneRequest, open_storage: OpenStorage, report: PrunedJob
 ) -> None:
     age = (request.older_than or DEFAULT_AGE).total_seconds()
-    rows = gateway.forget(ForgetRows(job_id=view.job.job_id, age_seconds=age, dry_run=True))
+    rows = gateway.forget(view.job.job_id, age, dry_run=True)
     if rows and not request.dry_run:
         # Files are deleted first: without the rows of attempts, their directories would be unknown.
         collected = collect_job(gateway, view.job.job_id, open_storage)
@@ -457,5 +456,5 @@ def _forget(
         report.kept += [f"rows: a retained checkpoint of operator {uid!r} cannot be read" for uid in collected.skipped]
         if report.problems or report.unreachable or collected.skipped:
             return
-        rows = gateway.forget(ForgetRows(job_id=view.job.job_id, age_seconds=age))
+        rows = gateway.forget(view.job.job_id, age)
     report.checkpoints, report.attempts = len(rows.checkpoint_ids), len(rows.attempts)

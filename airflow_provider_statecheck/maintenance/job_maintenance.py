@@ -22,7 +22,7 @@ from airflow_provider_statecheck.checkpoint import restore_choice, transitions
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, is_test_job
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef, ConfirmDiscards
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptOwner,
@@ -94,27 +94,6 @@ class EndedTokens(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForgetRows:
-    """Request to delete the rows of checkpoints and attempts that ended before an age."""
-
-    job_id: JobId
-    age_seconds: float
-    """Minimum age in seconds, at least a day."""
-    dry_run: bool = False
-    """Whether to only return the rows."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DropTokens:
-    """Request to delete tokens that ended before an age."""
-
-    age_seconds: float
-    """Minimum age in seconds, at least a day."""
-    dry_run: bool = False
-    """Whether to only count the tokens."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RetireJob:
     """Request to end all checkpoints of a job, or to delete the rows of a retired job."""
 
@@ -130,14 +109,6 @@ class RetireJob:
     def is_by_user(self) -> bool:
         """Return whether a user selected this job. Other jobs must belong to a test run or be named after a run that ended."""
         return self.is_named or self.request_key is not None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Removal:
-    """Result of a request to retire or remove a job."""
-
-    kept_because: tuple[str, ...] = ()
-    """Reasons for a refusal; empty if the request was carried out."""
 
 
 class JobMaintenance(StoredJobs):
@@ -165,12 +136,12 @@ class JobMaintenance(StoredJobs):
         self._clock = clock
         self._pause = pause
 
-    def confirm_discards(self, request: ConfirmDiscards) -> None:
+    def confirm_discards(self, job_id: JobId, checkpoint_ids: tuple[int, ...]) -> None:
         """Record that the files of ended checkpoints were deleted; other checkpoints are not changed."""
-        with self._store.transaction(request.job_id) as tx:
-            rows = (tx.checkpoint(checkpoint_id) for checkpoint_id in request.checkpoint_ids)
+        with self._store.transaction(job_id) as tx:
+            rows = (tx.checkpoint(checkpoint_id) for checkpoint_id in checkpoint_ids)
             for operator_id in sorted({row.operator_id for row in rows if row is not None}):
-                transitions.mark_discarded(tx, operator_id, request.checkpoint_ids)
+                transitions.mark_discarded(tx, operator_id, checkpoint_ids)
 
     def close_abandoned(self, job_id: JobId) -> tuple[AttemptRef, ...]:
         """
@@ -221,58 +192,72 @@ class JobMaintenance(StoredJobs):
                 transitions.end_unserved_requests(tx, operator_id, unserved)
             return () if awaited_savepoints(now) else discard_ended(tx, {o: ended[o] for o in affected & unchanged})
 
-    def forget(self, request: ForgetRows) -> ForgettableRows:
+    def forget(self, job_id: JobId, age_seconds: float, *, dry_run: bool = False) -> ForgettableRows:
         """
         Delete the rows of checkpoints and attempts that ended before the given age, and return their ids.
 
         Each batch is a separate transaction, which lets running stages checkpoint between batches.
 
+        :param age_seconds: Minimum age in seconds, at least a day.
+        :param dry_run: Whether to only return the ids.
         :raises InvalidConfigurationError: The age is less than a day.
         :raises CheckpointNotFoundError: There is no such job.
         """
-        age = _age(request.age_seconds)
-        operators = [o.operator_id for o in self._store.describe(request.job_id).operators]
-        if request.dry_run:
-            return self._forgettable(request.job_id, operators, age)
-        batches = (rows for each in operators for rows in self._forget_batches(request.job_id, each, age))
+        age = _age(age_seconds)
+        operators = [o.operator_id for o in self._store.describe(job_id).operators]
+        if dry_run:
+            return self._forgettable(job_id, operators, age)
+        batches = (rows for each in operators for rows in self._forget_batches(job_id, each, age))
         return sum(batches, ForgettableRows())
 
     def _forgettable(self, job_id: JobId, operators: list[OperatorId], age: timedelta) -> ForgettableRows:
         with rolled_back(self._store, job_id) as tx:
             return sum((forgettable_rows(tx, each, tx.now - age, limit=None) for each in operators), ForgettableRows())
 
-    def refusal(self, request: RetireJob) -> Removal:
+    def refusal(self, request: RetireJob) -> tuple[str, ...]:
         """Return why a job cannot be retired, without changing anything."""
         view = self._store.describe(request.job_id)
-        return Removal(kept_because=(*self._out_of_scope(view, request), *_in_use(view, request)))
+        return (*self._out_of_scope(view, request), *_in_use(view, request))
 
-    def retire(self, request: RetireJob) -> Removal:
-        """End every checkpoint of a job that has no open attempt; a later attempt starts without state."""
+    def retire(self, request: RetireJob) -> tuple[str, ...]:
+        """
+        End every checkpoint of a job that has no open attempt; a later attempt starts without state.
+
+        :return: Reasons for a refusal; empty if the job is retired.
+        """
         return self._unless_in_use(request, _retire)
 
-    def remove(self, request: RetireJob) -> Removal:
-        """Delete the rows of a retired job whose files were deleted; a later attempt continues its epochs."""
+    def remove(self, request: RetireJob) -> tuple[str, ...]:
+        """
+        Delete the rows of a retired job whose files were deleted; a later attempt continues its epochs.
+
+        :return: Reasons for a refusal; empty if the rows are deleted.
+        """
         return self._unless_in_use(request, _remove)
 
-    def drop_tokens(self, request: DropTokens) -> int:
+    def drop_tokens(self, age_seconds: float, *, dry_run: bool = False) -> int:
         """
         Delete the tokens that ended before the given age, and return their number.
 
+        :param age_seconds: Minimum age in seconds, at least a day.
+        :param dry_run: Whether to only count the tokens.
         :raises InvalidConfigurationError: The age is less than a day.
         """
-        return self._tokens.drop_ended(self._clock.now() - _age(request.age_seconds), dry_run=request.dry_run)
+        return self._tokens.drop_ended(self._clock.now() - _age(age_seconds), dry_run=dry_run)
 
-    def _unless_in_use(self, request: RetireJob, step: Callable[[JobTransaction, JobView], tuple[str, ...]]) -> Removal:
+    def _unless_in_use(
+        self, request: RetireJob, step: Callable[[JobTransaction, JobView], tuple[str, ...]]
+    ) -> tuple[str, ...]:
         # Airflow is queried before the transaction, as foreign code must not run while a row is locked.
         refusal = self.refusal(request)
-        if refusal.kept_because and request.request_key is None:
+        if refusal and request.request_key is None:
             return refusal
         with self._store.transaction(request.job_id) as tx:
             view = tx.view()
             reasons = _in_use(view, request)
             if reasons:
                 refuse_removal(tx, view, request.request_key, reasons)
-            return Removal(kept_because=reasons or step(tx, view))
+            return reasons or step(tx, view)
 
     def _forget_batches(self, job_id: JobId, operator_id: OperatorId, age: timedelta) -> Iterator[ForgettableRows]:
         while True:

@@ -20,11 +20,11 @@ from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import A
 from airflow_provider_statecheck.checkpoint.aligned.components import AcknowledgeMessage, DeclineMessage
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import DEFAULT_LEASE, CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus, ExecutionTask
-from airflow_provider_statecheck.checkpoint.aligned.rows import Resign, TakeLeadership
+from airflow_provider_statecheck.checkpoint.aligned.rows import TakeLeadership
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, OperatorId, new_key
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef, PinParts, RequestSavepoint
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef, RequestSavepoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType, SavepointFormat
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
@@ -276,7 +276,7 @@ class WholeJobSavepoints:
                     executor=executor,
                 )
         finally:
-            self.rows.resign(Resign(leader=leader))
+            self.rows.resign(leader)
 
     def _storage(self, view: JobView) -> CheckpointStorage:
         directories = [d for operator in view.operators for d in view.directories_of(operator.operator_id)]
@@ -317,9 +317,8 @@ class WholeJobSavepoints:
         self, pending: CheckpointRecord, chosen: Mapping[Member, CheckpointRecord | None]
     ) -> tuple[AcknowledgementRecord, ...]:
         parts = {m.operator_id: part.checkpoint_id for m, part in chosen.items() if part is not None}
-        message = PinParts(job_id=pending.job_id, checkpoint_id=pending.checkpoint_id, parts=parts)
         try:
-            return self.savepoints.pin(message).acknowledgements
+            return self.savepoints.pin(pending.job_id, pending.checkpoint_id, parts)
         except CheckpointNotFoundError as error:
             raise PartsNotPinnedError(str(error)) from error
 

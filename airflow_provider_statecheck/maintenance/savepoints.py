@@ -24,17 +24,13 @@ from airflow_provider_statecheck.checkpoint.ids import (
     new_savepoint_uri,
 )
 from airflow_provider_statecheck.checkpoint.messages import (
-    BeginSavepoint,
-    DisposedSavepoint,
-    DisposeSavepoint,
     EndSavepoint,
-    PinnedParts,
-    PinParts,
     RequestSavepoint,
     require_metadata_in,
 )
 from airflow_provider_statecheck.checkpoint.properties import ClaimRecord, already_claimed
 from airflow_provider_statecheck.checkpoint.records import (
+    AcknowledgementRecord,
     AttemptStatus,
     CheckpointRecord,
     CheckpointStatus,
@@ -100,29 +96,32 @@ class JobSavepoints:
             tx.save_request(row)
         return row
 
-    def begin(self, request: BeginSavepoint) -> CheckpointRecord:
+    def begin(self, job_id: JobId, request_key: str, savepoint_dir: str, trigger_key: str) -> CheckpointRecord:
         """
         Allocate the id of a savepoint that copies the newest checkpoint of an operator that is not running.
 
+        :param request_key: Key of the savepoint request to serve.
+        :param savepoint_dir: Parent directory of the savepoint, unless the request has a target.
+        :param trigger_key: Idempotency key of the client; the same key returns the same savepoint.
         :raises ConcurrentAttemptError: An attempt of the operator is running and takes the savepoint.
         :raises CheckpointNotFoundError: There is no such request, or it has ended.
         """
-        with self._store.transaction(request.job_id) as tx:
-            known = tx.checkpoint_by_request(request.trigger_key)
+        with self._store.transaction(job_id) as tx:
+            known = tx.checkpoint_by_request(trigger_key)
             if known is not None:
                 return known
-            _abort_previous(tx, request.request_key)
+            _abort_previous(tx, request_key)
             checkpoint_id = tx.draw_checkpoint_id()
-            begun = transitions.begin_request(tx, request.request_key, checkpoint_id)
+            begun = transitions.begin_request(tx, request_key, checkpoint_id)
             operator = _require_operator(tx, begun.operator_id)
             _require_idle(tx, operator)
             return transitions.begin(
                 tx,
                 operator,
                 checkpoint_id=checkpoint_id,
-                location=new_savepoint_uri(begun.target or request.savepoint_dir, request.job_id),
+                location=new_savepoint_uri(begun.target or savepoint_dir, job_id),
                 timeout=transitions.SAVEPOINT_TIMEOUT,
-                request_key=request.trigger_key,
+                request_key=trigger_key,
                 properties=begun.properties,
             )
 
@@ -138,46 +137,51 @@ class JobSavepoints:
                 _end(tx, savepoint, request)
             return _require_savepoint(tx, request.checkpoint_id)
 
-    def pin(self, request: PinParts) -> PinnedParts:
+    def pin(self, job_id: JobId, checkpoint_id: int, parts: dict[OperatorId, int]) -> tuple[AcknowledgementRecord, ...]:
         """
         Pin the checkpoints that a savepoint of the whole job copies, until it ends.
 
+        :param checkpoint_id: Id of the savepoint.
+        :param parts: Chosen checkpoint of each stage; a stage that is not named keeps what is pinned.
+        :return: The awaited acknowledgements of the savepoint, which name its stages.
         :raises CheckpointNotFoundError: The savepoint is not pending, or a checkpoint is not retained.
         """
-        with self._store.transaction(request.job_id) as tx:
-            savepoint = _require_savepoint(tx, request.checkpoint_id)
+        with self._store.transaction(job_id) as tx:
+            savepoint = _require_savepoint(tx, checkpoint_id)
             if savepoint.status is not CheckpointStatus.PENDING or savepoint.operator_id != ALIGNED_OPERATOR_ID:
                 raise CheckpointNotFoundError(
-                    f"Expected savepoint {request.checkpoint_id} of job {tx.job.name!r} to be a pending one of the whole job, "
+                    f"Expected savepoint {checkpoint_id} of job {tx.job.name!r} to be a pending one of the whole job, "
                     f"found one that is {savepoint.status.value}; request it again.",
-                    checkpoint_id=request.checkpoint_id,
+                    checkpoint_id=checkpoint_id,
                 )
-            for operator_id, checkpoint_id in request.parts.items():
-                _pin(tx, operator_id, checkpoint_id)
-            return PinnedParts(acknowledgements=tuple(tx.acknowledgements(request.checkpoint_id)))
+            for operator_id, part in parts.items():
+                _pin(tx, operator_id, part)
+            return tuple(tx.acknowledgements(checkpoint_id))
 
-    def dispose(self, request: DisposeSavepoint) -> DisposedSavepoint:
+    def dispose(self, pointer: str, job_id: JobId, *, dry_run: bool = False) -> CheckpointRecord | None:
         """
-        Dispose of a savepoint; its files may then be deleted. The job of the savepoint need not have rows.
+        Dispose of a savepoint; its files may then be deleted.
 
-        A dry run returns the row as it would be.
-
+        :param pointer: Directory of the savepoint.
+        :param job_id: Job that the savepoint was taken of; it may no longer exist.
+        :param dry_run: Whether to only check that it may be disposed of, and return the row as it would be.
+        :return: Row of the savepoint if it still exists; the caller must then confirm the deletion of its files.
         :raises CheckpointNotFoundError: The pointer refers to a checkpoint of a job.
         :raises SnapshotClaimedError: An operator claimed the savepoint and will delete it.
         :raises ConcurrentAttemptError: An operator of its job restores the savepoint, or will restore it in place.
         """
-        _require_disposable(self._store.claim(request.pointer), request.pointer)
-        disposed = (self._dispose_in(job_id, request) for job_id in self._jobs_of(request))
-        return DisposedSavepoint(checkpoint=next((row for row in disposed if row is not None), None))
+        _require_disposable(self._store.claim(pointer), pointer)
+        disposed = (self._dispose_in(each, pointer, dry_run=dry_run) for each in self._jobs_of(pointer, job_id))
+        return next((row for row in disposed if row is not None), None)
 
-    def _jobs_of(self, request: DisposeSavepoint) -> list[JobId]:
+    def _jobs_of(self, pointer: str, job_id: JobId) -> list[JobId]:
         known = [job.job_id for job in self._store.jobs()]
         # Without metadata, only the name of the directory identifies the job.
-        return [i for i in known if i == request.job_id] or [i for i in known if is_savepoint_of(request.pointer, i)]
+        return [i for i in known if i == job_id] or [i for i in known if is_savepoint_of(pointer, i)]
 
-    def _dispose_in(self, job_id: JobId, request: DisposeSavepoint) -> CheckpointRecord | None:
-        with changing(self._store, job_id, dry_run=request.dry_run) as tx:
-            return dispose_in(tx, request.pointer)
+    def _dispose_in(self, job_id: JobId, pointer: str, *, dry_run: bool) -> CheckpointRecord | None:
+        with changing(self._store, job_id, dry_run=dry_run) as tx:
+            return dispose_in(tx, pointer)
 
 
 def _end(tx: JobTransaction, savepoint: CheckpointRecord, request: EndSavepoint) -> None:
@@ -220,7 +224,7 @@ def dispose_in(tx: JobTransaction, pointer: str) -> CheckpointRecord | None:
     if row is None:
         return None
     savepoint = _require_savepoint(tx, row.checkpoint_id)
-    if savepoint.status in (CheckpointStatus.PENDING, CheckpointStatus.FINALIZING):
+    if savepoint.is_in_progress:
         # Aborted first, so that its writer cannot complete a savepoint without files.
         reason = CheckpointFailureReason.CHECKPOINT_SUBSUMED
         transitions.abort(tx, savepoint, reason, "disposed of before it was complete")
@@ -397,11 +401,8 @@ def _take(
 ) -> TakenSavepoint | None:
     attempt = view.current_attempt(operator)
     base = request.target or directory or (attempt.storage_base if attempt else "")
-    message = BeginSavepoint(
-        job_id=request.job_id, request_key=request.request_key, savepoint_dir=base, trigger_key=new_key()
-    )
     try:
-        begun = gateway.begin(message)
+        begun = gateway.begin(request.job_id, request.request_key, base, new_key())
     except (ConcurrentAttemptError, CheckpointNotFoundError) as error:
         # A stage started in the meantime and takes the savepoint, or the request has ended.
         log.info("Savepoint of operator %r skipped: %s", operator.uid, error)

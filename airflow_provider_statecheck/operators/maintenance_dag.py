@@ -22,7 +22,7 @@ from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, Corr
 from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID, storage_opener
 from airflow_provider_statecheck.hooks.transport import job_savepoints, maintenance_gateway
 from airflow_provider_statecheck.maintenance.gc import CollectedJob, PrunedJob, PruneRequest, collect_job, prune_job
-from airflow_provider_statecheck.maintenance.job_maintenance import DropTokens, each_job
+from airflow_provider_statecheck.maintenance.job_maintenance import each_job
 from airflow_provider_statecheck.maintenance.verify import verify_job
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -126,7 +126,7 @@ def prune_all(
     done = list(each_job(_all(gateway), lambda job_id: prune_job(gateway, job_id, request, opener)))
     for each in done:
         _log_result(each.job, each.deleted_bytes, each.kept)
-    tokens = gateway.drop_tokens(DropTokens(age_seconds=older_than.total_seconds()))
+    tokens = gateway.drop_tokens(age_seconds=older_than.total_seconds())
     removed = sum(each.is_removed for each in done)
     log.info("%s of %s jobs and %s ended tokens removed", removed, len(done), tokens)
     _require_deleted(done)

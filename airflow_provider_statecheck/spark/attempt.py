@@ -25,8 +25,6 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of, job_uri, new_k
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
     AttemptGrant,
-    ConfirmCommits,
-    ConfirmDiscards,
     ConfirmRestore,
     FinishAttempt,
     OpenEffects,
@@ -178,9 +176,8 @@ class StageAttempt:
 
         :raises StaleAttemptError: if it has.
         """
-        attempt = self.grant.attempt
         # Confirming nothing has no other effect.
-        self._gateway.confirm_discards(ConfirmDiscards(job_id=attempt.job_id, checkpoint_ids=(), attempt=attempt))
+        self._gateway.confirm_discards(self.grant.attempt, ())
 
     def report_restored(self, summary: SnapshotSummary) -> None:
         """
@@ -289,9 +286,7 @@ class StageAttempt:
         :raises StaleAttemptError: if a newer attempt has taken over.
         :raises StoppedWithSavepointError: if the job has stopped with a savepoint.
         """
-        effects = self._gateway.confirm_commits(
-            ConfirmCommits(attempt=self.grant.attempt, checkpoint_ids=checkpoint_ids, seconds=seconds)
-        )
+        effects = self._gateway.confirm_commits(self.grant.attempt, checkpoint_ids, seconds)
         self._discard(effects, frozenset())
         self._job_stop.wait_for(effects.stop)
 
@@ -421,10 +416,8 @@ class StageAttempt:
         if not deleted:
             return ()
         self._log.discarded(c for c in effects.discards if c.checkpoint_id in deleted)
-        attempt = self.grant.attempt
-        message = ConfirmDiscards(job_id=attempt.job_id, checkpoint_ids=deleted, attempt=attempt)
         try:
-            self._gateway.confirm_discards(message)
+            self._gateway.confirm_discards(self.grant.attempt, deleted)
         except StaleAttemptError:
             raise
         except (CoordinatorError, CheckpointNotFoundError) as error:

@@ -26,7 +26,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     PendingCheckpoint,
     TriggerCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, SnapshotRequest
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, SnapshotRequest
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.states.handles import CheckpointedStateScope, FileStateHandle, OperatorState
 from airflow_provider_statecheck.exceptions import (
@@ -54,7 +54,6 @@ log = logging.getLogger(__name__)
 
 INLINE_STATE_BYTES = 20 * 1024
 _PAUSE_SECONDS = 5.0
-_IN_PROGRESS = (CheckpointStatus.PENDING, CheckpointStatus.FINALIZING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,12 +342,12 @@ class JobStop:
         self._released.set()
 
     def _ended(self, savepoint: CheckpointRecord) -> CheckpointRecord | None:
-        if savepoint.status in _IN_PROGRESS:
+        if savepoint.is_in_progress:
             log.info("The job stops with savepoint %s; the stage waits until it is complete.", savepoint.checkpoint_id)
         # Only a process that takes savepoints lets them expire, and there may be none.
         deadline = self._monotonic() + (savepoint.expires_at - savepoint.triggered_at).total_seconds()
         row: CheckpointRecord | None = savepoint
-        while row is not None and row.status in _IN_PROGRESS and self._monotonic() < deadline:
+        while row is not None and row.is_in_progress and self._monotonic() < deadline:
             if self._released.is_set():
                 return row
             self._pause(_PAUSE_SECONDS)

@@ -50,7 +50,6 @@ log = logging.getLogger(__name__)
 SHORTEST_STAY = timedelta(days=1)
 """Minimum quarantine of an orphan."""
 
-_IN_PROGRESS = (CheckpointStatus.PENDING, CheckpointStatus.FINALIZING)
 _ENDED = (CheckpointStatus.ABORTED, CheckpointStatus.SUBSUMED)
 
 
@@ -133,7 +132,7 @@ def _time(text: str) -> datetime:
 def aligned_in_progress(view: JobView) -> tuple[int, ...]:
     """Return the ids of unfinished aligned checkpoints; only their manifests list the files that they name."""
     rows = view.of_operator(ALIGNED_OPERATOR_ID)
-    return tuple(c.checkpoint_id for c in rows if c.status in _IN_PROGRESS)
+    return tuple(c.checkpoint_id for c in rows if c.is_in_progress)
 
 
 def retained_aligned(view: JobView) -> tuple[CheckpointRecord, ...]:

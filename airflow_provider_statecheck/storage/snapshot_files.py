@@ -150,9 +150,7 @@ class SnapshotFiles(SnapshotStorage):
             parts=document.parts,
             properties=document.properties,
             external_pointer=resolved.external_pointer,
-            metadata_uri=file.uri,
-            metadata_size=file.size,
-            metadata_sha256=file.sha256,
+            metadata=file,
         )
 
     def _document(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> CheckpointDocument:

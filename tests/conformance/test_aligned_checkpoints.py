@@ -20,9 +20,6 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AbortScope,
     AcknowledgedCheckpoint,
     BeginCheckpoint,
-    ChooseRequest,
-    EndHandles,
-    EnqueueRequest,
 )
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import private_states
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
@@ -189,8 +186,8 @@ class AlignedContract:
     def test_a_repeated_choice_names_the_request_that_is_too_early_again(self, job: AlignedJob) -> None:
         taken(job)
         enqueue(job, "a" * 32, is_periodic=True)
-        paused = ChooseRequest(leader=job.lead(), decider=replace(DECIDER, min_pause_seconds=3600.0))
-        first, again = job.rows.choose(paused), job.rows.choose(paused)
+        leader, paused = job.lead(), replace(DECIDER, min_pause_seconds=3600.0)
+        first, again = (job.rows.choose(leader, paused) for _ in range(2))
         assert [r.request_key for r in first.dropped] == ["a" * 32]
         assert again.dropped == first.dropped
 
@@ -214,16 +211,17 @@ class AlignedContract:
 
     def test_a_repeated_end_names_what_is_left_to_the_user_again(self, job: AlignedJob) -> None:
         checkpoint = taken(job)
-        end = EndHandles(leader=job.lead(), status=None)
-        kept = [job.rows.end_handles(end) for _ in range(2)]
+        leader = job.lead()
+        kept = [job.rows.end_handles(leader, None, "a" * 32) for _ in range(2)]
         assert [[c.checkpoint_id for c in each] for each in kept] == [[checkpoint.checkpoint_id]] * 2
-        assert job.rows.end_handles(EndHandles(leader=job.lead(), status=None)) == ()
+        assert job.rows.end_handles(job.lead(), None, "b" * 32) == ()
 
     def test_a_savepoint_needs_a_new_directory(self, job: AlignedJob) -> None:
         savepoint = taken(job, CheckpointProperties.for_savepoint())
         enqueue(job, "a" * 32, properties=CheckpointProperties.for_savepoint())
         message = BeginCheckpoint(
-            choice=ChooseRequest(leader=job.lead(), decider=DECIDER),
+            leader=job.lead(),
+            decider=DECIDER,
             request_key="a" * 32,
             coordinator="c" * 32,
             awaited=(),
@@ -245,8 +243,7 @@ def taken(job: AlignedJob, properties: CheckpointProperties = CHECKPOINT) -> Che
 def enqueue(job: AlignedJob, key: str, **changes: Any) -> list[str]:
     """Request a checkpoint and return the keys of the requests that the full queue refuses."""
     values: dict[str, Any] = {"properties": CHECKPOINT} | changes
-    message = EnqueueRequest(leader=job.leader or job.lead(), decider=DECIDER, request_key=key, **values)
-    return [r.request_key for r in job.rows.enqueue(message)]
+    return [r.request_key for r in job.rows.enqueue(job.leader or job.lead(), DECIDER, key, **values)]
 
 
 def faulty(job: AlignedJob, plan: InProcessPlan) -> CheckpointCoordinator:

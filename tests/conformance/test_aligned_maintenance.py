@@ -107,7 +107,7 @@ class MaintenanceOfAligned:
         for _ in range(2):
             gateway.close_abandoned(JOB)
         job.pass_time(2 * DAY)
-        assert gateway.retire(RetireJob(job_id=JOB, is_named=True)).kept_because == ()
+        assert gateway.retire(RetireJob(job_id=JOB, is_named=True)) == ()
         collect_job(gateway, JOB, CheckpointStorage.open)
         assert job.directories() == set()
         job.lead()

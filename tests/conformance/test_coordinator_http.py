@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, text
 
-from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, AttemptGrant, RegisterAttempt
+from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, AttemptRef, RegisterAttempt
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.gateway.http import HttpClient, HttpGateway
 from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway, retrying
 from tests.conformance.api_process import KILL_FOLDER
@@ -30,9 +31,9 @@ class AnyTaskGateway(HttpGateway):
         self.task.owner = request.owner
         return super().register(request)
 
-    def adopt(self, request: AdoptAttempt) -> None:
-        self.task.owner = request.owner
-        super().adopt(request)
+    def adopt(self, attempt: AttemptRef, owner: AttemptOwner) -> None:
+        self.task.owner = owner
+        super().adopt(attempt, owner)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.api.services import TokenKeeper
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints, AbortScope, Resign
+from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints, AbortScope
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, FinishAttempt
@@ -17,7 +17,7 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointProperti
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus, SnapshotRequest
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import AccessDeniedError
-from airflow_provider_statecheck.maintenance.job_maintenance import ForgetRows, JobMaintenance, RetireJob
+from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance, RetireJob
 from airflow_provider_statecheck.metadata.tables import Caller
 from airflow_provider_statecheck.metadata.token_store import SqlTokenStore
 from tests.conformance.databases import OnPostgres, OnSqlite
@@ -55,7 +55,7 @@ class SqlContract(MaintenanceContract):
         self.coordinator.finish(FinishAttempt(attempt=old, status=AttemptStatus.FAILED))
         newest = self.run(TEST)
         clock.advance(2 * DAY)
-        assert self.maintenance.forget(ForgetRows(job_id=newest.job_id, age_seconds=DAY)).attempts == (old,)
+        assert self.maintenance.forget(newest.job_id, DAY).attempts == (old,)
         with pytest.raises(AccessDeniedError, match="unknown"):
             tokens.check(token)
 
@@ -142,7 +142,7 @@ class RunWithSavepoint(MaintainedJobs):
         rows, leader = AlignedCheckpoints(store), cls.lead(store)
         reason = CheckpointFailureReason.CHECKPOINT_DECLINED
         rows.abort(AbortCheckpoints(leader=leader, scope=AbortScope.EVERYTHING, reason=reason))
-        rows.resign(Resign(leader=leader))
+        rows.resign(leader)
 
     @staticmethod
     def ask(store: JobStore, job_id: JobId) -> None:
@@ -209,7 +209,7 @@ class RunWithSavepoint(MaintainedJobs):
         clock.advance(10 * DAY)
         self.end_savepoint(store)
         clock.advance(DAY)
-        assert self.maintenance.retire(RetireJob(job_id=stage.job_id, idle_seconds=5 * DAY)).kept_because == ()
+        assert self.maintenance.retire(RetireJob(job_id=stage.job_id, idle_seconds=5 * DAY)) == ()
 
     def test_the_job_stays_while_a_savepoint_is_in_progress_unless_it_is_named(
         self, store: JobStore, clock: ManualClock, stage: AttemptRef
@@ -219,9 +219,9 @@ class RunWithSavepoint(MaintainedJobs):
         self.ask(store, stage.job_id)
         request = RetireJob(job_id=stage.job_id, idle_seconds=DAY)
         for call in (self.maintenance.refusal, self.maintenance.retire, self.maintenance.remove):
-            [reason] = call(request).kept_because
+            [reason] = call(request)
             assert reason.endswith("is in progress")
-        assert self.maintenance.refusal(RetireJob(job_id=stage.job_id, is_named=True)).kept_because == ()
+        assert self.maintenance.refusal(RetireJob(job_id=stage.job_id, is_named=True)) == ()
 
     def test_the_leader_of_a_savepoint_that_was_killed_is_closed(
         self, store: JobStore, clock: ManualClock, stage: AttemptRef

@@ -21,7 +21,6 @@ from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.job_list import JobSort, JobsPage
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptRef,
-    ConfirmDiscards,
     FinishAttempt,
     TriggerCheckpoint,
 )
@@ -35,7 +34,7 @@ from airflow_provider_statecheck.checkpoint.records import (
 )
 from airflow_provider_statecheck.checkpoint.retention import BATCH_SIZE, DEFAULT_AGE, ForgettableRows
 from airflow_provider_statecheck.checkpoint.store import RECENT, CheckpointPage, EndedCheckpoints
-from airflow_provider_statecheck.maintenance.job_maintenance import ForgetRows, JobMaintenance, UnknownRuns
+from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance, UnknownRuns
 from airflow_provider_statecheck.metadata import statements
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import CHECKPOINTS, METADATA, REQUESTS, RecordTable, keys
@@ -272,9 +271,7 @@ class Stage:
             reply = self.coordinator.acknowledge(make_acknowledgement(self.attempt, pending.checkpoint_id))
         gone = tuple(discard.checkpoint_id for discard in reply.effects.discards)
         with counted(self.engine) as confirm:
-            self.coordinator.confirm_discards(
-                ConfirmDiscards(job_id=self.attempt.job_id, checkpoint_ids=gone, attempt=self.attempt)
-            )
+            self.coordinator.confirm_discards(self.attempt, gone)
         return {"trigger": len(trigger), "acknowledge": len(acknowledge), "confirm": len(confirm)}
 
 
@@ -354,7 +351,7 @@ def add_requests(stage: Stage, count: int) -> None:
 def forget(stage: Stage, pause: Callable[[float], None] = lambda _: None) -> ForgettableRows:
     """Forget what is older than a month."""
     maintenance = JobMaintenance(SqlJobStore(stage.engine), UnknownRuns(), NoTokens(), SystemClock(), pause)
-    return maintenance.forget(ForgetRows(job_id=stage.attempt.job_id, age_seconds=DEFAULT_AGE.total_seconds()))
+    return maintenance.forget(stage.attempt.job_id, DEFAULT_AGE.total_seconds())
 
 
 def plan_of(engine: Engine, query: Select[Any], values: dict[str, object]) -> str:

@@ -15,7 +15,6 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import (
-    ConfirmDiscards,
     ConfirmRestore,
     FinishAttempt,
     SkippedCheckpoint,
@@ -41,7 +40,6 @@ from airflow_provider_statecheck.maintenance.action_previews import AffectedChec
 from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from airflow_provider_statecheck.maintenance.actions import JobActions, RequestedAction, requested_actions
 from airflow_provider_statecheck.maintenance.job_maintenance import (
-    ForgetRows,
     JobMaintenance,
     RetireJob,
     UnknownRuns,
@@ -279,8 +277,8 @@ class ActionsContract(RunsWithTasks):
         self.work(day(1), 1, FAILED)
         self.choose(1)
         self.maintenance.retire(RetireJob(job_id=JOB, is_named=True))
-        self.maintenance.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,)))
-        assert self.maintenance.remove(RetireJob(job_id=JOB, is_named=True)).kept_because == ()
+        self.maintenance.confirm_discards(JOB, (1,))
+        assert self.maintenance.remove(RetireJob(job_id=JOB, is_named=True)) == ()
         assert self.candidates(self.begin(day(1))) == []
         assert self.listed() == []
 
@@ -334,7 +332,7 @@ class ActionsContract(RunsWithTasks):
         assert _ids(self.actions.preview(wanted).deleted) == [savepoint.checkpoint_id]
         assert self.actions.request(wanted).status is RequestStatus.QUEUED
         assert self.actions.request(wanted) == self.listed()[-1]
-        self.maintenance.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(savepoint.checkpoint_id,)))
+        self.maintenance.confirm_discards(JOB, (savepoint.checkpoint_id,))
         assert self.listed()[-1].status is RequestStatus.COMPLETED
 
     def test_a_checkpoint_is_not_disposed_of(self) -> None:
@@ -379,11 +377,11 @@ class ActionsContract(RunsWithTasks):
     def remove(self, asked: RequestedAction, *, confirm: bool = True) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Carry a request out as ``prune`` does, and return why each step was refused."""
         message = RetireJob(job_id=JOB, request_key=asked.request_key)
-        retired = self.maintenance.retire(message).kept_because
+        retired = self.maintenance.retire(message)
         if confirm and not retired:
             ids = tuple(c.checkpoint_id for c in self.maintenance.describe(JOB).checkpoints)
-            self.maintenance.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=ids))
-        return retired, self.maintenance.remove(message).kept_because
+            self.maintenance.confirm_discards(JOB, ids)
+        return retired, self.maintenance.remove(message)
 
     def test_a_requested_removal_is_previewed_and_changes_nothing_by_itself(
         self, store: JobStore, clock: ManualClock
@@ -465,9 +463,9 @@ class ActionsContract(RunsWithTasks):
         clock.advance(1)
         asked = self.actions.request(self.wanted(JobAction.PRUNE))
         named = RetireJob(job_id=JOB, is_named=True)
-        assert self.maintenance.retire(named).kept_because == ()
-        self.maintenance.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,)))
-        assert self.maintenance.remove(named).kept_because == ()
+        assert self.maintenance.retire(named) == ()
+        self.maintenance.confirm_discards(JOB, (1,))
+        assert self.maintenance.remove(named) == ()
         with pytest.raises(CheckpointNotFoundError):
             self.maintenance.retire(RetireJob(job_id=JOB, request_key=asked.request_key))
         clock.advance(1)
@@ -503,7 +501,7 @@ class ActionsContract(RunsWithTasks):
         before = rows_of(self.gateway.describe(JOB))
         message = RetireJob(job_id=JOB, request_key=key)
         for call in (self.maintenance.refusal, self.maintenance.retire, self.maintenance.remove):
-            assert call(message).kept_because == ("the request to remove it has ended",)
+            assert call(message) == ("the request to remove it has ended",)
         assert rows_of(self.gateway.describe(JOB)) == before
 
     # Forks
@@ -570,7 +568,7 @@ class ActionsContract(RunsWithTasks):
         self.choose(1)
         self.choose(2)
         clock.advance(timedelta(days=40).total_seconds())
-        self.maintenance.forget(ForgetRows(job_id=JOB, age_seconds=timedelta(days=30).total_seconds()))
+        self.maintenance.forget(JOB, timedelta(days=30).total_seconds())
         assert self.statuses() == [RequestStatus.QUEUED]
 
     def test_an_ended_run_without_its_checkpoints_fails_a_choice_of_one(self, store: JobStore) -> None:

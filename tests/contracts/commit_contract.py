@@ -9,7 +9,6 @@ import pytest
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptRef,
-    ConfirmCommits,
     ConfirmRestore,
     FinishAttempt,
     OpenEffects,
@@ -40,7 +39,7 @@ class CommitContract:
 
     def confirm_commit(self, attempt: AttemptRef, *checkpoint_ids: int) -> OpenEffects:
         """Say that a sink has committed."""
-        return self.gateway.confirm_commits(ConfirmCommits(attempt=attempt, checkpoint_ids=checkpoint_ids))
+        return self.gateway.confirm_commits(attempt, checkpoint_ids)
 
     def retained_ids(self) -> list[int]:
         """Return the checkpoints that are retained."""

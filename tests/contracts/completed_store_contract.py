@@ -47,6 +47,7 @@ from tests.contracts.written_checkpoints import (
     SAVEPOINT,
     UNCLAIMED,
     WrittenCheckpoints,
+    with_other_metadata,
 )
 from tests.messages import ManualClock, make_leadership
 
@@ -217,7 +218,7 @@ class CompletedCheckpointStoreContract:
     def test_another_checkpoint_under_the_same_id_is_refused(self) -> None:
         store = self.filled(1)
         with pytest.raises(HandleExistsError):
-            self.add(store, replace(store.get_all_checkpoints()[0], metadata_sha256="f" * 64))
+            self.add(store, with_other_metadata(store.get_all_checkpoints()[0]))
         assert self.ids(store) == [1]
 
     def test_a_checkpoint_comes_back_whole(self) -> None:
@@ -277,7 +278,7 @@ class CompletedCheckpointStoreContract:
         first, second = self.written(1, ("old", "common")), self.written(2)
         store = self.opened()
         self.add(store, first, second)
-        assert not self.bytes.exists(first.metadata_uri)
+        assert not self.bytes.exists(first.metadata.uri)
         assert not self.bytes.is_directory(first.external_pointer)
         assert (self.shared_exists("old"), self.shared_exists("common"), self.is_whole(second)) == (False, True, True)
 
@@ -313,10 +314,10 @@ class CompletedCheckpointStoreContract:
         assert self.ids(self.opened()) == [9, 10, 100]
 
     def corrupt_metadata(self, checkpoint: CompletedCheckpoint) -> None:
-        self.bytes.write_bytes(checkpoint.metadata_uri, b"none", overwrite=True)
+        self.bytes.write_bytes(checkpoint.metadata.uri, b"none", overwrite=True)
 
     def lose_metadata(self, checkpoint: CompletedCheckpoint) -> None:
-        self.bytes.delete_file(checkpoint.metadata_uri)
+        self.bytes.delete_file(checkpoint.metadata.uri)
 
     @pytest.mark.parametrize("damage", ["corrupt_metadata", "lose_metadata"])
     def test_one_checkpoint_that_cannot_be_read_fails_the_recovery(self, damage: str) -> None:
@@ -377,7 +378,7 @@ class CompletedCheckpointStoreContract:
         second = self.written(2)
         self.add(self.opened(num_retained=9), second)
         one.shutdown(JobStatus.FINISHED, self.cleaner)
-        assert (self.names(), self.bytes.exists(second.metadata_uri)) == ([], False)
+        assert (self.names(), self.bytes.exists(second.metadata.uri)) == ([], False)
 
     def test_where_the_job_is_over_the_oldest_goes_first(self) -> None:
         store = self.filled(1, 2, 3)
@@ -397,7 +398,7 @@ class CompletedCheckpointStoreContract:
         store = self.opened(num_retained=2)
         self.add(store, keeping, going)
         store.shutdown(JobStatus.FINISHED, self.cleaner)
-        assert (self.is_whole(keeping), self.bytes.exists(going.metadata_uri)) == (True, False)
+        assert (self.is_whole(keeping), self.bytes.exists(going.metadata.uri)) == (True, False)
 
     def test_where_the_job_goes_on_everything_stays_for_the_next_store(self) -> None:
         store = self.filled(1, 2)

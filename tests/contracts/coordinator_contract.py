@@ -16,9 +16,7 @@ from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReas
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeResult,
-    AdoptAttempt,
     AttemptGrant,
-    ConfirmDiscards,
     ConfirmRestore,
     DeclineCheckpoint,
     FinishAttempt,
@@ -307,7 +305,7 @@ class CoordinatorContract(
         pending = self.gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key())).checkpoint_id
         clock.advance(-24 * 3600)
         assert self.gateway.describe(JOB).read_at == clock.now()
-        self.gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(), attempt=attempt))
+        self.gateway.confirm_discards(attempt, ())
         view = self.gateway.describe(JOB)
         done, open_row = view.checkpoints
         # The call comes after all that the rows tell.
@@ -326,7 +324,7 @@ class CoordinatorContract(
             clock.advance(60)
             complete_checkpoint(self.gateway, attempt)
         clock.advance(-24 * 3600)
-        self.gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(), attempt=attempt))
+        self.gateway.confirm_discards(attempt, ())
         times = [c.completed_at for c in self.gateway.describe(JOB).checkpoints]
         assert len(set(times)) == 4
         assert times == sorted(times, key=lambda time: time or clock.now())
@@ -392,13 +390,13 @@ class CoordinatorContract(
         attempt = self.gateway.register(make_registration(num_retained=1)).attempt
         for _ in range(2):
             complete_checkpoint(self.gateway, attempt)
-        self.gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,), attempt=attempt))
+        self.gateway.confirm_discards(attempt, (1,))
         assert complete_checkpoint(self.gateway, attempt).effects.discards[0].checkpoint_id == 2
 
     def test_a_discard_of_a_retained_checkpoint_cannot_be_confirmed(self) -> None:
         attempt = self.gateway.register(make_registration()).attempt
         complete_checkpoint(self.gateway, attempt)
-        self.gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1, 99), attempt=attempt))
+        self.gateway.confirm_discards(attempt, (1, 99))
         latest = present(self.gateway.latest(JOB, OPERATOR))
         assert latest.discarded_at is None
 
@@ -407,7 +405,7 @@ class CoordinatorContract(
         complete_checkpoint(self.gateway, self.gateway.register(make_registration(num_retained=1)).attempt)
         attempt = self.gateway.register(make_registration(num_retained=1)).attempt
         assert complete_checkpoint(self.gateway, attempt).effects.discards == ()
-        self.gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,), attempt=attempt))
+        self.gateway.confirm_discards(attempt, (1,))
         [pinned, _] = self.gateway.describe(JOB).checkpoints
         assert (pinned.status, pinned.discarded_at) == (CheckpointStatus.SUBSUMED, None)
 
@@ -416,7 +414,7 @@ class CoordinatorContract(
         for _ in range(2):
             complete_checkpoint(self.gateway, mine)
         other = self.gateway.register(make_registration(uid="other")).attempt
-        self.gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,), attempt=other))
+        self.gateway.confirm_discards(other, (1,))
         assert self.gateway.describe(JOB).checkpoints[0].discarded_at is None
 
     def test_latest_is_what_a_restore_would_start_from(self) -> None:
@@ -572,7 +570,7 @@ class CoordinatorContract(
 
     def test_a_later_try_of_the_same_task_adopts_the_running_attempt(self) -> None:
         attempt = self.gateway.register(make_registration()).attempt
-        self.gateway.adopt(AdoptAttempt(attempt=attempt, owner=make_owner(label="try 2")))
+        self.gateway.adopt(attempt, make_owner(label="try 2"))
         complete_checkpoint(self.gateway, attempt)
         row = self.gateway.describe(JOB).attempts[0]
         assert (row.status, row.owner.label) == (AttemptStatus.RUNNING, "try 2")
@@ -581,13 +579,13 @@ class CoordinatorContract(
     def test_another_task_or_run_cannot_adopt_an_attempt(self, other: dict[str, str]) -> None:
         attempt = self.gateway.register(make_registration()).attempt
         with pytest.raises(StaleAttemptError, match="register an attempt instead"):
-            self.gateway.adopt(AdoptAttempt(attempt=attempt, owner=make_owner(**other)))
+            self.gateway.adopt(attempt, make_owner(**other))
 
     def test_an_ended_attempt_cannot_be_adopted(self) -> None:
         grant = self.gateway.register(make_registration())
         _finish(self.gateway, grant, AttemptStatus.FAILED)
         with pytest.raises(StaleAttemptError, match="already ended"):
-            self.gateway.adopt(AdoptAttempt(attempt=grant.attempt, owner=make_owner()))
+            self.gateway.adopt(grant.attempt, make_owner())
 
     # --- the fence
 
@@ -604,7 +602,7 @@ class CoordinatorContract(
             lambda: self.gateway.acknowledge(make_acknowledgement(zombie, pending.checkpoint_id)),
             lambda: self.gateway.acknowledge(make_acknowledgement(zombie, 2)),
             lambda: self.gateway.decline(DeclineCheckpoint(attempt=zombie, checkpoint_id=2, reason=reason)),
-            lambda: self.gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,), attempt=zombie)),
+            lambda: self.gateway.confirm_discards(zombie, (1,)),
             lambda: self.gateway.confirm_restore(ConfirmRestore(attempt=zombie, checkpoint_id=2)),
             lambda: self.gateway.finish(FinishAttempt(attempt=zombie, status=AttemptStatus.FINISHED)),
             lambda: self.gateway.finish(

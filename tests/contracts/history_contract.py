@@ -12,8 +12,6 @@ import pytest
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptRef,
-    ConfirmCommits,
-    ConfirmDiscards,
     ConfirmRestore,
     FinishAttempt,
     TriggerCheckpoint,
@@ -54,7 +52,7 @@ class HistoryContract:
         attempt = self.gateway.register(make_registration(num_retained=1)).attempt
         for _ in range(checkpoints):
             gone = tuple(c.checkpoint_id for c in complete_checkpoint(self.gateway, attempt).effects.discards)
-            self.gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=gone, attempt=attempt))
+            self.gateway.confirm_discards(attempt, gone)
         if status is not None:
             self.gateway.finish(FinishAttempt(attempt=attempt, status=status))
         return attempt
@@ -207,11 +205,11 @@ class SummaryContract:
         attempt = self.gateway.register(make_registration()).attempt
         complete_checkpoint(self.gateway, attempt, has_commit=True, summary=SUMMARY)
         for seconds in (2.5, 9.0):
-            self.gateway.confirm_commits(ConfirmCommits(attempt=attempt, checkpoint_ids=(1,), seconds=seconds))
+            self.gateway.confirm_commits(attempt, (1,), seconds)
         assert self.row().summary == replace(SUMMARY, commit_seconds=2.5), "a repeated message changes nothing"
 
     def test_the_time_of_a_commit_is_recorded_without_other_figures(self) -> None:
         attempt = self.gateway.register(make_registration()).attempt
         complete_checkpoint(self.gateway, attempt, has_commit=True)
-        self.gateway.confirm_commits(ConfirmCommits(attempt=attempt, checkpoint_ids=(1,), seconds=2.5))
+        self.gateway.confirm_commits(attempt, (1,), 2.5)
         assert self.row().summary == SnapshotSummary(commit_seconds=2.5)

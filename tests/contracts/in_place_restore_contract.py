@@ -17,7 +17,6 @@ from airflow_provider_statecheck.checkpoint.ids import JobId, new_key
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
     ConfirmRestore,
-    DisposeSavepoint,
     FinishAttempt,
     TriggerCheckpoint,
 )
@@ -135,35 +134,35 @@ class InPlaceRestoreContract(RunsWithTasks):
     @pytest.mark.parametrize("scheme", ["s3", "s3a"])
     def test_the_savepoint_of_a_restore_that_waits_is_not_disposed(self, store: JobStore, scheme: str) -> None:
         pointer = f"s3a://mine/savepoint-{JOB[:6]}-0f6f7c1e2b3a"
-        dispose = DisposeSavepoint(job_id=JOB, pointer=pointer.replace("s3a", scheme))
+        same = pointer.replace("s3a", scheme)
         self.restore(pointer=pointer)
         with pytest.raises(
             ConcurrentAttemptError, match="found that the restore in place of operator 'aggregate' waits"
         ):
-            JobSavepoints(store).dispose(dispose)
+            JobSavepoints(store).dispose(same, JOB)
         grant = self.begin(day(2, clear_marker=AGAIN))
         with pytest.raises(ConcurrentAttemptError, match="wait until it has ended"):
-            JobSavepoints(store).dispose(dispose)
+            JobSavepoints(store).dispose(same, JOB)
         self.fail(grant)
         with pytest.raises(ConcurrentAttemptError, match="withdraw the restore; then dispose of the savepoint again"):
-            JobSavepoints(store).dispose(dispose)
+            JobSavepoints(store).dispose(same, JOB)
         self.restored_run(2)
-        assert JobSavepoints(store).dispose(dispose).checkpoint is None
+        assert JobSavepoints(store).dispose(same, JOB) is None
 
     @pytest.mark.usefixtures("three_days")
     def test_a_savepoint_that_no_restore_waits_for_is_disposed(self, store: JobStore) -> None:
         self.restore()
         third = OTHER.replace("111111111111", "222222222222")
-        assert JobSavepoints(store).dispose(DisposeSavepoint(job_id=JOB, pointer=third)).checkpoint is None
+        assert JobSavepoints(store).dispose(third, JOB) is None
         self.restore(pointer=OTHER)
-        assert JobSavepoints(store).dispose(DisposeSavepoint(job_id=JOB, pointer=POINTER)).checkpoint is None
+        assert JobSavepoints(store).dispose(POINTER, JOB) is None
 
     @pytest.mark.usefixtures("three_days")
     def test_a_savepoint_that_is_disposed_of_is_not_restored_and_nothing_changes(self, store: JobStore) -> None:
         """Its files are deleted after its row has ended, so they may still be there."""
         savepoint = copy_checkpoint(store, JOB, OPERATOR)
         self.restore(pointer=savepoint.location, dry_run=True)
-        JobSavepoints(store).dispose(DisposeSavepoint(job_id=JOB, pointer=savepoint.location))
+        JobSavepoints(store).dispose(savepoint.location, JOB)
         before = self.gateway.describe(JOB)
         for dry_run in (True, False):
             with pytest.raises(CheckpointNotFoundError, match="found that it is disposed; nothing was changed"):
@@ -174,7 +173,7 @@ class InPlaceRestoreContract(RunsWithTasks):
     @pytest.mark.usefixtures("three_days")
     def test_a_savepoint_without_a_row_that_is_disposed_of_is_not_restored(self, store: JobStore) -> None:
         """It was moved, or its row is removed."""
-        JobSavepoints(store).dispose(DisposeSavepoint(job_id=JOB, pointer=POINTER))
+        JobSavepoints(store).dispose(POINTER, JOB)
         before = self.gateway.describe(JOB)
         for dry_run in (True, False):
             with pytest.raises(CheckpointNotFoundError, match="found that it was disposed of"):

@@ -33,7 +33,6 @@ from airflow_provider_statecheck.checkpoint.job_list import (
 )
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
-    ConfirmDiscards,
     ConfirmRestore,
     DeclineCheckpoint,
     FinishAttempt,
@@ -44,7 +43,7 @@ from airflow_provider_statecheck.checkpoint.records import AttemptOwner, Attempt
 from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobView
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError
-from airflow_provider_statecheck.maintenance.job_maintenance import ForgetRows, JobMaintenance, RetireJob
+from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance, RetireJob
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob
 from tests.contracts.maintenance_contract import KnownRuns, MaintenanceContract, NoTokens
 from tests.contracts.runs_of_a_job import JOB, day
@@ -555,7 +554,7 @@ class History:
         attempt = self._grant().attempt
         reply = complete_checkpoint(self._coordinator, attempt)
         gone = tuple(discard.checkpoint_id for discard in reply.effects.discards)
-        self._coordinator.confirm_discards(ConfirmDiscards(job_id=attempt.job_id, checkpoint_ids=gone, attempt=attempt))
+        self._coordinator.confirm_discards(attempt, gone)
 
     def _finish(self) -> None:
         status = self._chance.choice((AttemptStatus.FINISHED, AttemptStatus.FAILED))
@@ -587,11 +586,11 @@ class History:
         self._clock.advance(self._chance.choice((timedelta(hours=2), DEFAULT_AGE)).total_seconds())
 
     def _forget(self) -> None:
-        self._maintenance().forget(ForgetRows(job_id=self._job(), age_seconds=DEFAULT_AGE.total_seconds()))
+        self._maintenance().forget(self._job(), DEFAULT_AGE.total_seconds())
 
     def _remove(self) -> None:
         request, maintenance = RetireJob(job_id=self._job(), is_named=True), self._maintenance()
-        if not maintenance.retire(request).kept_because:
+        if not maintenance.retire(request):
             MaintenanceContract.confirm_all(maintenance, request.job_id)
             maintenance.remove(request)
 

@@ -20,9 +20,7 @@ from airflow_provider_statecheck.checkpoint.ids import checkpoint_uri, new_key, 
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
     AttemptRef,
-    ConfirmDiscards,
     ConfirmRestore,
-    DisposeSavepoint,
     FinishAttempt,
     SkippedCheckpoint,
     TriggerCheckpoint,
@@ -194,7 +192,7 @@ class Job:
         attempt = self.coordinator.register(make_registration(uid="totals", owner=day(3), retained_runs=2)).attempt
         reply = complete_checkpoint(self.coordinator, attempt)
         gone = tuple(discard.checkpoint_id for discard in reply.effects.discards)
-        self.coordinator.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=gone, attempt=attempt))
+        self.coordinator.confirm_discards(attempt, gone)
 
     def start_afresh(self) -> None:
         """Rewind the job to before its first run, which then begins a new generation with a checkpoint."""
@@ -212,7 +210,7 @@ class Job:
 
     def dispose(self, savepoint: CheckpointRecord) -> None:
         """Dispose of a savepoint."""
-        JobSavepoints(self.store).dispose(DisposeSavepoint(job_id=JOB, pointer=savepoint.location))
+        JobSavepoints(self.store).dispose(savepoint.location, JOB)
 
     def recreate(self) -> None:
         """Remove the job, and let a run begin it again under its name."""

@@ -16,7 +16,6 @@ from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptRef,
-    ConfirmDiscards,
     FinishAttempt,
     TriggerCheckpoint,
 )
@@ -35,7 +34,7 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     NoRestorableCheckpointError,
 )
-from airflow_provider_statecheck.maintenance.job_maintenance import ForgetRows, JobMaintenance, RetireJob
+from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance, RetireJob
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob
 from tests.contracts.runs_of_a_job import AGAIN, day
 from tests.messages import ManualClock, complete_checkpoint, make_owner, make_registration, present
@@ -105,15 +104,15 @@ class MaintainedJobs:
     def confirm_all(maintenance: JobMaintenance, job_id: JobId) -> None:
         """Say of every ended checkpoint that its bytes are gone."""
         ids = tuple(c.checkpoint_id for c in maintenance.describe(job_id).checkpoints)
-        maintenance.confirm_discards(ConfirmDiscards(job_id=job_id, checkpoint_ids=ids))
+        maintenance.confirm_discards(job_id, ids)
 
     @classmethod
     def remove(cls, maintenance: JobMaintenance, job_id: JobId) -> None:
         """Remove a job by its name, step by step."""
         request = RetireJob(job_id=job_id, is_named=True)
-        assert maintenance.retire(request).kept_because == ()
+        assert maintenance.retire(request) == ()
         cls.confirm_all(maintenance, job_id)
-        assert maintenance.remove(request).kept_because == ()
+        assert maintenance.remove(request) == ()
 
     @staticmethod
     def close_abandoned(maintenance: JobMaintenance, job_id: JobId) -> tuple[AttemptRef, ...]:
@@ -166,10 +165,7 @@ class MaintenanceContract(MaintainedJobs):
         assert (view.attempts[0].status, view.attempts[0].ended_at) == (AttemptStatus.FENCED, clock.now())
         assert [c.status for c in view.checkpoints[-2:]] == [CheckpointStatus.COMPLETED, CheckpointStatus.ABORTED]
         assert self.maintenance.close_abandoned(attempt.job_id) == ()
-        assert (
-            "may still be running"
-            in self.maintenance.retire(RetireJob(job_id=attempt.job_id, is_named=True)).kept_because[0]
-        )
+        assert "may still be running" in self.maintenance.retire(RetireJob(job_id=attempt.job_id, is_named=True))[0]
         retry = self.coordinator.register(make_registration(owner=make_owner(run_id="run-1", airflow=AIRFLOW)))
         assert (retry.is_restore, retry.start_reason) == (True, "retry after an attempt that was fenced")
 
@@ -236,7 +232,7 @@ class MaintenanceContract(MaintainedJobs):
         job_id = self.complete_by_run().job_id
         before = self.maintenance.describe(job_id).job
         clock.advance(40 * 24 * 3600)
-        self.maintenance.forget(ForgetRows(job_id=job_id, age_seconds=24 * 3600, dry_run=True))
+        self.maintenance.forget(job_id, 24 * 3600, dry_run=True)
         assert self.maintenance.describe(job_id).job == before
 
     def test_what_stays_after_a_failure_is_found_when_the_run_is_cleared(self) -> None:
@@ -394,18 +390,18 @@ class MaintenanceContract(MaintainedJobs):
 
     def test_ended_rows_go_when_they_are_old_and_their_bytes_are_gone(self, clock: ManualClock) -> None:
         job_id = self.run().job_id
-        self.maintenance.confirm_discards(ConfirmDiscards(job_id=job_id, checkpoint_ids=(1,)))
+        self.maintenance.confirm_discards(job_id, (1,))
         clock.advance(DAY - 1)
-        assert len(self.maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY))) == 0
+        assert len(self.maintenance.forget(job_id, DAY)) == 0
         clock.advance(2)
-        assert self.maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY)).checkpoint_ids == (1,)
+        assert self.maintenance.forget(job_id, DAY).checkpoint_ids == (1,)
         assert [c.checkpoint_id for c in self.maintenance.describe(job_id).checkpoints] == [2, 3]
 
     def test_a_retained_checkpoint_is_never_forgotten(self, clock: ManualClock) -> None:
         job_id = self.run().job_id
         self.confirm_all(self.maintenance, job_id)
         clock.advance(400 * DAY)
-        self.maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY))
+        self.maintenance.forget(job_id, DAY)
         assert [c.status for c in self.maintenance.describe(job_id).checkpoints] == [CheckpointStatus.COMPLETED]
 
     def test_a_lost_history_stays_an_error_after_rows_were_forgotten(self, store: JobStore, clock: ManualClock) -> None:
@@ -415,7 +411,7 @@ class MaintenanceContract(MaintainedJobs):
             tx.update_checkpoint(replace(row, status=CheckpointStatus.SUBSUMED), expected=row.status)
         self.confirm_all(self.maintenance, job_id)
         clock.advance(400 * DAY)
-        self.maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY))
+        self.maintenance.forget(job_id, DAY)
         with pytest.raises(NoRestorableCheckpointError):
             self.coordinator.register(make_registration(owner=make_owner(run_id="run-1")))
 
@@ -423,9 +419,7 @@ class MaintenanceContract(MaintainedJobs):
         job_id = self.run().job_id
         self.run()
         clock.advance(2 * DAY)
-        assert [ref.epoch for ref in self.maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY)).attempts] == [
-            1
-        ]
+        assert [ref.epoch for ref in self.maintenance.forget(job_id, DAY).attempts] == [1]
         assert [a.epoch for a in self.maintenance.describe(job_id).attempts] == [2]
         assert self.coordinator.register(make_registration(owner=make_owner(run_id="run-1"))).is_restore
 
@@ -436,7 +430,7 @@ class MaintenanceContract(MaintainedJobs):
             complete_checkpoint(self.coordinator, grant.attempt)
             self.coordinator.finish(FinishAttempt(attempt=grant.attempt, status=AttemptStatus.FINISHED))
         clock.advance(400 * DAY)
-        assert self.maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY)).attempts == ()
+        assert self.maintenance.forget(job_id, DAY).attempts == ()
         JobRewinding(store, UnknownLiveness()).rewind(RewindJob(job_id=job_id, run_key=day(3).run_key))
         cleared = make_registration(job_name=NAMED, owner=day(2, clear_marker=AGAIN), retained_runs=3)
         assert [c.checkpoint_id for c in self.coordinator.register(cleared).candidates] == [1], "it begins again"
@@ -446,7 +440,7 @@ class MaintenanceContract(MaintainedJobs):
         running = self.run(status=None)
         self.confirm_all(self.maintenance, running.job_id)
         clock.advance(400 * DAY)
-        gone = self.maintenance.forget(ForgetRows(job_id=running.job_id, age_seconds=DAY))
+        gone = self.maintenance.forget(running.job_id, DAY)
         left = self.maintenance.describe(running.job_id)
         assert (len(gone.attempts), len(left.attempts)) == (0, 2)
         assert [c.checkpoint_id for c in left.checkpoints if c.epoch == running.epoch] == [4, 5, 6]
@@ -456,12 +450,11 @@ class MaintenanceContract(MaintainedJobs):
         self.run()
         self.confirm_all(self.maintenance, job_id)
         clock.advance(2 * DAY)
-        request = ForgetRows(job_id=job_id, age_seconds=DAY)
         before = self.maintenance.describe(job_id)
-        found = self.maintenance.forget(replace(request, dry_run=True))
+        found = self.maintenance.forget(job_id, DAY, dry_run=True)
         after = self.maintenance.describe(job_id)
         assert (after.checkpoints, after.attempts) == (before.checkpoints, before.attempts)
-        assert self.maintenance.forget(request) == found
+        assert self.maintenance.forget(job_id, DAY) == found
         assert found.checkpoint_ids
 
     def test_requests_go_as_long_after_their_end_as_checkpoints(self, store: JobStore, clock: ManualClock) -> None:
@@ -479,21 +472,21 @@ class MaintenanceContract(MaintainedJobs):
             tx.save_request(ended)
             tx.save_request(replace(ended, request_key="open", status=RequestStatus.QUEUED, ended_at=None))
         clock.advance(DAY + 1)
-        assert self.maintenance.forget(ForgetRows(job_id=attempt.job_id, age_seconds=DAY)).requests == ("ended",)
+        assert self.maintenance.forget(attempt.job_id, DAY).requests == ("ended",)
         assert [r.request_key for r in self.maintenance.describe(attempt.job_id).requests] == ["open"]
 
     def test_rows_stay_for_a_day_at_least(self) -> None:
         job_id = self.run().job_id
         with pytest.raises(InvalidConfigurationError, match="a day"):
-            self.maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY - 1))
+            self.maintenance.forget(job_id, DAY - 1)
 
     # --- which jobs go as a whole
 
     def test_a_job_with_a_name_of_its_own_goes_only_when_it_is_named(self) -> None:
         job_id = self.run().job_id
-        assert "explicit name" in self.maintenance.retire(RetireJob(job_id=job_id, idle_seconds=DAY)).kept_because[0]
+        assert "explicit name" in self.maintenance.retire(RetireJob(job_id=job_id, idle_seconds=DAY))[0]
         assert self.maintenance.describe(job_id).checkpoints[-1].is_restorable
-        assert self.maintenance.retire(RetireJob(job_id=job_id, is_named=True)).kept_because == ()
+        assert self.maintenance.retire(RetireJob(job_id=job_id, is_named=True)) == ()
 
     def test_a_job_named_after_a_run_goes_when_the_run_is_over(self, clock: ManualClock) -> None:
         owner = make_owner(run_key="2026-01-01", run_id="run-1", airflow=AIRFLOW)
@@ -501,31 +494,31 @@ class MaintenanceContract(MaintainedJobs):
         self.coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
         request = RetireJob(job_id=attempt.job_id, idle_seconds=DAY)
         clock.advance(DAY)
-        assert self.maintenance.retire(request).kept_because == ("run 'run-1' has not ended",)
+        assert self.maintenance.retire(request) == ("run 'run-1' has not ended",)
         self.runs.over.add("run-1")
         for seconds in (0.0, -1.0, DAY - 1, float("nan")):
             too_soon = RetireJob(job_id=attempt.job_id, idle_seconds=seconds)
             for call in (self.maintenance.refusal, self.maintenance.retire, self.maintenance.remove):
-                assert "less than a day" in call(too_soon).kept_because[0]
-        assert self.maintenance.retire(request).kept_because == ()
+                assert "less than a day" in call(too_soon)[0]
+        assert self.maintenance.retire(request) == ()
 
     def test_a_job_goes_only_after_it_was_idle_and_maintenance_does_not_count(self, clock: ManualClock) -> None:
         job_id = self.run(TEST).job_id
         request = RetireJob(job_id=job_id, idle_seconds=10 * DAY)
         clock.advance(9 * DAY)
-        self.maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY))
-        assert "its last attempt was at" in self.maintenance.retire(request).kept_because[0]
+        self.maintenance.forget(job_id, DAY)
+        assert "its last attempt was at" in self.maintenance.retire(request)[0]
         clock.advance(1.1 * DAY)
-        assert self.maintenance.retire(request).kept_because == ()
+        assert self.maintenance.retire(request) == ()
 
     @pytest.mark.parametrize("is_named", [True, False])
     def test_a_job_with_an_open_attempt_never_goes(self, clock: ManualClock, is_named: bool) -> None:
         job_id = self.run(TEST, status=None).job_id
         clock.advance(400 * DAY)
         before = self.maintenance.describe(job_id).checkpoints
-        reasons = self.maintenance.retire(RetireJob(job_id=job_id, is_named=is_named)).kept_because
+        reasons = self.maintenance.retire(RetireJob(job_id=job_id, is_named=is_named))
         assert "attempt 1 of operator 'aggregate' (dag.task) has not ended" in reasons
-        assert self.maintenance.remove(RetireJob(job_id=job_id)).kept_because
+        assert self.maintenance.remove(RetireJob(job_id=job_id))
         assert self.maintenance.describe(job_id).checkpoints == before
 
     def test_a_job_whose_sink_has_not_committed_goes_only_when_it_is_named(self, clock: ManualClock) -> None:
@@ -535,7 +528,7 @@ class MaintenanceContract(MaintainedJobs):
         clock.advance(10 * DAY)
         request = RetireJob(job_id=attempt.job_id, idle_seconds=DAY)
         for call in (self.maintenance.refusal, self.maintenance.retire, self.maintenance.remove):
-            assert call(request).kept_because == ("the sink of operator 'aggregate' has not committed checkpoint 1",)
+            assert call(request) == ("the sink of operator 'aggregate' has not committed checkpoint 1",)
         assert self.maintenance.describe(attempt.job_id).checkpoints[0].awaits_commit
         self.remove(self.maintenance, attempt.job_id)
 
@@ -543,9 +536,9 @@ class MaintenanceContract(MaintainedJobs):
         """What it writes after the rows are gone, nobody would find."""
         self.run(TEST, status=None)
         job_id = self.run(TEST).job_id
-        assert "may still be running" in self.maintenance.retire(RetireJob(job_id=job_id)).kept_because[0]
+        assert "may still be running" in self.maintenance.retire(RetireJob(job_id=job_id))[0]
         clock.advance(1.1 * DAY)
-        assert self.maintenance.retire(RetireJob(job_id=job_id)).kept_because == ()
+        assert self.maintenance.retire(RetireJob(job_id=job_id)) == ()
 
     # --- how they go
 
@@ -553,9 +546,9 @@ class MaintenanceContract(MaintainedJobs):
         attempt = self.run(TEST)
         self.maintenance.retire(RetireJob(job_id=attempt.job_id))
         assert all(c.awaits_discard for c in self.maintenance.describe(attempt.job_id).checkpoints)
-        assert "is not confirmed" in self.maintenance.remove(RetireJob(job_id=attempt.job_id)).kept_because[0]
+        assert "is not confirmed" in self.maintenance.remove(RetireJob(job_id=attempt.job_id))[0]
         self.confirm_all(self.maintenance, attempt.job_id)
-        assert self.maintenance.remove(RetireJob(job_id=attempt.job_id)).kept_because == ()
+        assert self.maintenance.remove(RetireJob(job_id=attempt.job_id)) == ()
         with pytest.raises(CheckpointNotFoundError):
             self.maintenance.describe(attempt.job_id)
         assert self.maintenance.jobs() == ()
@@ -563,7 +556,7 @@ class MaintenanceContract(MaintainedJobs):
     def test_saying_what_would_be_retired_changes_nothing(self) -> None:
         job_id = self.run(TEST).job_id
         before = self.maintenance.describe(job_id)
-        assert self.maintenance.refusal(RetireJob(job_id=job_id)).kept_because == ()
+        assert self.maintenance.refusal(RetireJob(job_id=job_id)) == ()
         assert self.maintenance.describe(job_id) == before
 
     def test_an_attempt_that_comes_between_retiring_and_removing_starts_afresh_and_keeps_the_job(self) -> None:
@@ -573,7 +566,7 @@ class MaintenanceContract(MaintainedJobs):
         complete_checkpoint(self.coordinator, grant.attempt)
         assert not grant.is_restore
         self.confirm_all(self.maintenance, job_id)
-        assert "has not ended" in self.maintenance.remove(RetireJob(job_id=job_id)).kept_because[0]
+        assert "has not ended" in self.maintenance.remove(RetireJob(job_id=job_id))[0]
         assert self.coordinator.latest(job_id, grant.attempt.operator_id) is not None
 
     def test_retiring_twice_is_retiring_once(self) -> None:
@@ -621,17 +614,11 @@ class MaintenanceContract(MaintainedJobs):
         assert min(c.checkpoint_id for c in new) > max(c.checkpoint_id for c in read.checkpoints)
         assert min(c.generation for c in new) > max(c.generation for c in read.checkpoints)
         ids = tuple(c.checkpoint_id for c in read.checkpoints)
-        self.maintenance.confirm_discards(ConfirmDiscards(job_id=job_id, checkpoint_ids=ids))
+        self.maintenance.confirm_discards(job_id, ids)
         assert self.maintenance.describe(job_id).checkpoints == new
 
     def test_confirming_for_no_attempt_leaves_what_is_retained(self) -> None:
         job_id = self.run().job_id
-        self.maintenance.confirm_discards(ConfirmDiscards(job_id=job_id, checkpoint_ids=(1, 3, 99)))
+        self.maintenance.confirm_discards(job_id, (1, 3, 99))
         rows = self.maintenance.describe(job_id).checkpoints
         assert [c.discarded_at is not None for c in rows] == [True, False, False]
-
-    def test_the_coordinator_confirms_for_an_attempt_only(self) -> None:
-        job_id = self.run().job_id
-        with pytest.raises(InvalidConfigurationError, match="found none"):
-            self.coordinator.confirm_discards(ConfirmDiscards(job_id=job_id, checkpoint_ids=(2,)))
-        assert self.maintenance.describe(job_id).checkpoints[1].discarded_at is None

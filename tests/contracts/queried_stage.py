@@ -11,10 +11,8 @@ from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
     AttemptRef,
-    ConfirmDiscards,
     ConfirmRestore,
     PendingCheckpoint,
-    RequestSavepoint,
     RestoreSource,
     TriggerCheckpoint,
 )
@@ -27,7 +25,7 @@ from airflow_provider_statecheck.storage.discarding import EffectDiscards
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache
 from airflow_provider_statecheck.storage.pointers import find_source
-from tests.messages import make_acknowledgement, make_registration, present
+from tests.messages import make_acknowledgement, make_registration, make_savepoint_request, present
 from tests.written_state import StatefulJob
 
 
@@ -108,9 +106,7 @@ class QueriedStage:
         assert reply.is_completed
         discarded = EffectDiscards(self.storage, self._documents).discard(reply.effects)
         assert discarded == tuple(each.checkpoint_id for each in reply.effects.discards)
-        self._coordinator.confirm_discards(
-            ConfirmDiscards(job_id=self.job_id, checkpoint_ids=discarded, attempt=self.attempt)
-        )
+        self._coordinator.confirm_discards(self.attempt, discarded)
         return pending.checkpoint_id
 
     def write(self) -> tuple[PendingCheckpoint, bytes]:
@@ -124,9 +120,7 @@ class QueriedStage:
 
     def savepoint(self) -> str:
         """Take a savepoint of the latest checkpoint and return its pointer."""
-        request = JobSavepoints(self.store).request(
-            RequestSavepoint(job_id=self.job_id, operator_id=self.attempt.operator_id, request_key=new_key())
-        )
+        request = JobSavepoints(self.store).request(make_savepoint_request(self.attempt))
         source = present(self._coordinator.latest(self.job_id, self.attempt.operator_id))
         directory = f"{self.storage.base_uri}/savepoints"
         StageSavepoints(self._coordinator, self.storage, self._documents, self.attempt, directory).serve(

@@ -13,7 +13,6 @@ import pytest
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
-    ConfirmCommits,
     ConfirmRestore,
     FinishAttempt,
     SkippedCheckpoint,
@@ -177,7 +176,7 @@ class RewindingContract(RunsWithTasks):
             with pytest.raises(StaleAttemptError, match="was fenced"):
                 self.gateway.finish(FinishAttempt(attempt=script, status=status))
         with pytest.raises(StaleAttemptError, match="was fenced"):
-            self.gateway.confirm_commits(ConfirmCommits(attempt=script, checkpoint_ids=(1,)))
+            self.gateway.confirm_commits(script, (1,))
 
     def test_all_operators_go_back_or_none(self) -> None:
         self.week(1, 2, uid="kept")

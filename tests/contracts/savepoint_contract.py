@@ -24,18 +24,12 @@ from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobI
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
     AttemptRef,
-    BeginSavepoint,
-    ConfirmCommits,
-    ConfirmDiscards,
     ConfirmRestore,
     DeclineCheckpoint,
-    DisposeSavepoint,
     EndSavepoint,
     FinishAttempt,
     OpenEffects,
     PendingCheckpoint,
-    PinParts,
-    RequestSavepoint,
     RestoreSource,
     SkippedCheckpoint,
     TriggerCheckpoint,
@@ -73,6 +67,7 @@ from tests.messages import (
     make_leadership,
     make_owner,
     make_registration,
+    make_savepoint_request,
     make_source,
     present,
 )
@@ -116,10 +111,9 @@ class SavepointContract:
     def test_a_pinned_part_stays_until_the_savepoint_ends(
         self, store: JobStore, ended: AttemptRef, pending: CheckpointRecord
     ) -> None:
-        message = PinParts(job_id=JOB, checkpoint_id=pending.checkpoint_id, parts={ended.operator_id: 1})
-        first, second = self.savepoints.pin(message), self.savepoints.pin(message)
+        first, second = (self.savepoints.pin(JOB, pending.checkpoint_id, {ended.operator_id: 1}) for _ in range(2))
         assert first == second
-        assert "aggregate/1/1/ended" in {a.attempt_id for a in first.acknowledgements}
+        assert "aggregate/1/1/ended" in {a.attempt_id for a in first}
         assert self.pinned(store) == [1]
         rows = AlignedCheckpoints(store)
         leader = rows.lead(make_leadership())
@@ -133,18 +127,17 @@ class SavepointContract:
         for missing in (99, pending.checkpoint_id):
             parts = {ended.operator_id: missing}
             with pytest.raises(CheckpointNotFoundError, match="to be retained"):
-                self.savepoints.pin(PinParts(job_id=JOB, checkpoint_id=pending.checkpoint_id, parts=parts))
+                self.savepoints.pin(JOB, pending.checkpoint_id, parts)
         assert self.pinned(store) == []
 
     def test_a_pinned_checkpoint_that_is_not_retained_any_more_is_not_pinned_again(
         self, store: JobStore, ended: AttemptRef, pending: CheckpointRecord
     ) -> None:
-        message = PinParts(job_id=JOB, checkpoint_id=pending.checkpoint_id, parts={ended.operator_id: 1})
-        self.savepoints.pin(message)
+        self.savepoints.pin(JOB, pending.checkpoint_id, {ended.operator_id: 1})
         with store.transaction(JOB) as tx:
             transitions.roll_back(tx, [c for c in tx.open_checkpoints(ended.operator_id) if c.checkpoint_id == 1])
         with pytest.raises(CheckpointNotFoundError, match="to be retained"):
-            self.savepoints.pin(message)
+            self.savepoints.pin(JOB, pending.checkpoint_id, {ended.operator_id: 1})
 
     def test_a_checkpoint_from_before_a_fresh_start_is_not_pinned(
         self, ended: AttemptRef, pending: CheckpointRecord
@@ -152,12 +145,12 @@ class SavepointContract:
         cleared = make_registration(owner=make_owner(clear_marker="cleared"), on_clear=OnClear.RESTART)
         assert self.coordinator.register(cleared).generation == 2
         with pytest.raises(CheckpointNotFoundError, match="to be retained"):
-            self.savepoints.pin(PinParts(job_id=JOB, checkpoint_id=pending.checkpoint_id, parts={ended.operator_id: 1}))
+            self.savepoints.pin(JOB, pending.checkpoint_id, {ended.operator_id: 1})
 
     def test_only_a_pending_savepoint_of_the_whole_job_pins(self, running: AttemptRef) -> None:
         own = self.trigger(running, self.ask(running))
         with pytest.raises(CheckpointNotFoundError, match="pending one of the whole job"):
-            self.savepoints.pin(PinParts(job_id=JOB, checkpoint_id=own.checkpoint_id, parts={}))
+            self.savepoints.pin(JOB, own.checkpoint_id, {})
 
     def test_an_attempt_is_told_that_its_job_suspends_when_it_has_given_its_part(
         self, store: JobStore, clock: ManualClock, running: AttemptRef
@@ -198,7 +191,7 @@ class SavepointContract:
 
     def confirmed(self, attempt: AttemptRef, checkpoint_id: int) -> OpenEffects:
         """Confirm the commits of a checkpoint."""
-        return self.coordinator.confirm_commits(ConfirmCommits(attempt=attempt, checkpoint_ids=(checkpoint_id,)))
+        return self.coordinator.confirm_commits(attempt, (checkpoint_id,))
 
     @staticmethod
     def pinned(store: JobStore) -> list[int]:
@@ -207,8 +200,7 @@ class SavepointContract:
 
     def ask(self, attempt: AttemptRef, **changes: Any) -> SnapshotRequest:
         """Ask for a savepoint of an attempt's operator."""
-        values = {"job_id": attempt.job_id, "operator_id": attempt.operator_id, "request_key": new_key()}
-        return self.savepoints.request(RequestSavepoint(**values | changes))
+        return self.savepoints.request(make_savepoint_request(attempt, **changes))
 
     def trigger(self, attempt: AttemptRef, asked: SnapshotRequest) -> PendingCheckpoint:
         """Let a stage begin a savepoint."""
@@ -381,14 +373,12 @@ class SavepointContract:
     def test_a_savepoint_of_a_running_stage_is_not_taken_in_its_place(self, running: AttemptRef) -> None:
         asked = self.ask(running)
         with pytest.raises(ConcurrentAttemptError, match="which takes the savepoint"):
-            self.savepoints.begin(self.beginning(asked))
+            self.savepoints.begin(**self.beginning(asked))
 
     @staticmethod
-    def beginning(asked: SnapshotRequest) -> BeginSavepoint:
-        """Return the message that begins a savepoint in place of the stage."""
-        return BeginSavepoint(
-            job_id=JOB, request_key=asked.request_key, savepoint_dir=SAVEPOINTS, trigger_key=new_key()
-        )
+    def beginning(asked: SnapshotRequest) -> dict[str, Any]:
+        """Return the arguments that begin a savepoint in place of the stage."""
+        return {"job_id": JOB, "request_key": asked.request_key, "savepoint_dir": SAVEPOINTS, "trigger_key": new_key()}
 
     @staticmethod
     def ending(begun: CheckpointRecord) -> EndSavepoint:
@@ -397,7 +387,7 @@ class SavepointContract:
 
     def begun(self, attempt: AttemptRef) -> CheckpointRecord:
         """Ask for a savepoint and begin it in place of the stage."""
-        return self.savepoints.begin(self.beginning(self.ask(attempt)))
+        return self.savepoints.begin(**self.beginning(self.ask(attempt)))
 
     def completed(self, attempt: AttemptRef) -> CheckpointRecord:
         """Take a savepoint in place of the stage."""
@@ -421,7 +411,7 @@ class SavepointContract:
 
     def test_the_slower_of_two_copies_for_one_request_cannot_complete(self, ended: AttemptRef) -> None:
         asked = self.ask(ended)
-        slow, fast = (self.savepoints.begin(self.beginning(asked)) for _ in range(2))
+        slow, fast = (self.savepoints.begin(**self.beginning(asked)) for _ in range(2))
         assert slow.location != fast.location
         assert self.savepoints.end(self.ending(fast)).is_restorable is False
         lost = self.savepoints.end(self.ending(slow))
@@ -431,10 +421,10 @@ class SavepointContract:
     def test_the_same_beginning_come_twice_is_one(self, ended: AttemptRef) -> None:
         asked = self.ask(ended)
         message = self.beginning(asked)
-        first, again = self.savepoints.begin(message), self.savepoints.begin(message)
+        first, again = self.savepoints.begin(**message), self.savepoints.begin(**message)
         assert first == again
         assert self.savepoints.end(self.ending(first)).completed_at is not None
-        assert self.savepoints.begin(message).status is CheckpointStatus.COMPLETED
+        assert self.savepoints.begin(**message).status is CheckpointStatus.COMPLETED
         assert [c.checkpoint_id for c in self.coordinator.describe(JOB).checkpoints] == [1, first.checkpoint_id]
 
     def test_what_was_aborted_is_discarded_again_while_its_writer_may_go_on(
@@ -442,36 +432,33 @@ class SavepointContract:
     ) -> None:
         begun = self.begun(ended)
         attempt = self.coordinator.register(make_registration()).attempt
-        confirm = ConfirmDiscards(job_id=JOB, checkpoint_ids=(begun.checkpoint_id,), attempt=attempt)
-        self.coordinator.confirm_discards(confirm)
+        self.coordinator.confirm_discards(attempt, (begun.checkpoint_id,))
         assert self.row(begun.checkpoint_id).awaits_discard
         clock.advance(25 * 3600)
-        self.coordinator.confirm_discards(confirm)
+        self.coordinator.confirm_discards(attempt, (begun.checkpoint_id,))
         assert not self.row(begun.checkpoint_id).awaits_discard
 
     def test_a_savepoint_that_is_being_written_cannot_complete_once_it_is_disposed(self, ended: AttemptRef) -> None:
         begun = self.begun(ended)
-        self.savepoints.dispose(DisposeSavepoint(pointer=begun.location, job_id=JOB))
+        self.savepoints.dispose(begun.location, JOB)
         late = self.savepoints.end(self.ending(begun))
         assert late.status is CheckpointStatus.ABORTED
 
     def test_a_savepoint_of_the_whole_job_that_is_being_finalized_fails_once_it_is_disposed(
         self, store: JobStore, ended: AttemptRef, pending: CheckpointRecord
     ) -> None:
-        self.savepoints.pin(PinParts(job_id=JOB, checkpoint_id=pending.checkpoint_id, parts={ended.operator_id: 1}))
+        self.savepoints.pin(JOB, pending.checkpoint_id, {ended.operator_id: 1})
         with store.transaction(JOB) as tx:
             finalizing = replace(pending, status=CheckpointStatus.FINALIZING, lease_until=tx.now)
             tx.update_checkpoint(finalizing, expected=CheckpointStatus.PENDING)
-        disposed = present(self.savepoints.dispose(DisposeSavepoint(pointer=pending.location, job_id=JOB)).checkpoint)
+        disposed = present(self.savepoints.dispose(pending.location, JOB))
         assert disposed.status is CheckpointStatus.ABORTED
         assert [r.status for r in store.describe(JOB).requests] == [RequestStatus.FAILED]
         assert self.pinned(store) == []
 
     def test_a_directory_without_metadata_is_found_by_its_name(self, ended: AttemptRef) -> None:
         begun = self.begun(ended)
-        found = present(
-            self.savepoints.dispose(DisposeSavepoint(pointer=begun.location, job_id=JobId("0" * 32))).checkpoint
-        )
+        found = present(self.savepoints.dispose(begun.location, JobId("0" * 32)))
         assert (found.checkpoint_id, found.status) == (begun.checkpoint_id, CheckpointStatus.ABORTED)
 
     def test_a_stage_that_begins_ends_a_copy_that_is_under_way(self, ended: AttemptRef) -> None:
@@ -485,32 +472,27 @@ class SavepointContract:
             with pytest.raises(CheckpointNotFoundError, match="savepoint"):
                 self.savepoints.end(EndSavepoint(job_id=JOB, checkpoint_id=checkpoint_id))
         with pytest.raises(CheckpointNotFoundError, match="savepoint"):
-            self.savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=f"memory://base/{JOB}/chk-1"))
+            self.savepoints.dispose(f"memory://base/{JOB}/chk-1", JOB)
 
     def test_a_dry_run_of_a_disposal_changes_nothing(self, store: JobStore, ended: AttemptRef) -> None:
         done = self.completed(ended)
         before = store.describe(JOB)
-        found = present(
-            self.savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=done.location, dry_run=True)).checkpoint
-        )
+        found = present(self.savepoints.dispose(done.location, JOB, dry_run=True))
         assert found.status is CheckpointStatus.DISPOSED
         after = store.describe(JOB)
         assert (after.job, after.checkpoints) == (before.job, before.checkpoints)
 
     def test_a_savepoint_of_a_job_that_is_gone_may_be_disposed(self) -> None:
-        assert self.savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=PLACE)).checkpoint is None
+        assert self.savepoints.dispose(PLACE, JOB) is None
 
     def test_a_disposed_savepoint_is_deleted_by_the_next_caller_and_confirmed(self, ended: AttemptRef) -> None:
         done = self.completed(ended)
-        self.savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=done.location))
-        again = self.savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=done.location))
-        assert again.checkpoint is not None
-        assert again.checkpoint.status is CheckpointStatus.DISPOSED
+        self.savepoints.dispose(done.location, JOB)
+        again = present(self.savepoints.dispose(done.location, JOB))
+        assert again.status is CheckpointStatus.DISPOSED
         grant = self.coordinator.register(make_registration())
         assert [c.checkpoint_id for c in grant.effects.discards] == [done.checkpoint_id]
-        self.coordinator.confirm_discards(
-            ConfirmDiscards(job_id=JOB, checkpoint_ids=(done.checkpoint_id,), attempt=grant.attempt)
-        )
+        self.coordinator.confirm_discards(grant.attempt, (done.checkpoint_id,))
         assert not self.row(done.checkpoint_id).awaits_discard
 
     @staticmethod
@@ -623,36 +605,33 @@ class SavepointContract:
         with pytest.raises(SnapshotClaimedError):
             self.begin_from("rival", source=claims[1])
         with pytest.raises(SnapshotClaimedError):
-            self.savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=pointers[1]))
+            self.savepoints.dispose(pointers[1], JOB)
 
     def test_a_savepoint_is_disposed_under_every_name_of_its_scheme(self, ended: AttemptRef) -> None:
-        begun = self.savepoints.begin(self.beginning(self.ask(ended, target="s3a://lake/savepoints")))
-        disposed = self.savepoints.dispose(
-            DisposeSavepoint(job_id=JOB, pointer=begun.location.replace("s3a://", "s3://"))
-        )
-        assert disposed.checkpoint is not None
-        assert disposed.checkpoint.location == begun.location
+        begun = self.savepoints.begin(**self.beginning(self.ask(ended, target="s3a://lake/savepoints")))
+        disposed = present(self.savepoints.dispose(begun.location.replace("s3a://", "s3://"), JOB))
+        assert disposed.location == begun.location
 
     def test_a_savepoint_that_a_running_attempt_restored_without_a_claim_is_not_disposed(
         self, ended: AttemptRef
     ) -> None:
-        begun = self.savepoints.begin(self.beginning(self.ask(ended, target="s3a://lake/savepoints")))
+        begun = self.savepoints.begin(**self.beginning(self.ask(ended, target="s3a://lake/savepoints")))
         pointer = self.savepoints.end(self.ending(begun)).location.replace("s3a://", "s3://")
         source = self.source(pointer=pointer)
         cleared = make_owner(clear_marker="2")
         attempt = self.begin_from("sales", source=source, owner=cleared).attempt
         for place, dry_run in product((begun.location, pointer), (False, True)):
             with pytest.raises(ConcurrentAttemptError, match=r"found that .* runs operator .* wait until it has ended"):
-                self.savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=place, dry_run=dry_run))
+                self.savepoints.dispose(place, JOB, dry_run=dry_run)
         assert self.row(begun.checkpoint_id).status is CheckpointStatus.COMPLETED
         self.coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FAILED))
-        disposed = present(self.savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=pointer)).checkpoint)
+        disposed = present(self.savepoints.dispose(pointer, JOB))
         assert disposed.status is CheckpointStatus.DISPOSED
 
     def test_a_savepoint_that_its_own_operator_claimed_under_another_scheme_ends_with_its_checkpoint(
         self, ended: AttemptRef
     ) -> None:
-        begun = self.savepoints.begin(self.beginning(self.ask(ended, target="s3a://lake/savepoints")))
+        begun = self.savepoints.begin(**self.beginning(self.ask(ended, target="s3a://lake/savepoints")))
         own = self.savepoints.end(self.ending(begun))
         pointer = own.location.replace("s3a://", "s3://")
         claim = self.source(mode=RestoreMode.CLAIM, pointer=pointer)
@@ -670,7 +649,7 @@ class SavepointContract:
         claim = self.source(mode=RestoreMode.CLAIM, pointer=place)
         self.restore(source=claim)
         with pytest.raises(SnapshotClaimedError):
-            self.savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=place))
+            self.savepoints.dispose(place, JOB)
 
     @pytest.mark.parametrize("mode", RestoreMode)
     def test_a_disposed_savepoint_is_refused_although_its_files_are_still_there(
@@ -681,7 +660,7 @@ class SavepointContract:
         source = self.source(mode=mode, pointer=place)
         grant = self.begin_from("earlier", source=source)
         for _ in range(2):
-            self.savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=place))
+            self.savepoints.dispose(place, JOB)
         with pytest.raises(PointerNotFoundError, match="disposed of"):
             self.begin_from(source=source)
         restored, claim = grant.candidates[0].checkpoint_id, mode is RestoreMode.CLAIM

@@ -22,7 +22,7 @@ from airflow_provider_statecheck.checkpoint.aligned.state_handles import (
 )
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import new_key
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef, ConfirmDiscards, ConfirmRestore, FinishAttempt
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef, ConfirmRestore, FinishAttempt
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, JobStatus
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.store import JobStore
@@ -39,7 +39,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_rows
-from tests.contracts.written_checkpoints import JOB, SAVEPOINT, UNCLAIMED, WrittenCheckpoints
+from tests.contracts.written_checkpoints import JOB, SAVEPOINT, UNCLAIMED, WrittenCheckpoints, with_other_metadata
 from tests.messages import ManualClock, make_leadership
 
 ONE, TWO = handle_name(1), handle_name(2)
@@ -126,7 +126,7 @@ class StateHandleStoreContract:
     def test_a_handle_gives_its_checkpoint_and_size_and_discards_twice(self) -> None:
         checkpoint = self.added()
         handle = self.handles.get_and_lock(ONE)
-        assert (handle.retrieve_state(), handle.get_state_size()) == (checkpoint, checkpoint.metadata_size)
+        assert (handle.retrieve_state(), handle.get_state_size()) == (checkpoint, checkpoint.metadata.size)
         assert handle.retrieve_state().operator_states == checkpoint.operator_states
         handle.discard_state()
         handle.discard_state()
@@ -134,7 +134,7 @@ class StateHandleStoreContract:
             self.open().get_and_lock(ONE).retrieve_state()
 
     def test_changed_metadata_is_not_taken_for_the_checkpoint(self) -> None:
-        self.storage.write_bytes(self.added().metadata_uri, b"none", overwrite=True)
+        self.storage.write_bytes(self.added().metadata.uri, b"none", overwrite=True)
         with pytest.raises(CorruptStateError):
             self.open().get_and_lock(ONE).retrieve_state()
 
@@ -159,7 +159,7 @@ class StateHandleStoreContract:
         self.handles.add_and_lock(ONE, checkpoint)
         row = self.row()
         assert (row.status, row.completed_at) == (CheckpointStatus.COMPLETED, checkpoint.completed_at)
-        assert (row.metadata_uri, row.metadata_sha256) == (checkpoint.metadata_uri, checkpoint.metadata_sha256)
+        assert (row.metadata_uri, row.metadata_sha256) == (checkpoint.metadata.uri, checkpoint.metadata.sha256)
         assert (row.full_size_bytes, row.state_size_bytes, row.counts) == (checkpoint.state_size, 5, {"operators": 1})
         assert self.handles.exists(ONE) == self.epoch
 
@@ -171,7 +171,7 @@ class StateHandleStoreContract:
         checkpoint = self.written.write(1)
         with pytest.raises(InvalidConfigurationError, match="has claimed"):
             self.handles.add_and_lock(TWO, replace(checkpoint, checkpoint_id=2))
-        foreign = replace(checkpoint, metadata_uri=f"{self.storage.base_uri}/_metadata")
+        foreign = replace(checkpoint, metadata=replace(checkpoint.metadata, uri=f"{self.storage.base_uri}/_metadata"))
         with pytest.raises(InvalidConfigurationError, match="metadata_uri"):
             self.handles.add_and_lock(ONE, foreign)
         assert self.live() == []
@@ -184,8 +184,8 @@ class StateHandleStoreContract:
     def test_add_of_another_checkpoint_under_a_name_is_refused(self) -> None:
         checkpoint = self.added()
         with pytest.raises(HandleExistsError):
-            self.handles.add_and_lock(ONE, replace(checkpoint, metadata_sha256="f" * 64))
-        assert self.row().metadata_sha256 == checkpoint.metadata_sha256
+            self.handles.add_and_lock(ONE, with_other_metadata(checkpoint))
+        assert self.row().metadata_sha256 == checkpoint.metadata.sha256
 
     @pytest.mark.parametrize("status", [CheckpointStatus.PENDING, CheckpointStatus.ABORTED])
     def test_add_of_a_checkpoint_that_is_not_acknowledged_is_refused(self, status: CheckpointStatus) -> None:
@@ -216,7 +216,7 @@ class StateHandleStoreContract:
 
     def test_of_many_adds_at_once_one_succeeds(self) -> None:
         checkpoint = self.written.write(1)
-        others = [replace(checkpoint, metadata_sha256=f"{n:064}") for n in range(4)]
+        others = [with_other_metadata(checkpoint, f"{n:064}") for n in range(4)]
 
         def add(other: CompletedCheckpoint) -> bool:
             try:
@@ -262,7 +262,7 @@ class StateHandleStoreContract:
         with pytest.raises(ResourceVersionError):
             self.handles.replace(ONE, ResourceVersion(self.epoch.value + 1), replace(checkpoint, properties=CLAIMED))
         with pytest.raises(HandleExistsError):
-            self.handles.replace(ONE, self.epoch, replace(checkpoint, metadata_sha256="f" * 64))
+            self.handles.replace(ONE, self.epoch, with_other_metadata(checkpoint))
         assert self.row() == before
 
     def test_replace_whose_reply_was_lost_is_success(self) -> None:
@@ -298,7 +298,7 @@ class StateHandleStoreContract:
         self.added(2)
         self.handles.release_and_try_remove(ONE)
         assert (self.handles.get_all_handles(), self.live()) == ([ONE, TWO], [TWO])
-        self.coordinator.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,), attempt=self.attempt))
+        self.coordinator.confirm_discards(self.attempt, (1,))
         assert self.handles.get_all_handles() == [TWO]
 
     # --- remove and clear

@@ -21,21 +21,18 @@ from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, job_id
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeResult,
     AttemptRef,
-    BeginSavepoint,
-    ConfirmDiscards,
     ConfirmRestore,
     DeclineCheckpoint,
     EndSavepoint,
     FinishAttempt,
     PendingCheckpoint,
-    RequestSavepoint,
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, StatisticsRecord
 from airflow_provider_statecheck.checkpoint.statistics import HISTORY_SIZE, CheckpointStatsSnapshot
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import CoordinatorError, StorageError
-from airflow_provider_statecheck.maintenance.job_maintenance import ForgetRows, JobMaintenance, RetireJob
+from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance, RetireJob
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from tests.contracts.maintenance_contract import KnownRuns, NoTokens
 from tests.messages import (
@@ -43,6 +40,7 @@ from tests.messages import (
     make_acknowledgement,
     make_owner,
     make_registration,
+    make_savepoint_request,
     make_source,
     present,
 )
@@ -101,9 +99,7 @@ class StatisticsContract:
 
     def begin_savepoint(self, attempt: AttemptRef) -> PendingCheckpoint:
         """Let a stage begin a savepoint."""
-        asked = JobSavepoints(self.rows).request(
-            RequestSavepoint(job_id=JOB, operator_id=attempt.operator_id, request_key=new_key())
-        )
+        asked = JobSavepoints(self.rows).request(make_savepoint_request(attempt))
         return self.coordinator.trigger(
             TriggerCheckpoint(
                 attempt=attempt, request_key=new_key(), serves=asked.request_key, savepoint_dir=SAVEPOINTS
@@ -296,12 +292,8 @@ class StatisticsContract:
         self.coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
         savepoints = JobSavepoints(self.rows)
         for failure in (None, "the disk is full"):
-            asked = savepoints.request(RequestSavepoint(job_id=JOB, operator_id=OPERATOR, request_key=new_key()))
-            begun = savepoints.begin(
-                BeginSavepoint(
-                    job_id=JOB, request_key=asked.request_key, savepoint_dir=SAVEPOINTS, trigger_key=new_key()
-                )
-            )
+            asked = savepoints.request(make_savepoint_request(attempt))
+            begun = savepoints.begin(JOB, asked.request_key, SAVEPOINTS, new_key())
             assert self.tracker.create_snapshot().savepoints.in_progress == 1
             end = EndSavepoint(
                 job_id=JOB,
@@ -432,10 +424,10 @@ class StatisticsContract:
         ids = [self.fail(attempt), *(self.complete(attempt) for _ in range(3))]
         self.coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
         maintenance = self.maintenance(clock)
-        maintenance.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=tuple(ids)))
+        maintenance.confirm_discards(JOB, tuple(ids))
         before = tracker_of(self.rows, OPERATOR).create_snapshot()
         clock.advance(3 * 86400)
-        gone = maintenance.forget(ForgetRows(job_id=JOB, age_seconds=86400))
+        gone = maintenance.forget(JOB, 86400)
         assert set(ids[:2]) <= set(gone.checkpoint_ids)
         assert tracker_of(self.rows, OPERATOR).create_snapshot() == before
 
@@ -444,8 +436,8 @@ class StatisticsContract:
         self.coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
         maintenance, request = self.maintenance(clock), RetireJob(job_id=JOB, is_named=True)
         maintenance.retire(request)
-        maintenance.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(checkpoint_id,)))
-        assert maintenance.remove(request).kept_because == ()
+        maintenance.confirm_discards(JOB, (checkpoint_id,))
+        assert maintenance.remove(request) == ()
         self.coordinator.register(make_registration())
         assert self.rows.describe(JOB).statistics == ()
 
@@ -454,7 +446,7 @@ class StatisticsContract:
         for _ in range(2):
             self.complete(attempt)
         assert self.tracker.create_snapshot().awaiting_discard == 1
-        self.coordinator.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(first,), attempt=attempt))
+        self.coordinator.confirm_discards(attempt, (first,))
         assert self.tracker.create_snapshot().awaiting_discard == 0
 
     def test_statistics_that_cannot_be_read_begin_anew_and_fail_no_checkpoint(self, attempt: AttemptRef) -> None:
@@ -474,7 +466,7 @@ class StatisticsContract:
             size = {"state_size_bytes": 2**62, "full_size_bytes": 2**62, "counts": counts}
             effects = self.coordinator.acknowledge(make_acknowledgement(attempt, pending, **size)).effects
             deleted = tuple(c.checkpoint_id for c in effects.discards)
-            self.coordinator.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=deleted, attempt=attempt))
+            self.coordinator.confirm_discards(attempt, deleted)
         for _ in range(12):
             self.fail(attempt, "😀" * 5000)
         assert 30_000 < len(json.dumps(self.row_of().content)) < LARGEST_ROW

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint
@@ -31,6 +32,11 @@ OPERATOR = operator_id_of("aggregate")
 NEVER = CheckpointProperties.for_checkpoint(CheckpointRetentionPolicy.NEVER_RETAIN_AFTER_TERMINATION)
 SAVEPOINT = CheckpointProperties.for_savepoint()
 UNCLAIMED = CheckpointProperties.for_unclaimed_snapshot()
+
+
+def with_other_metadata(checkpoint: CompletedCheckpoint, sha256: str = "f" * 64) -> CompletedCheckpoint:
+    """Return a checkpoint whose metadata file has other bytes."""
+    return replace(checkpoint, metadata=replace(checkpoint.metadata, sha256=sha256))
 
 
 class WrittenCheckpoints:
@@ -70,7 +76,7 @@ class WrittenCheckpoints:
         (handle,) = checkpoint.operator_states[OPERATOR].subtask_states[0].managed_keyed
         assert isinstance(handle, KeyedStateHandle)
         streams = [stream for _, stream in (*handle.shared, *handle.private)]
-        uris = [checkpoint.metadata_uri, *(s.uri for s in streams if isinstance(s, FileStateHandle))]
+        uris = [checkpoint.metadata.uri, *(s.uri for s in streams if isinstance(s, FileStateHandle))]
         return all(self._storage.exists(uri) for uri in uris)
 
     def _file(self, uri: str) -> FileStateHandle:
@@ -109,8 +115,6 @@ class WrittenCheckpoints:
             master_states=masters,
             properties=properties,
             external_pointer=location,
-            metadata_uri=uri,
-            metadata_size=len(data),
-            metadata_sha256=hashlib.sha256(data).hexdigest(),
+            metadata=FileStateHandle(uri, len(data), hashlib.sha256(data).hexdigest()),
             checkpointed_size=5,
         )

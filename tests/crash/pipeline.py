@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 JOB, UID = "crash", "stage"
 
 
-def open_stage(spark: SparkSession, work: Path, plan: FaultPlan) -> StageContext:
-    """Begin a try whose storage and gateway fail as planned."""
+def open_attempt(
+    work: Path, plan: FaultPlan, job: str, *, clear_marker: str = "0/0", num_retained: int = 1, **settings: Any
+) -> StageAttempt:
+    """Begin an attempt whose storage and gateway fail as planned."""
     storage = CheckpointStorage.open(str(work / "checkpoints"))
     engine = open_engine(f"sqlite:///{work}/state.db")
     gateway = faulty_gateway(AttemptCoordinator(SqlJobStore(engine)), plan)
@@ -33,12 +35,23 @@ def open_stage(spark: SparkSession, work: Path, plan: FaultPlan) -> StageContext
         # A real client repeats a call whose reply was lost; the other modes must do without.
         gateway = retrying(gateway, pauses_seconds=(0.0,))
     owner = AttemptOwner(
-        logical_task="crash/stage", run_key="run", run_id="run", clear_marker="0/0", label="crash test"
+        logical_task=f"crash/{job}", run_key="run", run_id="run", clear_marker=clear_marker, label="crash test"
     )
     registration = RegisterAttempt(
-        job_name=JOB, uid=UID, attempt_key=new_key(), owner=owner, storage_base=storage.base_uri, num_retained=1
+        job_name=job,
+        uid=UID,
+        attempt_key=new_key(),
+        owner=owner,
+        storage_base=storage.base_uri,
+        num_retained=num_retained,
+        **settings,
     )
-    return StageContext(spark, StageAttempt(gateway, faulty_storage(storage, plan), registration))
+    return StageAttempt(gateway, faulty_storage(storage, plan), registration)
+
+
+def open_stage(spark: SparkSession, work: Path, plan: FaultPlan) -> StageContext:
+    """Begin a try of a stage."""
+    return StageContext(spark, open_attempt(work, plan, JOB))
 
 
 def run(spark: SparkSession, work: Path, plan: FaultPlan, fail_at: int | None = None) -> dict[str, Any]:

@@ -17,21 +17,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.ids import new_key
-from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
-from airflow_provider_statecheck.checkpoint.records import AttemptOwner, OnClear
-from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.metadata.unit_of_work import open_engine
+from airflow_provider_statecheck.checkpoint.records import OnClear
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.sources.file_source import ParquetSource
 from airflow_provider_statecheck.spark.stages.stage import Stage
 from airflow_provider_statecheck.spark.stages.stage_run import StageRun
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.functions.user_functions import KeyedProcessFunction
-from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.faults import FaultMode, faulty_gateway, faulty_storage
+from airflow_provider_statecheck.testing.faults import FaultMode
+from tests.crash.pipeline import UID, open_attempt
 from tests.crash.sink_steps import SteppedSink, StepPlan, WriteKill
 
 if TYPE_CHECKING:
@@ -40,7 +34,7 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.spark.sinks.sink import Sink
     from airflow_provider_statecheck.state.functions.contexts import RuntimeContext
 
-JOB, UID = "sink-crash", "stage"
+JOB = "sink-crash"
 OUTPUT = "part bigint, number bigint, total bigint, name string"
 TOTAL: ValueStateDescriptor[int] = ValueStateDescriptor("total", int, 0)
 
@@ -82,7 +76,10 @@ def run(spark: SparkSession, work: Path, plan: StepPlan, command: dict[str, Any]
     stage = Stage(UID, max_parallelism=16, parallelism=command["parallelism"])
     stage = stage.source(ParquetSource(command["input"], files_per_increment=1))
     stage = stage.key_by("part", order_by="number").process(RunningTotal(command.get("factor", 1)), output=OUTPUT)
-    result = StageRun(spark, _attempt(work, plan, command), stage.sink(_sink(work, plan, command))).run()
+    attempt = open_attempt(
+        work, plan, JOB, clear_marker=str(command.get("cleared", 0)), on_clear=OnClear.RESTART, num_retained=3
+    )
+    result = StageRun(spark, attempt, stage.sink(_sink(work, plan, command))).run()
     return {"increments": result.increments}
 
 
@@ -93,25 +90,3 @@ def _sink(work: Path, plan: StepPlan, command: dict[str, Any]) -> SteppedSink:
     if "row" in command:
         kill = WriteKill(os.getpid(), command["row"], is_late=bool(command.get("late")))
     return SteppedSink(sink, plan, kill)
-
-
-def _attempt(work: Path, plan: StepPlan, command: dict[str, Any]) -> StageAttempt:
-    storage = CheckpointStorage.open(str(work / "checkpoints"))
-    gateway = faulty_gateway(AttemptCoordinator(SqlJobStore(open_engine(f"sqlite:///{work}/state.db"))), plan)
-    owner = AttemptOwner(
-        logical_task="crash/sink",
-        run_key="run",
-        run_id="run",
-        clear_marker=str(command.get("cleared", 0)),
-        label="crash test",
-    )
-    registration = RegisterAttempt(
-        job_name=JOB,
-        uid=UID,
-        attempt_key=new_key(),
-        owner=owner,
-        storage_base=storage.base_uri,
-        on_clear=OnClear.RESTART,
-        num_retained=3,
-    )
-    return StageAttempt(gateway, faulty_storage(storage, plan), registration)

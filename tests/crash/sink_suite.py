@@ -15,7 +15,6 @@ The module needs ``pytestmark = pytest.mark.spark``.
 from __future__ import annotations
 
 import random
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,20 +26,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE, job_id_of
+from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
-from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from tests.crash.sink_pipeline import JOB
 from tests.crash.sink_steps import PAUSED, RESUME
-from tests.crash.tries import Tries
+from tests.crash.tries import SIGKILLED, Tries, wait_until
 from tests.shared_spark import shared_session
 
-SIGKILLED, FAILED = -9, 3
+FAILED = 3
 IN_SHORT, IN_LONG = 1, 20
 FILES, ROWS_OF_A_FILE, PARTS = 3, 12, 5
-LIMIT_SECONDS = 120
 EXECUTIONS_OF_A_TEST = 100
 
 GAPS: list[dict[str, Any]] = [
@@ -105,7 +100,7 @@ class SinkJob:
         with ThreadPoolExecutor(1) as pool:
             zombie = pool.submit(self.zombies.run, **self._command(command), pauses=True)
             try:
-                _wait_until(lambda: (self.work / PAUSED).exists() or zombie.done())
+                wait_until(lambda: (self.work / PAUSED).exists() or zombie.done())
                 assert not zombie.done(), self.error()
                 others()
             finally:
@@ -124,17 +119,11 @@ class SinkJob:
 
     def error(self) -> str:
         """Return why the last try failed."""
-        error, log = self.work / "error.txt", self.work / "try.log"
-        return error.read_text() if error.exists() else log.read_text() if log.exists() else "no error"
+        return self.tries.error()
 
     def newest_checkpoint(self) -> CheckpointRecord:
         """Return the one that the next try would restore."""
-        engine = open_engine(f"sqlite:///{self.work}/state.db")
-        try:
-            view = AttemptCoordinator(SqlJobStore(engine)).describe(job_id_of(JOB))
-        finally:
-            engine.dispose()
-        return [each for each in view.checkpoints if each.is_restorable][-1]
+        return self.tries.live(JOB)[-1]
 
     def _command(self, command: dict[str, Any]) -> dict[str, Any]:
         return {"pipeline": "sink", "sink": self.factory, "input": str(self.input), "parallelism": 2, **command}
@@ -170,14 +159,7 @@ def wait_for_abandoned_tasks() -> None:
         found = store.executionsList(begin, EXECUTIONS_OF_A_TEST)
         return not any(found.apply(i).completionTime().isEmpty() for i in range(found.size()))
 
-    _wait_until(is_idle)
-
-
-def _wait_until(is_reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while not is_reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(is_idle)
 
 
 def _kill(dice: random.Random, gap: dict[str, Any], calls: list[str]) -> dict[str, Any]:

@@ -11,20 +11,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.ids import new_key
-from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
-from airflow_provider_statecheck.checkpoint.records import AttemptOwner
-from airflow_provider_statecheck.gateway.verbs import retrying
-from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.sources.file_source import ParquetSource
 from airflow_provider_statecheck.spark.stages.stage import Count, Max, Stage, StageSettings, Sum
 from airflow_provider_statecheck.spark.stages.stage_run import StageRun
-from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_gateway, faulty_storage
+from airflow_provider_statecheck.testing.faults import FaultPlan
+from tests.crash.pipeline import UID, open_attempt
 from tests.crash.stage_functions import CountedSink, DriverKill, OrderedQuantity
 
 if TYPE_CHECKING:
@@ -34,7 +26,7 @@ if TYPE_CHECKING:
 for _module in ("pandas", "pyarrow.compute", "pyarrow.parquet", "sqlalchemy.dialects.sqlite"):
     import_module(_module)
 
-JOB, UID = "stage-crash", "stage"
+JOB = "stage-crash"
 COLUMNS = ("l_partkey", "l_suppkey", "l_orderkey", "l_linenumber", "l_quantity", "l_shipmode")
 LINES = "part bigint, supplier bigint, number bigint, line int, quantity bigint, same bigint"
 INLINE_BYTES = 256
@@ -65,23 +57,8 @@ def run(spark: SparkSession, work: Path, plan: FaultPlan, command: dict[str, Any
         timer.daemon = True
         timer.start()
     settings = StageSettings(data_inline_threshold=INLINE_BYTES)
-    result = StageRun(spark, _attempt(work, plan), _stage(work, plan, command), settings).run()
+    result = StageRun(spark, open_attempt(work, plan, JOB), _stage(work, plan, command), settings).run()
     return {"increments": result.increments, "rows": result.rows}
-
-
-def _attempt(work: Path, plan: FaultPlan) -> StageAttempt:
-    storage = CheckpointStorage.open(str(work / "checkpoints"))
-    gateway = faulty_gateway(AttemptCoordinator(SqlJobStore(open_engine(f"sqlite:///{work}/state.db"))), plan)
-    if plan.mode is FaultMode.REPLY_LOST:
-        # A real client repeats a call whose reply was lost; the other modes must do without.
-        gateway = retrying(gateway, pauses_seconds=(0.0,))
-    owner = AttemptOwner(
-        logical_task="crash/stage", run_key="run", run_id="run", clear_marker="0/0", label="crash test"
-    )
-    registration = RegisterAttempt(
-        job_name=JOB, uid=UID, attempt_key=new_key(), owner=owner, storage_base=storage.base_uri, num_retained=1
-    )
-    return StageAttempt(gateway, faulty_storage(storage, plan), registration)
 
 
 def _stage(work: Path, plan: FaultPlan, command: dict[str, Any]) -> Stage:

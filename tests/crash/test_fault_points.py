@@ -10,29 +10,19 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, job_uri
-from airflow_provider_statecheck.checkpoint.store import JobView
-from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.metadata.unit_of_work import open_engine
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.spark.restore import _load
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import DocumentCache
-from airflow_provider_statecheck.storage.orphans import sweep
+from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument
 from airflow_provider_statecheck.testing.faults import READING_CALLS, FaultMode
 from tests.crash import pipeline
-from tests.crash.tries import Tries
-
-SIGKILLED = -9
-CORES = 2
+from tests.crash.tries import SIGKILLED, Tries, share
 
 
 @dataclass(frozen=True)
@@ -50,46 +40,14 @@ class Ways:
         return [f for f in faults if f[1] is not FaultMode.REPLY_LOST or calls[f[0] - 1] not in READING_CALLS]
 
 
-@pytest.fixture(scope="module")
-def team(driver_jvm: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Tries]]:
-    """One zygote for each core; all of their children use one JVM."""
-    team = [Tries.start(tmp_path_factory.mktemp("crash") / "work", driver_jvm) for _ in range(CORES)]
-    yield team
-    for tries in team:
-        tries.close()
-
-
 def _undisturbed(tries: Tries) -> dict[str, Any]:
     tries.reset(None)
     assert tries.run() == 0
     return tries.outcome()
 
 
-def _storage_and_view(work: Path) -> tuple[CheckpointStorage, JobView]:
-    storage = CheckpointStorage.open(str(work / "checkpoints"))
-    engine = open_engine(f"sqlite:///{work}/state.db")
-    try:
-        return storage, AttemptCoordinator(SqlJobStore(engine)).describe(job_id_of(pipeline.JOB))
-    finally:
-        engine.dispose()
-
-
-def _directories(storage: CheckpointStorage, view: JobView) -> set[str]:
-    root = job_uri(storage.base_uri, view.job.job_id)
-    return {str(Path(name).parent).removesuffix("/data") for name in storage.list_files(root)}
-
-
-def _check_bytes(work: Path) -> None:
-    """No live row names a missing file; after a sweep nothing is there that no live row names."""
-    storage, view = _storage_and_view(work)
-    live = [c for c in view.checkpoints if c.is_restorable]
-    assert live, "the stage has ended and its last checkpoint is retained"
-    loaded = [_load(storage, checkpoint, (), frozenset(), omits_damaged=False) for checkpoint in live]
-    sweep(storage, view, DocumentCache(lambda _: storage))
-    root = job_uri(storage.base_uri, view.job.job_id) + "/"
-    named = {f"chk-{c.checkpoint_id}" for c in live}
-    named |= {handle.uri.removeprefix(root) for stage in loaded for handle in stage.document.snapshots}
-    assert _directories(storage, view) == named
+def _loaded(storage: CheckpointStorage, checkpoint: CheckpointRecord) -> CheckpointDocument:
+    return _load(storage, checkpoint, (), frozenset(), omits_damaged=False).document
 
 
 def _check_recomputed(work: Path, once: Counter[str]) -> None:
@@ -109,9 +67,9 @@ def _check_point(tries: Tries, prepared: Path | None, point: int, mode: FaultMod
     if mode in (FaultMode.KILL, FaultMode.KILL_AFTER):
         assert status == SIGKILLED, where
     if status != 0:
-        assert tries.run() == 0, where + (tries.work / "error.txt").read_text()
+        assert tries.run() == 0, where + tries.error()
     assert tries.outcome()["result"] == expected, where
-    _check_bytes(tries.work)
+    tries.check_bytes(pipeline.JOB, _loaded)
     _check_recomputed(tries.work, once)
 
 
@@ -125,15 +83,11 @@ def _faults(tries: Tries, prepared: Path | None, ways: Ways) -> list[tuple[int, 
 
 
 def _check_every_fault(team: list[Tries], prepared: list[Path | None], ways: Ways, expected: Any) -> None:
-    faults = _faults(team[0], prepared[0], ways)
-
-    def share(member: int) -> None:
-        for point, mode in faults[member :: len(team)]:
-            _check_point(team[member], prepared[member], point, mode, expected)
-
-    with ThreadPoolExecutor(len(team)) as pool:
-        for done in [pool.submit(share, member) for member in range(len(team))]:
-            done.result()
+    share(
+        team,
+        _faults(team[0], prepared[0], ways),
+        lambda member, fault: _check_point(team[member], prepared[member], *fault, expected),
+    )
 
 
 def _failed_halfway(tries: Tries, keep: Path) -> Path:

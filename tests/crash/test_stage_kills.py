@@ -21,33 +21,27 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE, job_id_of, job_uri
+from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE, job_uri
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.store import JobView
-from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from airflow_provider_statecheck.spark.sinks.parquet_sink import committed_files
 from airflow_provider_statecheck.spark.sinks.target_files import staged_epoch
 from airflow_provider_statecheck.spark.stages.executor.operator_run import STATE_NAME, scan_values
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField
-from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache, document_uris, load_document
 from airflow_provider_statecheck.storage.orphans import sweep
 from airflow_provider_statecheck.testing.faults import READING_CALLS, FaultMode
 from tests.crash import stage_pipeline
 from tests.crash.sink_suite import wait_for_abandoned_tasks
 from tests.crash.stage_functions import MODES, QUANTITY
-from tests.crash.tries import Tries
+from tests.crash.tries import SIGKILLED, Tries
 from tests.state_content import Content, StateContent, values_and_maps
 
 pytestmark = pytest.mark.spark
 
-SIGKILLED = -9
 PUBLISHED = re.compile(r"-g\d+-c(\d+)-")
 COMPLETED = (CheckpointStatus.COMPLETED, CheckpointStatus.SUBSUMED)
-LIMIT_SECONDS = 120
 IN_SHORT, IN_LONG = 2, 20
 TOTALS = pa.struct([("quantity", pa.int64()), ("lines", pa.int64()), ("last", pa.int64())])
 
@@ -91,16 +85,7 @@ class StageJob:
 
     def view(self) -> JobView:
         """Return the rows of the job."""
-        engine = open_engine(f"sqlite:///{self.tries.work}/state.db")
-        try:
-            return AttemptCoordinator(SqlJobStore(engine)).describe(job_id_of(stage_pipeline.JOB))
-        finally:
-            engine.dispose()
-
-    @property
-    def storage(self) -> CheckpointStorage:
-        """The storage of the checkpoints."""
-        return CheckpointStorage.open(str(self.tries.work / "checkpoints"))
+        return self.tries.view(stage_pipeline.JOB)
 
     @property
     def output(self) -> Path:
@@ -129,7 +114,7 @@ class StageJob:
 
     def check_bytes(self) -> None:
         """After a sweep there is nothing on storage that no live row names, and nothing is missing."""
-        view, storage = self.view(), self.storage
+        view, storage = self.view(), self.tries.storage
         sweep(storage, view, DocumentCache(lambda _: storage))
         live = self._live()
         named = {uri for each in live for uri in document_uris(load_document(storage, each))}
@@ -146,11 +131,11 @@ class StageJob:
         return [staged_epoch(path.name) for path in self.output.rglob("*.staged")]
 
     def _live(self) -> list[CheckpointRecord]:
-        return [each for each in self.view().checkpoints if each.is_restorable]
+        return self.tries.live(stage_pipeline.JOB)
 
     def _state(self, checkpoint: CheckpointRecord, parallelism: int) -> dict[str, Content]:
         uids = ["stage/quantity", *(["stage/totals"] if self.adds_up else [])]
-        content = StateContent(storage=self.storage, checkpoint=checkpoint)
+        content = StateContent(storage=self.tries.storage, checkpoint=checkpoint)
         key = KeyField("l_partkey", pa.int64())
         state = {uids[0]: content.read(uids[0], key, parallelism, values_and_maps(QUANTITY, MODES))}
         if self.adds_up:
@@ -184,7 +169,7 @@ def undisturbed(tries: Tries) -> Callable[[StageJob], Undisturbed]:
         if (job.input, job.adds_up) not in known:
             job.begin()
             begin = time.monotonic()
-            assert job.run(parallelism=2) == 0, _error(tries)
+            assert job.run(parallelism=2) == 0, tries.error()
             seconds = time.monotonic() - begin
             known[job.input, job.adds_up] = Undisturbed(job.outcome(2), tries.outcome()["calls"], seconds)
             assert known[job.input, job.adds_up].outcome.state["stage/quantity"] == _expected_state(job.input)
@@ -203,11 +188,6 @@ def _expected_state(input_files: Path) -> Content:
     for row in counts.to_pylist():
         modes[row["l_partkey"]][row["l_shipmode"]] = row["count_all"]
     return {row["l_partkey"]: (int(row["l_quantity_sum"]), modes[row["l_partkey"]]) for row in sums.to_pylist()}
-
-
-def _error(tries: Tries) -> str:
-    error = tries.work / "error.txt"
-    return error.read_text() if error.exists() else (tries.work / "try.log").read_text()
 
 
 def _kill(dice: random.Random, known: Undisturbed, job: StageJob) -> dict[str, Any]:
@@ -246,7 +226,7 @@ def test_stage_that_is_killed_anywhere_leaves_what_an_undisturbed_one_leaves(
         status = job.run(parallelism=parallelism, **kill)
         if status == 0:
             break
-        assert status == SIGKILLED, _error(tries)
+        assert status == SIGKILLED, tries.error()
         job.check_nothing_is_seen_too_early()
     assert job.statuses[-1] == 0, kills
     assert job.statuses[0] == SIGKILLED or "seconds" in kills[0], kills
@@ -285,5 +265,5 @@ def test_stage_that_fails_at_any_call_leaves_what_an_undisturbed_one_leaves(
         if status != 0:
             wait_for_abandoned_tasks()
             job.check_nothing_is_seen_too_early()
-            assert job.run(parallelism=3) == 0, f"{mode} at call {point}, {name}: {_error(tries)}"
+            assert job.run(parallelism=3) == 0, f"{mode} at call {point}, {name}: {tries.error()}"
         _check(job, known, 1, is_alone=True)

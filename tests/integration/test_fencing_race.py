@@ -22,7 +22,6 @@ from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeResult,
     AttemptGrant,
     AttemptRef,
-    ConfirmDiscards,
     ConfirmRestore,
     DeclineCheckpoint,
     FinishAttempt,
@@ -169,9 +168,7 @@ def _zombie_calls(zombie: AttemptCoordinator, attempt: AttemptRef, ids: range) -
         return [
             lambda: zombie.acknowledge(make_acknowledgement(attempt, i)),
             lambda: zombie.decline(DeclineCheckpoint(attempt=attempt, checkpoint_id=i, reason=reason)),
-            lambda: zombie.confirm_discards(
-                ConfirmDiscards(job_id=attempt.job_id, checkpoint_ids=(i,), attempt=attempt)
-            ),
+            lambda: zombie.confirm_discards(attempt, (i,)),
             lambda: zombie.confirm_restore(ConfirmRestore(attempt=attempt, checkpoint_id=i)),
         ]
 

@@ -140,11 +140,11 @@ class CommitWatch:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._coordinator, name)
 
-    def confirm_commits(self, request: Any) -> Any:
+    def confirm_commits(self, attempt: Any, *arguments: Any) -> Any:
         """Confirm, then call back."""
-        effects = self._coordinator.confirm_commits(request)
+        effects = self._coordinator.confirm_commits(attempt, *arguments)
         for uid, callback in self._on_commit.items():
-            if request.attempt.operator_id == operator_id_of(uid):
+            if attempt.operator_id == operator_id_of(uid):
                 callback()
         return effects
 

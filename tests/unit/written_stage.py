@@ -15,8 +15,7 @@ import pyarrow.parquet
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
-from airflow_provider_statecheck.checkpoint.ids import MANIFEST_FILE, epoch_name, job_id_of, new_key, shared_uri, slug
-from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
+from airflow_provider_statecheck.checkpoint.ids import MANIFEST_FILE, epoch_name, job_id_of, shared_uri, slug
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode, RestoreSource
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
 from airflow_provider_statecheck.checkpoint.store import JobStore
@@ -32,7 +31,7 @@ from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle
 from airflow_provider_statecheck.storage.pointers import find_source
 from airflow_provider_statecheck.storage.snapshot_manifest import build_manifest
 from tests.contracts.maintenance_contract import KnownRuns, NoTokens
-from tests.messages import ManualClock, make_registration
+from tests.messages import ManualClock, make_registration, make_savepoint_request
 from tests.sqlite_rows import new_store
 from tests.written_snapshots import spark_schema
 
@@ -119,10 +118,7 @@ class WrittenStage:
 
     def request_savepoint(self, attempt: StageAttempt, target: str) -> None:
         """Request a savepoint, which the attempt takes with its next checkpoint."""
-        ref = attempt.grant.attempt
-        self.savepoints.request(
-            RequestSavepoint(job_id=ref.job_id, operator_id=ref.operator_id, request_key=new_key(), target=target)
-        )
+        self.savepoints.request(make_savepoint_request(attempt.grant.attempt, target=target))
 
     def files(self) -> dict[str, int]:
         """Return every file and its size."""

@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from airflow_provider_statecheck.checkpoint import transitions as rows
 from airflow_provider_statecheck.checkpoint.aligned import transitions
-from airflow_provider_statecheck.checkpoint.aligned.plan import Choice
+from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointRequestDecider, Choice
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AbortCheckpoints,
     AcknowledgeAligned,
     AcknowledgedCheckpoint,
-    AdoptSnapshot,
     Assessment,
     BeginCheckpoint,
-    ChooseRequest,
     CleaningEffects,
-    CountIds,
-    EffectsOf,
-    EndHandles,
-    EnqueueRequest,
     Handles,
-    HandlesOf,
     PutHandle,
-    ReportFailure,
     RequestOutcome,
-    Resign,
     TakeLeadership,
     TakenOver,
-    TakeOver,
 )
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import require_running
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_OPERATOR_ID,
+    OperatorId,
     checkpoint_uri,
     is_savepoint_of,
     job_id_of,
@@ -51,6 +42,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     OpenEffects,
     require_metadata_in,
 )
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, JobStatus
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
     AttemptStatus,
@@ -66,8 +58,6 @@ from airflow_provider_statecheck.checkpoint.savepoint_restore import (
 )
 from airflow_provider_statecheck.checkpoint.store import JobTransaction, StoredJobs
 from airflow_provider_statecheck.exceptions import HandleExistsError, HandleNotFoundError, ResourceVersionError
-
-_IN_PROGRESS = (CheckpointStatus.PENDING, CheckpointStatus.FINALIZING)
 
 
 class AlignedCheckpoints(StoredJobs):
@@ -93,42 +83,67 @@ class AlignedCheckpoints(StoredJobs):
         with self._store.transaction(job_id_of(request.job_name), create_as=request.job_name) as tx:
             return transitions.lead(tx, request)
 
-    def resign(self, request: Resign) -> None:
+    def resign(self, leader: AttemptRef) -> None:
         """Close the attempt of a leader, unless it has ended or been replaced; its checkpoints remain for the next leader."""
-        with self._store.transaction(request.leader.job_id) as tx:
-            attempt = tx.attempt(request.leader.operator_id, request.leader.epoch)
+        with self._store.transaction(leader.job_id) as tx:
+            attempt = tx.attempt(leader.operator_id, leader.epoch)
             if attempt is not None and attempt.is_running:
                 tx.save_attempt(replace(attempt, status=AttemptStatus.FINISHED, ended_at=tx.now))
 
-    def count_ids(self, request: CountIds) -> int:
+    def count_ids(self, leader: AttemptRef, at_least: int = 1, *, draws: bool = False) -> int:
         """
-        Return the next checkpoint id, which a draw allocates.
+        Raise the next checkpoint id of a job, or draw it, and return it.
 
         :raises InvalidConfigurationError: if the id is out of range.
         """
-        require("at_least", request.at_least, lambda i: 1 <= i <= HIGHEST_ID + 1, f"1 to {HIGHEST_ID + 1}")
-        with self._transition(request.leader) as (tx, _):
-            if request.at_least > tx.job.next_checkpoint_id:
-                tx.set_next_checkpoint_id(request.at_least)
-            return tx.draw_checkpoint_id() if request.draws else tx.job.next_checkpoint_id
+        require("at_least", at_least, lambda i: 1 <= i <= HIGHEST_ID + 1, f"1 to {HIGHEST_ID + 1}")
+        with self._transition(leader) as (tx, _):
+            if at_least > tx.job.next_checkpoint_id:
+                tx.set_next_checkpoint_id(at_least)
+            return tx.draw_checkpoint_id() if draws else tx.job.next_checkpoint_id
 
-    def enqueue(self, request: EnqueueRequest) -> tuple[SnapshotRequest, ...]:
-        """Add a request and return those that the full queue refuses, which have failed."""
-        require("unclaimed", request.properties.unclaimed, lambda value: not value, "false for a new checkpoint")
-        with self._transition(request.leader) as (tx, _):
-            if tx.request(request.request_key) is not None:
-                return tuple(r for r in tx.view().requests if r.failed_by == request.request_key)
-            new = _new_request(tx, request)
-            refused = request.decider.admit(tx.open_requests(ALIGNED_OPERATOR_ID), new)
+    def enqueue(
+        self,
+        leader: AttemptRef,
+        decider: CheckpointRequestDecider,
+        request_key: str,
+        properties: CheckpointProperties,
+        target: str | None = None,
+        is_periodic: bool = False,
+    ) -> tuple[SnapshotRequest, ...]:
+        """
+        Add a request and return those that the full queue refuses, which have failed.
+
+        :param request_key: Idempotency key of the client; the same key returns the same request.
+        :param target: Parent directory of a savepoint; by default the configured one.
+        """
+        require("unclaimed", properties.unclaimed, lambda value: not value, "false for a new checkpoint")
+        with self._transition(leader) as (tx, _):
+            if tx.request(request_key) is not None:
+                return tuple(r for r in tx.view().requests if r.failed_by == request_key)
+            new = SnapshotRequest(
+                job_id=leader.job_id,
+                request_key=request_key,
+                operator_id=ALIGNED_OPERATOR_ID,
+                properties=properties,
+                target=target,
+                is_periodic=is_periodic,
+                requested_at=tx.now,
+            )
+            refused = decider.admit(tx.open_requests(ALIGNED_OPERATOR_ID), new)
             if new not in refused:
                 tx.save_request(new)
-            reason, key = CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS, request.request_key
-            return tuple(rows.fail_request(tx, each, reason, failed_by=key) for each in refused)
+            reason = CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS
+            return tuple(rows.fail_request(tx, each, reason, failed_by=request_key) for each in refused)
 
-    def choose(self, request: ChooseRequest) -> Choice:
-        """Choose the request to trigger now, without any effect."""
-        with self._transition(request.leader) as (tx, _):
-            return transitions.choose(tx, request)
+    def choose(self, leader: AttemptRef, decider: CheckpointRequestDecider, cleanings: int = 0) -> Choice:
+        """
+        Choose the request to trigger now, and those that are too early, without any effect.
+
+        :param cleanings: Number of cleanings in progress.
+        """
+        with self._transition(leader) as (tx, _):
+            return transitions.choose(tx, decider, cleanings)
 
     def begin(self, request: BeginCheckpoint) -> CheckpointRecord | None:
         """
@@ -159,13 +174,18 @@ class AlignedCheckpoints(StoredJobs):
         with self._transition(request.leader) as (tx, _):
             return tuple(transitions.abort(tx, request))
 
-    def take_over(self, request: TakeOver) -> TakenOver:
-        """Take over the finalizations whose lease has expired."""
-        _require_seconds("lease_seconds", request.lease_seconds)
-        with self._transition(request.leader) as (tx, _):
-            taken = transitions.take_over(tx, request.finalizer, timedelta(seconds=request.lease_seconds))
-            pending = transitions.of_status(tx, CheckpointStatus.PENDING) if request.is_new else []
-            earlier = (c for c in pending if c.epoch < request.leader.epoch)
+    def take_over(self, leader: AttemptRef, finalizer: str, lease_seconds: float, *, is_new: bool = False) -> TakenOver:
+        """
+        Take over the finalizations whose lease has expired.
+
+        :param finalizer: New key of the call, which holds what it takes over; a repeated call returns the same checkpoints.
+        :param is_new: Whether the coordinator has just started, and also needs the pending checkpoints of earlier leaders.
+        """
+        _require_seconds("lease_seconds", lease_seconds)
+        with self._transition(leader) as (tx, _):
+            taken = transitions.take_over(tx, finalizer, timedelta(seconds=lease_seconds))
+            pending = transitions.of_status(tx, CheckpointStatus.PENDING) if is_new else []
+            earlier = (c for c in pending if c.epoch < leader.epoch)
             return TakenOver(
                 finalizing=tuple(_acknowledged(tx, c) for c in taken),
                 pending=tuple(_acknowledged(tx, c) for c in earlier),
@@ -179,22 +199,26 @@ class AlignedCheckpoints(StoredJobs):
             found = tx.checkpoint(checkpoint_id)
             return found is not None and transitions.is_held(found, finalizer, lease_until)
 
-    def adopt(self, request: AdoptSnapshot) -> int:
+    def adopt(
+        self, leader: AttemptRef, checkpoint_id: int, location: str, metadata_uri: str, *, is_claimed: bool = False
+    ) -> int:
         """
-        Return the id for a restored snapshot, which no other job may have claimed, and claim it if requested.
+        Return the id under which a job adds a snapshot to its checkpoints, which no other job may have claimed.
 
+        :param checkpoint_id: Id of the snapshot, which remains unless the job has used it.
+        :param is_claimed: Whether the job becomes the owner of the snapshot.
         :raises SnapshotClaimedError: if another job has claimed the snapshot.
         :raises InvalidConfigurationError: if the claim is for a snapshot that is not a savepoint.
         """
-        if request.is_claimed:
-            require_claimable(request.location, request.metadata_uri)
-        with self._transition(request.leader) as (tx, leader):
-            require_unclaimed(tx, leader, request.location)
-            if request.is_claimed:
-                claim_snapshot(tx, leader, request.location)
+        if is_claimed:
+            require_claimable(location, metadata_uri)
+        with self._transition(leader) as (tx, attempt):
+            require_unclaimed(tx, attempt, location)
+            if is_claimed:
+                claim_snapshot(tx, attempt, location)
             # The row of the job's own snapshot remains as it is.
-            is_known = tx.checkpoint(request.checkpoint_id) is not None
-            return tx.draw_checkpoint_id() if is_known else request.checkpoint_id
+            is_known = tx.checkpoint(checkpoint_id) is not None
+            return tx.draw_checkpoint_id() if is_known else checkpoint_id
 
     def record_restore(self, leader: AttemptRef, checkpoint_id: int) -> None:
         """Pin the checkpoint that was restored, and count the restore."""
@@ -203,13 +227,18 @@ class AlignedCheckpoints(StoredJobs):
             if found is not None:
                 rows.record_restore(tx, attempt, found)
 
-    def effects(self, request: EffectsOf) -> CleaningEffects:
-        """Return the checkpoints whose files may be deleted."""
-        with self._transition(request.leader) as (tx, leader):
+    def effects(self, leader: AttemptRef, checkpoint_ids: tuple[int, ...] = ()) -> CleaningEffects:
+        """
+        Return the checkpoints whose files may be deleted.
+
+        :param checkpoint_ids: Checkpoints to delete now, whose reply has all references to their files; empty for a list of
+            what may be deleted.
+        """
+        with self._transition(leader) as (tx, _):
             effects = rows.effects_of(tx, leader.operator_id)
-            if not request.checkpoint_ids:
+            if not checkpoint_ids:
                 return CleaningEffects(effects=OpenEffects(discards=effects.discards))
-            return _cleaning_effects(tx, effects, request)
+            return _cleaning_effects(tx, effects, leader.operator_id, checkpoint_ids)
 
     def record_discards(self, leader: AttemptRef, checkpoint_ids: tuple[int, ...]) -> None:
         """Record that the files of ended checkpoints were deleted; ids of other checkpoints are ignored."""
@@ -232,17 +261,17 @@ class AlignedCheckpoints(StoredJobs):
             if found is None:
                 return _adopted(tx, leader, request)
             if found.status is CheckpointStatus.FINALIZING:
-                require_metadata_in(found.location, request.metadata_uri)
+                require_metadata_in(found.location, request.metadata.uri)
                 return rows.complete(tx, found, _completed(tx, found, request))
             if not _is_same(found, request) or found.status is not CheckpointStatus.COMPLETED:
                 raise _exists(found)
             return found
 
-    def handles(self, request: HandlesOf) -> Handles:
+    def handles(self, leader: AttemptRef) -> Handles:
         """Return the handles of a leader, which a newer one may have replaced."""
-        with self._store.transaction(request.leader.job_id) as tx:
-            live = _live(tx, request.leader)
-            found = tx.open_checkpoints(request.leader.operator_id)
+        with self._store.transaction(leader.job_id) as tx:
+            live = _live(tx, leader)
+            found = tx.open_checkpoints(leader.operator_id)
         removed = (c for c in found if c.status is CheckpointStatus.SUBSUMED and c.awaits_discard)
         return Handles(live=live, removed=tuple(c.checkpoint_id for c in removed))
 
@@ -251,19 +280,25 @@ class AlignedCheckpoints(StoredJobs):
         with self._transition(leader) as (tx, _):
             rows.roll_back(tx, (c for c in _live(tx, leader) if c.checkpoint_id == checkpoint_id))
 
-    def end_handles(self, request: EndHandles) -> tuple[CheckpointRecord, ...]:
-        """Remove all handles and return the checkpoints that are left to the user."""
-        with self._transition(request.leader) as (tx, leader):
+    def end_handles(self, leader: AttemptRef, status: JobStatus | None, end_key: str) -> tuple[CheckpointRecord, ...]:
+        """
+        Remove all handles at the end of the job, and return the checkpoints that are left to the user.
+
+        :param status: Terminal status, with which the properties decide what the user keeps; ``None`` to leave all files to
+            the user.
+        :param end_key: Idempotency key of the client; the same key returns the same checkpoints.
+        """
+        with self._transition(leader) as (tx, attempt):
             known = tx.open_checkpoints(leader.operator_id)
-            if before := tuple(c for c in known if c.finalizer == request.end_key):
+            if before := tuple(c for c in known if c.finalizer == end_key):
                 return before
-            ended, status = _live(tx, request.leader), request.status
+            ended = _live(tx, leader)
             kept = tuple(c for c in ended if status is None or not c.properties.discard_on(status))
             rows.roll_back(tx, [c for c in ended if c not in kept])
-            owned = tuple(_left_to_user(c, request.end_key) for c in kept)
+            owned = tuple(_left_to_user(c, end_key) for c in kept)
             for record in owned:
                 tx.update_checkpoint(record, expected=CheckpointStatus.COMPLETED)
-            _end_leader(tx, leader, is_new_generation=bool(kept))
+            _end_leader(tx, attempt, is_new_generation=bool(kept))
         return owned
 
     def outcome(self, leader: AttemptRef, request_key: str) -> RequestOutcome:
@@ -279,10 +314,21 @@ class AlignedCheckpoints(StoredJobs):
         claim = self._store.claim(location)
         return is_savepoint_of(location, leader.job_id) if claim is None else claim.job_id == leader.job_id
 
-    def report_failure(self, request: ReportFailure) -> None:
-        """Add the cause of a failed checkpoint to the statistics, and count it if it has no row."""
-        with self._transition(request.leader) as (tx, _):
-            transitions.report_failure(tx, request)
+    def report_failure(
+        self,
+        leader: AttemptRef,
+        reason: CheckpointFailureReason,
+        checkpoint_id: int | None = None,
+        cause: str | None = None,
+    ) -> None:
+        """
+        Add the cause of a failed checkpoint to the statistics, and count it if it has no row.
+
+        :param checkpoint_id: Id of the checkpoint; ``None`` if it failed before it had one.
+        :param cause: Root cause, for display.
+        """
+        with self._transition(leader) as (tx, _):
+            transitions.report_failure(tx, leader.operator_id, reason, checkpoint_id, cause)
 
     @contextmanager
     def _transition(self, leader: AttemptRef) -> Iterator[tuple[JobTransaction, AttemptRecord]]:
@@ -300,30 +346,19 @@ def _require_seconds(key: str, seconds: float) -> None:
     require(key, seconds, lambda s: 0 < s <= LONGEST_CHECKPOINT.total_seconds(), "more than 0 seconds, up to a year")
 
 
-def _new_request(tx: JobTransaction, request: EnqueueRequest) -> SnapshotRequest:
-    return SnapshotRequest(
-        job_id=request.leader.job_id,
-        request_key=request.request_key,
-        operator_id=ALIGNED_OPERATOR_ID,
-        properties=request.properties,
-        target=request.target,
-        is_periodic=request.is_periodic,
-        requested_at=tx.now,
-    )
-
-
 def _acknowledged(tx: JobTransaction, checkpoint: CheckpointRecord) -> AcknowledgedCheckpoint:
     acknowledgements = tuple(tx.acknowledgements(checkpoint.checkpoint_id))
     return AcknowledgedCheckpoint(checkpoint=checkpoint, acknowledgements=acknowledgements)
 
 
-def _cleaning_effects(tx: JobTransaction, effects: OpenEffects, request: EffectsOf) -> CleaningEffects:
-    operator_id = request.leader.operator_id
-    running = [c for c in tx.open_checkpoints(operator_id) if c.status in _IN_PROGRESS]
+def _cleaning_effects(
+    tx: JobTransaction, effects: OpenEffects, operator_id: OperatorId, checkpoint_ids: Collection[int]
+) -> CleaningEffects:
+    running = [c for c in tx.open_checkpoints(operator_id) if c.is_in_progress]
     in_progress = [_acknowledged(tx, c) for c in running if not c.properties.is_savepoint]
     unanswered = [c for c in in_progress if not all(a.is_acknowledged for a in c.acknowledgements)]
     triggered_at = min((c.checkpoint.triggered_at for c in unanswered), default=None)
-    chosen = (c for c in effects.discards if c.checkpoint_id in request.checkpoint_ids)
+    chosen = (c for c in effects.discards if c.checkpoint_id in checkpoint_ids)
     others = (o.operator_id for o, _ in tx.operators_besides(frozenset()) if o.operator_id != operator_id)
     # Stages of the job may name files below the same directory of shared state.
     retained = [c for other in others for c in rows.effects_of(tx, other).retained]
@@ -356,9 +391,9 @@ def _completed(tx: JobTransaction, finalizing: CheckpointRecord, handle: PutHand
         lease_until=None,
         # The clock that timed a restored snapshot may be ahead of the job's.
         completed_at=min(max(handle.completed_at, finalizing.triggered_at), tx.now),
-        metadata_uri=handle.metadata_uri,
-        metadata_size=handle.metadata_size,
-        metadata_sha256=handle.metadata_sha256,
+        metadata_uri=handle.metadata.uri,
+        metadata_size=handle.metadata.size,
+        metadata_sha256=handle.metadata.sha256,
         state_size_bytes=handle.state_size_bytes,
         full_size_bytes=handle.full_size_bytes,
         counts={"operators": handle.operators},
@@ -418,14 +453,15 @@ def _require_owned(tx: JobTransaction, leader: AttemptRecord, location: str, han
     require(
         "location", location, lambda uri: uri == own or is_claimed, f"{own}, or a savepoint that the job has claimed"
     )
-    require_metadata_in(location, handle.metadata_uri)
+    require_metadata_in(location, handle.metadata.uri)
 
 
 def _is_same(found: CheckpointRecord, handle: PutHandle) -> bool:
+    metadata = handle.metadata
     return (found.metadata_uri, found.metadata_size, found.metadata_sha256) == (
-        handle.metadata_uri,
-        handle.metadata_size,
-        handle.metadata_sha256,
+        metadata.uri,
+        metadata.size,
+        metadata.sha256,
     )
 
 

@@ -16,7 +16,6 @@ from itertools import chain
 from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.rows import EffectsOf
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     CompletedCheckpoint,
     SnapshotStorage,
@@ -123,7 +122,7 @@ class CheckpointsCleaner:
         :raises CoordinatorError: if the cleaner was closed.
         :raises StaleAttemptError: if another leader has taken over.
         """
-        discards = self._rows.effects(EffectsOf(leader=self._leader)).effects.discards
+        discards = self._rows.effects(self._leader).effects.discards
         with self._changed:
             new = [c.checkpoint_id for c in discards if c.checkpoint_id not in self._started]
             self._started.update(new)
@@ -152,7 +151,7 @@ class CheckpointsCleaner:
     def _delete(self, checkpoint_ids: Sequence[int]) -> None:
         try:
             # Rows and manifests may have changed since the deletion was queued.
-            found = self._rows.effects(EffectsOf(leader=self._leader, checkpoint_ids=tuple(checkpoint_ids)))
+            found = self._rows.effects(self._leader, tuple(checkpoint_ids))
             deleted = self._deleter.discard(found.effects, self._named(found.manifests))
             if deleted:
                 self._rows.record_discards(self._leader, deleted)

@@ -8,7 +8,7 @@ lease expires, another coordinator repeats the finalization with the same result
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Set as AbstractSet
+from collections.abc import Callable, Iterable, Set as AbstractSet
 from dataclasses import replace
 
 from airflow_provider_statecheck.checkpoint.aligned.components import (
@@ -23,7 +23,6 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AcknowledgedCheckpoint,
     Assessment,
     TakenOver,
-    TakeOver,
 )
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     CompletedCheckpoint,
@@ -36,7 +35,7 @@ from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     unreferenced_streams,
 )
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.ids import OperatorId, new_key
+from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeResult
 from airflow_provider_statecheck.checkpoint.records import AcknowledgementRecord, CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, OperatorState
@@ -49,27 +48,26 @@ from airflow_provider_statecheck.exceptions import (
 
 log = logging.getLogger(__name__)
 
-ENDED_SUBTASKS = "ended_subtasks"
-"""The metric for the number of subtasks that had ended."""
-ENDED_WITHOUT_STATE = "ended_subtasks_without_state"
-"""The metric for the number of subtasks that had ended and reported no state."""
 _SUBSUMED = CheckpointException(CheckpointFailureReason.CHECKPOINT_SUBSUMED)
 
 
-class AcknowledgementHandler:
+class CheckpointFinalizer:
     """
-    Handles the acknowledgements of operators.
+    Stores the acknowledgements of operators, and finalizes checkpoints.
 
-    :param aborter: The aborter of checkpoints whose state is rejected.
-    :param finalizer: The finalizer of fully acknowledged checkpoints.
+    A finalization writes the metadata and then adds the checkpoint to the completed store, which completes its row. Each
+    step is idempotent; another finalizer repeats the steps after the lease has expired.
+
+    :param aborter: The aborter of checkpoints whose state is rejected, or that cannot be finalized.
+    :param ended: Called after a checkpoint or a cleaning has ended; it triggers queued checkpoints.
     """
 
     def __init__(
-        self, components: CoordinatorComponents, aborter: CheckpointAborter, finalizer: CheckpointFinalizer
+        self, components: CoordinatorComponents, aborter: CheckpointAborter, ended: Callable[[], None]
     ) -> None:
         self._components = components
         self._aborter = aborter
-        self._finalizer = finalizer
+        self._ended = ended
 
     def acknowledge(self, message: AcknowledgeMessage, sender: str) -> bool:
         """
@@ -106,7 +104,7 @@ class AcknowledgementHandler:
             checkpoint_id=message.checkpoint_id,
             attempt_id=message.attempt_id,
             state_size_bytes=size_of(message),
-            metrics=metrics_of(message),
+            metrics=dict(message.metrics),
             finalizer=components.name,
             lease_seconds=components.lease.total_seconds(),
         )
@@ -119,11 +117,11 @@ class AcknowledgementHandler:
         content = content_of(message)
         if content != SnapshotContent():
             manifest = self._components.storage.write_manifest(checkpoint, content)
-        assessment = self._components.rows.acknowledge(written(asked, manifest))
+        assessment = self._components.rows.acknowledge(replace(asked, is_written=True, manifest=manifest))
         if assessment.verdict is not AcknowledgeResult.SUCCESS and manifest is not None:
             self._delete_surplus(manifest, assessment.acknowledgements)
         if assessment.finalizing is not None:
-            self._finalizer.finalize(assessment.finalizing)
+            self.finalize(assessment.finalizing)
         return assessment
 
     def _require_whole(self, message: AcknowledgeMessage) -> None:
@@ -166,25 +164,6 @@ class AcknowledgementHandler:
                     raise
         return merged(found).operator_states
 
-
-class CheckpointFinalizer:
-    """
-    Finalizes checkpoints.
-
-    A finalization writes the metadata and then adds the checkpoint to the completed store, which completes its row. Each
-    step is idempotent; another finalizer repeats the steps after the lease has expired.
-
-    :param aborter: The aborter of checkpoints that cannot be finalized.
-    :param ended: Called after a checkpoint or a cleaning has ended; it triggers queued checkpoints.
-    """
-
-    def __init__(
-        self, components: CoordinatorComponents, aborter: CheckpointAborter, ended: Callable[[], None]
-    ) -> None:
-        self._components = components
-        self._aborter = aborter
-        self._ended = ended
-
     def try_finalize(self, acknowledged: AcknowledgedCheckpoint) -> None:
         """Finalize a checkpoint and log a failure, which the rows and the future report."""
         try:
@@ -198,10 +177,8 @@ class CheckpointFinalizer:
 
         :param is_new: Whether to return the pending checkpoints of earlier leaders.
         """
-        components, lease_seconds = self._components, self._components.lease.total_seconds()
-        taken = components.rows.take_over(
-            TakeOver(leader=components.leader, finalizer=new_key(), lease_seconds=lease_seconds, is_new=is_new)
-        )
+        components = self._components
+        taken = components.rows.take_over(components.leader, new_key(), components.lease.total_seconds(), is_new=is_new)
         for acknowledged in taken.finalizing:
             self.try_finalize(acknowledged)
         return taken
@@ -234,8 +211,6 @@ class CheckpointFinalizer:
         acknowledgements = acknowledged.acknowledgements
         filled = _filled(acknowledged.checkpoint, acknowledgements)
         content = merged(contents(self._components.storage, acknowledgements))
-        states = {state.operator_id: state for state in content.operator_states}
-        require_whole_union_states(states, acknowledgements)
         self._require_finalizing(acknowledged.checkpoint)
         return completed_of(filled, content, self._components.storage.write_metadata(filled, content))
 
@@ -300,19 +275,6 @@ class CheckpointFinalizer:
             log.exception("An operator coordinator failed on the completion of checkpoint %s", checkpoint_id)
 
 
-def written(message: AcknowledgeAligned, manifest: FileStateHandle | None) -> AcknowledgeAligned:
-    """Return the message that stores an acknowledgement whose state is on storage."""
-    if manifest is None:
-        return replace(message, is_written=True)
-    return replace(
-        message,
-        is_written=True,
-        manifest_uri=manifest.uri,
-        manifest_size=manifest.size,
-        manifest_sha256=manifest.sha256,
-    )
-
-
 def _filled(record: CheckpointRecord, acknowledged: Iterable[AcknowledgementRecord]) -> CheckpointRecord:
     """Return the row with the figures of its acknowledgements: every finalizer writes the same metadata."""
     times = [a.acknowledged_at for a in acknowledged if a.acknowledged_at is not None]
@@ -341,35 +303,3 @@ def size_of(message: AcknowledgeMessage) -> int:
     """Return the size of the acknowledged state in bytes."""
     state = 0 if message.state is None else message.state.state_size
     return state + (0 if message.part is None else message.part.named_bytes)
-
-
-def metrics_of(message: AcknowledgeMessage) -> dict[str, int]:
-    """Return the metrics of an acknowledgement, with the numbers of ended subtasks that a finalizer needs."""
-    ended = message.finished_subtasks
-    if message.state is None or not ended:
-        return dict(message.metrics)
-    missing = len(ended - message.state.subtask_states.keys())
-    return dict(message.metrics) | {ENDED_SUBTASKS: len(ended), ENDED_WITHOUT_STATE: missing}
-
-
-def require_whole_union_states(
-    states: Mapping[OperatorId, OperatorState], acknowledgements: Iterable[AcknowledgementRecord]
-) -> None:
-    """
-    Require the union state of every operator to be complete, unless all of its subtasks have ended.
-
-    :raises CheckpointException: ``CHECKPOINT_DECLINED_TASK_CLOSING`` if union state of an ended subtask is missing.
-    """
-    for acknowledgement in acknowledgements:
-        state = states.get(acknowledgement.operator_id)
-        if state is not None and acknowledgement.metrics.get(ENDED_WITHOUT_STATE, 0):
-            require_whole_union_state(state, _ended(state, acknowledgement))
-
-
-def _ended(state: OperatorState, acknowledgement: AcknowledgementRecord) -> frozenset[int]:
-    # The metrics contain numbers only; the indexes of subtasks that ended with state do not affect the check.
-    absent = [i for i in range(state.parallelism) if i not in state.subtask_states]
-    present = sorted(state.subtask_states)
-    without_state = absent[: acknowledgement.metrics[ENDED_WITHOUT_STATE]]
-    with_state = max(0, acknowledgement.metrics.get(ENDED_SUBTASKS, 0) - len(without_state))
-    return frozenset((*without_state, *present[:with_state]))

@@ -29,10 +29,10 @@ from airflow_provider_statecheck.checkpoint.aligned.plan import (
     ExecutionTask,
 )
 from airflow_provider_statecheck.checkpoint.aligned.requests import failure_of, message_of
-from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints, AbortScope, ReportFailure
+from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints, AbortScope
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotPart, SnapshotStorage
 from airflow_provider_statecheck.checkpoint.aligned.state_handles import CheckpointIDCounter
-from airflow_provider_statecheck.checkpoint.codec import require
+from airflow_provider_statecheck.checkpoint.codec import require, storable_text
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import (
     CheckpointException,
@@ -340,14 +340,12 @@ class CheckpointStatsTracker:
 
     def report_failed_checkpoint(self, checkpoint_id: int, error: CheckpointException) -> None:
         """Record the root cause of a failed checkpoint, which counts as one without an id if it has no row."""
-        cause = None if error.__cause__ is None else root_cause(error)
-        self._rows.report_failure(
-            ReportFailure(leader=self._leader, reason=error.reason, checkpoint_id=checkpoint_id, cause=cause)
-        )
+        cause = None if error.__cause__ is None else storable_text(root_cause(error))
+        self._rows.report_failure(self._leader, error.reason, checkpoint_id, cause)
 
     def report_failed_checkpoint_without_in_progress(self, error: CheckpointException) -> None:
         """Count a checkpoint that failed before it had an id; each call counts."""
-        self._rows.report_failure(ReportFailure(leader=self._leader, reason=error.reason))
+        self._rows.report_failure(self._leader, error.reason)
 
     def create_snapshot(self) -> CheckpointStatsSnapshot:
         """

@@ -18,7 +18,7 @@ from airflow_provider_statecheck.checkpoint.aligned.completed_store import (
     CompletedCheckpointStore,
     StateDiscarder,
 )
-from airflow_provider_statecheck.checkpoint.aligned.completion import AcknowledgementHandler, CheckpointFinalizer
+from airflow_provider_statecheck.checkpoint.aligned.completion import CheckpointFinalizer
 from airflow_provider_statecheck.checkpoint.aligned.components import (
     AcknowledgeMessage,
     CheckpointAborter,
@@ -47,7 +47,7 @@ from airflow_provider_statecheck.checkpoint.aligned.requests import (
     properties_of,
 )
 from airflow_provider_statecheck.checkpoint.aligned.restore import RestorableTask, StateRestorer, resume
-from airflow_provider_statecheck.checkpoint.aligned.rows import AbortScope, EnqueueRequest
+from airflow_provider_statecheck.checkpoint.aligned.rows import AbortScope
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     CompletedCheckpoint,
     SnapshotStorage,
@@ -168,7 +168,6 @@ class CheckpointCoordinator:
         self._periodic = _periodic_trigger(config, random)
         self._aborter = CheckpointAborter(self._components, self._trigger_next)
         self._finalizer = CheckpointFinalizer(self._components, self._aborter, self._trigger_next)
-        self._acknowledgements = AcknowledgementHandler(self._components, self._aborter, self._finalizer)
         self._trigger = CheckpointTrigger(
             self._components, self._aborter, self._finalizer, self._require_ready, self._rearm
         )
@@ -247,7 +246,7 @@ class CheckpointCoordinator:
             return False
         with self._components.raising_job_failures():
             try:
-                return self._acknowledgements.acknowledge(message, sender)
+                return self._finalizer.acknowledge(message, sender)
             except StaleAttemptError as error:
                 log.warning("Ignored an acknowledgement after a change of the leader: %s", error)
                 return False
@@ -371,7 +370,9 @@ class CheckpointCoordinator:
         :param renamed_uids: The new uids of operators by their uids in the snapshot.
         :raises CoordinatorError: after the shutdown, or if the job has newer checkpoints.
         :raises CheckpointNotFoundError: if the snapshot does not exist.
-        :raises IncompatibleCheckpointError: if a state does not fit.
+        :raises IncompatibleCheckpointError: if a state does not fit; the owner of the snapshot does not change.
+        :raises SnapshotClaimedError: if another job has claimed the snapshot.
+        :raises InvalidConfigurationError: if the claim is for a snapshot that is not a savepoint.
         """
         self._require_in_use()
         adopted = self._restorer.adopt(
@@ -419,15 +420,8 @@ class CheckpointCoordinator:
             raise CheckpointException(CheckpointFailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN)
         if not properties.is_savepoint:
             self._ensure_base_locations()
-        request = EnqueueRequest(
-            leader=self._components.leader,
-            decider=self._components.decider,
-            request_key=key,
-            properties=properties,
-            target=target,
-            is_periodic=is_periodic,
-        )
-        for refused in self._components.rows.enqueue(request):
+        leader, decider = self._components.leader, self._components.decider
+        for refused in self._components.rows.enqueue(leader, decider, key, properties, target, is_periodic):
             error = CheckpointException(CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS)
             self._components.count_failure(error, properties=refused.properties)
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from airflow_provider_statecheck.checkpoint.aligned.completion import CheckpointFinalizer
 from airflow_provider_statecheck.checkpoint.aligned.components import CheckpointAborter, CoordinatorComponents
 from airflow_provider_statecheck.checkpoint.aligned.participants import OperatorCoordinatorRestoreMode
-from airflow_provider_statecheck.checkpoint.aligned.rows import AcknowledgedCheckpoint, AdoptSnapshot
+from airflow_provider_statecheck.checkpoint.aligned.rows import AcknowledgedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint, contents, merged
 from airflow_provider_statecheck.checkpoint.aligned.transitions import is_triggered
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
@@ -86,20 +86,15 @@ class StateRestorer:
         renamed_uids: Mapping[str, str] | None,
     ) -> CompletedCheckpoint:
         """
-        Add a snapshot as the newest completed checkpoint of the job, if its state fits the tasks.
+        Add a snapshot as the newest completed checkpoint of the job, see ``restore_savepoint``.
 
-        :param pointer: The directory or metadata file of the snapshot.
-        :raises CheckpointNotFoundError: if the snapshot does not exist.
-        :raises IncompatibleCheckpointError: if a state does not fit; the owner of the snapshot does not change.
-        :raises CoordinatorError: if the job has newer checkpoints.
-        :raises SnapshotClaimedError: if another job has claimed the snapshot.
-        :raises InvalidConfigurationError: if the claim is for a snapshot that is not a savepoint.
+        If its state does not fit the tasks, the owner of the snapshot does not change.
         """
         found = self._components.storage.resolve_checkpoint(pointer)
         if mode is RestoreMode.CLAIM and found.parts:
             raise whole_job_not_claimable(pointer)
         if mode is RestoreMode.CLAIM:
-            require_claimable(found.external_pointer, found.metadata_uri)
+            require_claimable(found.external_pointer, found.metadata.uri)
         self._components.completed_store.recover()
         newest = self._components.completed_store.get_latest_checkpoint()
         if newest is not None and newest.external_pointer == found.external_pointer:
@@ -117,18 +112,17 @@ class StateRestorer:
         return adopted
 
     def _adopted(self, found: CompletedCheckpoint, mode: RestoreMode) -> CompletedCheckpoint:
-        is_claimed = mode is RestoreMode.CLAIM
-        policy = self._components.config.retention_policy
-        properties = CheckpointProperties.for_checkpoint(policy) if is_claimed else _UNCLAIMED
-        message = AdoptSnapshot(
-            leader=self._components.leader,
-            checkpoint_id=found.checkpoint_id,
-            location=found.external_pointer,
-            metadata_uri=found.metadata_uri,
-            is_claimed=is_claimed,
+        components, is_claimed = self._components, mode is RestoreMode.CLAIM
+        policy = components.config.retention_policy
+        checkpoint_id = components.rows.adopt(
+            components.leader, found.checkpoint_id, found.external_pointer, found.metadata.uri, is_claimed=is_claimed
         )
-        checkpoint_id = self._components.rows.adopt(message)
-        return replace(found, job_id=message.leader.job_id, checkpoint_id=checkpoint_id, properties=properties)
+        return replace(
+            found,
+            job_id=components.leader.job_id,
+            checkpoint_id=checkpoint_id,
+            properties=CheckpointProperties.for_checkpoint(policy) if is_claimed else _UNCLAIMED,
+        )
 
     def _start_without_checkpoint(self, error_if_no_checkpoint: bool, mode: OperatorCoordinatorRestoreMode) -> bool:
         if error_if_no_checkpoint:

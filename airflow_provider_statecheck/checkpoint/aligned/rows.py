@@ -16,13 +16,14 @@ from airflow_provider_statecheck.checkpoint.codec import require, storable_text
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, new_key
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeResult, AttemptRef, OpenEffects
-from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, JobStatus
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
     AttemptOwner,
     CheckpointRecord,
     SnapshotRequest,
 )
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,46 +39,6 @@ class TakeLeadership:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resign:
-    """Reports that a leader has ended."""
-
-    leader: AttemptRef
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CountIds:
-    """Raises the next checkpoint id of a job, or draws an id."""
-
-    leader: AttemptRef
-    at_least: int = 1
-    draws: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnqueueRequest:
-    """Requests a checkpoint or savepoint."""
-
-    leader: AttemptRef
-    decider: CheckpointRequestDecider
-    request_key: str
-    """Idempotency key of the client; the same key returns the same request."""
-    properties: CheckpointProperties
-    target: str | None = None
-    """Parent directory of a savepoint; ``None`` for the configured one."""
-    is_periodic: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChooseRequest:
-    """Asks for the request to trigger now, and for those that are too early."""
-
-    leader: AttemptRef
-    decider: CheckpointRequestDecider
-    cleanings: int = 0
-    """Number of cleanings in progress."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AwaitedTask:
     """Task of a checkpoint that must acknowledge, or that had finished."""
 
@@ -90,7 +51,10 @@ class AwaitedTask:
 class BeginCheckpoint:
     """Begins the checkpoint of a request, if the request is still the one to trigger."""
 
-    choice: ChooseRequest
+    leader: AttemptRef
+    decider: CheckpointRequestDecider
+    cleanings: int = 0
+    """Number of cleanings in progress."""
     request_key: str
     coordinator: str
     """Unique name of the coordinator, to which a repeated message returns the same checkpoint."""
@@ -100,11 +64,6 @@ class BeginCheckpoint:
     """Whether the checkpoint must not reference files of earlier ones."""
     location: str | None = None
     """Directory of a savepoint; ``None`` for a checkpoint, whose directory follows from its id."""
-
-    @property
-    def leader(self) -> AttemptRef:
-        """Return the leader."""
-        return self.choice.leader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +78,8 @@ class AcknowledgeAligned:
     is_written: bool = False
     """Whether the state is on storage and the acknowledgement is stored; otherwise, the call returns the verdict only."""
     metrics: dict[str, int] = field(default_factory=dict)
-    manifest_uri: str | None = None
-    manifest_size: int = 0
-    manifest_sha256: str = ""
+    manifest: FileStateHandle | None = None
+    """Manifest of the state, in the directory of the checkpoint; ``None`` for an operator without state."""
     finalizer: str = ""
     """Name of the coordinator, which finalizes the checkpoint after the last acknowledgement."""
     lease_seconds: float = 60.0
@@ -147,18 +105,6 @@ class Assessment:
     """The checkpoint, if this was the last acknowledgement and the caller must finalize it."""
     has_expired: bool = False
     """Whether a checkpoint of the job has expired, which the caller must abort first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TakeOver:
-    """Takes over the finalizations whose lease has expired."""
-
-    leader: AttemptRef
-    finalizer: str
-    """New key of the call, which holds what it takes over; a repeated message returns the same checkpoints."""
-    lease_seconds: float
-    is_new: bool = False
-    """Whether the coordinator has just started, and also needs the pending checkpoints of earlier leaders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,28 +158,6 @@ class AbortCheckpoints:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdoptSnapshot:
-    """Allocates the id under which a job adds a snapshot to its checkpoints."""
-
-    leader: AttemptRef
-    checkpoint_id: int
-    """Id of the snapshot, which remains unless the job has used it."""
-    location: str
-    metadata_uri: str
-    is_claimed: bool = False
-    """Whether the job becomes the owner of the snapshot."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EffectsOf:
-    """Asks for the checkpoints whose files may be deleted."""
-
-    leader: AttemptRef
-    checkpoint_ids: tuple[int, ...] = ()
-    """Checkpoints to delete now, whose reply has all references to their files; empty for a list of what may be deleted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CleaningEffects:
     """Checkpoints to delete, and what may reference their files."""
 
@@ -249,9 +173,7 @@ class PutHandle:
     leader: AttemptRef
     checkpoint_id: int
     location: str
-    metadata_uri: str
-    metadata_size: int
-    metadata_sha256: str
+    metadata: FileStateHandle
     properties: CheckpointProperties
     completed_at: datetime
     state_size_bytes: int = 0
@@ -266,13 +188,6 @@ class PutHandle:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandlesOf:
-    """Asks for the handles of a leader."""
-
-    leader: AttemptRef
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Handles:
     """The handles of a leader, oldest first."""
 
@@ -282,35 +197,9 @@ class Handles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndHandles:
-    """Removes all handles at the end of the job."""
-
-    leader: AttemptRef
-    status: JobStatus | None
-    """Terminal status, with which the properties decide what the user keeps; ``None`` to leave all files to the user."""
-    end_key: str = field(default_factory=new_key)
-    """Idempotency key of the client; the same key returns the same checkpoints."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutcome:
     """A request and its checkpoint, ``None`` without a row."""
 
     request: SnapshotRequest | None = None
     checkpoint: CheckpointRecord | None = None
     """The completed checkpoint."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportFailure:
-    """Reports a failed checkpoint to the statistics."""
-
-    leader: AttemptRef
-    reason: CheckpointFailureReason
-    checkpoint_id: int | None = None
-    """Id of the checkpoint; ``None`` if it failed before it had one."""
-    cause: str | None = None
-    """Root cause, for display."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "cause", None if self.cause is None else storable_text(self.cause))

@@ -57,9 +57,7 @@ class CompletedCheckpoint:
     properties: CheckpointProperties = field(default_factory=CheckpointProperties)
     external_pointer: str
     """The directory of the checkpoint."""
-    metadata_uri: str
-    metadata_size: int = 0
-    metadata_sha256: str = ""
+    metadata: FileStateHandle
     checkpointed_size: int = 0
     """The size of the state that this checkpoint added, in bytes."""
 
@@ -354,9 +352,7 @@ def completed_of(
         parts=content.parts,
         properties=checkpoint.properties,
         external_pointer=checkpoint.location,
-        metadata_uri=metadata.uri,
-        metadata_size=metadata.size,
-        metadata_sha256=metadata.sha256,
+        metadata=metadata,
         checkpointed_size=checkpoint.state_size_bytes,
     )
 

@@ -14,13 +14,14 @@ from functools import partial
 from typing import TypeVar
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.rows import CountIds, EndHandles, Handles, HandlesOf, PutHandle
+from airflow_provider_statecheck.checkpoint.aligned.rows import Handles, PutHandle
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     CompletedCheckpoint,
     SnapshotStorage,
     completed_of,
     metadata_of,
 )
+from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
@@ -33,7 +34,6 @@ from airflow_provider_statecheck.exceptions import (
     StaleAttemptError,
 )
 
-Message = TypeVar("Message")
 Reply = TypeVar("Reply")
 _DIGITS = 19
 _NAME = re.compile(rf"chk-(\d{{{_DIGITS}}})")
@@ -115,7 +115,7 @@ class StateHandleStore:
         :raises InvalidConfigurationError: for a name of another checkpoint.
         """
         _require_name_of(name, state)
-        record = _repeated(self._rows.put_handle, _handle_of(self._leader, state))
+        record = self._put(state)
         return RetrievableStateHandle(record, self._storage)
 
     def replace(self, name: str, version: ResourceVersion, state: CompletedCheckpoint) -> None:
@@ -133,7 +133,7 @@ class StateHandleStore:
             raise HandleNotFoundError(
                 f"Expected the version of a state handle {name!r}, found that of none; add it first."
             )
-        _repeated(self._rows.put_handle, _handle_of(self._leader, state, version))
+        self._put(state, version)
 
     def exists(self, name: str) -> ResourceVersion:
         """Return the version of a handle; a handle that is removed does not exist."""
@@ -170,7 +170,7 @@ class StateHandleStore:
         :return: Whether the handle is removed; ``False`` if a newer leader has registered.
         """
         try:
-            _repeated(partial(self._rows.remove_handle, self._leader), _id_of(name))
+            _repeated(partial(self._rows.remove_handle, self._leader, _id_of(name)))
         except StaleAttemptError:
             return False
         return True
@@ -184,7 +184,7 @@ class StateHandleStore:
         :return: The checkpoints that are left to the user.
         :raises StaleAttemptError: if a newer leader has registered.
         """
-        return _repeated(self._rows.end_handles, EndHandles(leader=self._leader, status=status))
+        return _repeated(partial(self._rows.end_handles, self._leader, status, new_key()))
 
     def release(self, name: str) -> None:
         """Do nothing: handles have no locks."""
@@ -192,31 +192,32 @@ class StateHandleStore:
     def release_all(self) -> None:
         """Do nothing: handles have no locks."""
 
+    def _put(self, state: CompletedCheckpoint, version: ResourceVersion | None = None) -> CheckpointRecord:
+        return _repeated(partial(self._rows.put_handle, _handle_of(self._leader, state, version)))
+
     def _handles(self) -> Handles:
-        return self._rows.handles(HandlesOf(leader=self._leader))
+        return self._rows.handles(self._leader)
 
     def _find(self, name: str) -> CheckpointRecord | None:
         checkpoint_id = _id_of(name)
         return next((c for c in self._handles().live if c.checkpoint_id == checkpoint_id), None)
 
 
-def _repeated(change: Callable[[Message], Reply], message: Message) -> Reply:
+def _repeated(change: Callable[[], Reply]) -> Reply:
     """Make an idempotent change, and repeat it once if the outcome of its commit is unknown."""
     try:
-        return change(message)
+        return change()
     except CommitStateUnknownError:
         # The first write of a transaction waits for a commit that is still in progress.
-        return change(message)
+        return change()
 
 
-def _handle_of(leader: AttemptRef, state: CompletedCheckpoint, version: ResourceVersion | None = None) -> PutHandle:
+def _handle_of(leader: AttemptRef, state: CompletedCheckpoint, version: ResourceVersion | None) -> PutHandle:
     return PutHandle(
         leader=leader,
         checkpoint_id=state.checkpoint_id,
         location=state.external_pointer,
-        metadata_uri=state.metadata_uri,
-        metadata_size=state.metadata_size,
-        metadata_sha256=state.metadata_sha256,
+        metadata=state.metadata,
         properties=state.properties,
         completed_at=state.completed_at,
         state_size_bytes=state.checkpointed_size,
@@ -316,7 +317,7 @@ class CheckpointIDCounter:
         self._is_shut_down = True
 
     def _count(self, at_least: int = 1, *, draws: bool = False) -> int:
-        return self._rows.count_ids(CountIds(leader=self._leader, at_least=at_least, draws=draws))
+        return self._rows.count_ids(self._leader, at_least, draws=draws)
 
     def _require_in_use(self) -> None:
         if self._is_shut_down:

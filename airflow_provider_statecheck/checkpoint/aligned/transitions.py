@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from airflow_provider_statecheck.checkpoint import statistics, transitions as rows
-from airflow_provider_statecheck.checkpoint.aligned.plan import Choice
+from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointRequestDecider, Choice
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AbortCheckpoints,
     AbortScope,
@@ -21,11 +21,10 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     Assessment,
     AwaitedTask,
     BeginCheckpoint,
-    ChooseRequest,
-    ReportFailure,
     TakeLeadership,
 )
 from airflow_provider_statecheck.checkpoint.codec import require, storable_text
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import require_running
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_OPERATOR_ID,
@@ -48,18 +47,13 @@ from airflow_provider_statecheck.checkpoint.records import (
     RequestStatus,
     SnapshotRequest,
 )
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.checkpoint.statistics import truncated_cause
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
 
 REMEMBERED_CHECKPOINTS = 16
 COORDINATOR = "coordinator"
 """The attempt id in the acknowledgement row of the coordinator."""
-_ENDED = (
-    CheckpointStatus.COMPLETED,
-    CheckpointStatus.SUBSUMED,
-    CheckpointStatus.DISPOSED,
-    CheckpointStatus.ABORTED,
-)
 _FREQUENT = (AbortScope.EXPIRED, AbortScope.OLDER)
 """The aborts at every tick or completed checkpoint, which read open rows only."""
 
@@ -120,15 +114,15 @@ def is_triggered(acknowledgements: Iterable[AcknowledgementRecord]) -> bool:
     return all(a.is_acknowledged for a in acknowledgements if a.operator_id == ALIGNED_OPERATOR_ID)
 
 
-def choose(tx: JobTransaction, request: ChooseRequest) -> Choice:
+def choose(tx: JobTransaction, decider: CheckpointRequestDecider, cleanings: int) -> Choice:
     """Return the decision on the queue, without any effect."""
     pending = of_status(tx, CheckpointStatus.PENDING)
     completed = (c.completed_at for c in tx.open_checkpoints(ALIGNED_OPERATOR_ID) if c.completed_at is not None)
-    return request.decider.choose(
+    return decider.choose(
         tx.open_requests(ALIGNED_OPERATOR_ID),
         is_triggering=not all(is_triggered(tx.acknowledgements(c.checkpoint_id)) for c in pending),
         pending_count=len(pending) + len(of_status(tx, CheckpointStatus.FINALIZING)),
-        cleanings=request.cleanings,
+        cleanings=cleanings,
         last_completed_at=max(completed, default=None),
         now=tx.now,
     )
@@ -140,7 +134,7 @@ def begin(tx: JobTransaction, leader: AttemptRecord, message: BeginCheckpoint) -
         if each.request_key == message.request_key and each.checkpoint_id is not None:
             begun = tx.checkpoint(each.checkpoint_id)
             return begun if begun is not None and begun.finalizer == message.coordinator else None
-    request = choose(tx, message.choice).run
+    request = choose(tx, message.decider, message.cleanings).run
     if request is None or request.request_key != message.request_key:
         return None
     checkpoint = _add_pending(tx, leader, request, message)
@@ -215,7 +209,7 @@ def acknowledge(tx: JobTransaction, message: AcknowledgeAligned) -> Assessment:
 
 
 def _verdict(tx: JobTransaction, checkpoint: CheckpointRecord, own: AcknowledgementRecord | None) -> AcknowledgeResult:
-    if checkpoint.status in _ENDED:
+    if not checkpoint.is_in_progress:
         # A task repeats an acknowledgement if the reply was lost; its state belongs to the completed checkpoint.
         if own is not None and own.is_acknowledged and checkpoint.status is not CheckpointStatus.ABORTED:
             return AcknowledgeResult.DUPLICATE
@@ -238,7 +232,7 @@ def acknowledgement_of(
 
 
 def _is_remembered(tx: JobTransaction, checkpoint_id: int) -> bool:
-    mine = (c for c in tx.view().checkpoints if c.operator_id == ALIGNED_OPERATOR_ID and c.status in _ENDED)
+    mine = (c for c in tx.view().checkpoints if c.operator_id == ALIGNED_OPERATOR_ID and not c.is_in_progress)
     latest = sorted(mine, key=lambda c: (c.ended_at or c.completed_at or c.triggered_at, c.checkpoint_id))
     return checkpoint_id in {c.checkpoint_id for c in latest[-REMEMBERED_CHECKPOINTS:]}
 
@@ -246,21 +240,23 @@ def _is_remembered(tx: JobTransaction, checkpoint_id: int) -> bool:
 def _save(
     tx: JobTransaction, checkpoint: CheckpointRecord, own: AcknowledgementRecord, message: AcknowledgeAligned
 ) -> None:
-    uri, directory = message.manifest_uri, checkpoint.location
-    is_inside = uri is None or uri.rpartition("/")[0] == directory
-    require("manifest_uri", uri, lambda _: is_inside, f"a file in {directory}")
+    if message.manifest is not None:
+        own = _with_manifest(own, message.manifest, checkpoint.location)
     tx.save_acknowledgement(
         replace(
             own,
-            manifest_uri=uri,
-            manifest_size=message.manifest_size,
-            manifest_sha256=message.manifest_sha256,
             state_size_bytes=message.state_size_bytes,
             full_size_bytes=message.state_size_bytes,
             metrics=dict(message.metrics),
             acknowledged_at=tx.now,
         )
     )
+
+
+def _with_manifest(own: AcknowledgementRecord, manifest: FileStateHandle, directory: str) -> AcknowledgementRecord:
+    is_inside = manifest.uri.rpartition("/")[0] == directory
+    require("manifest", manifest.uri, lambda _: is_inside, f"a file in {directory}")
+    return replace(own, manifest_uri=manifest.uri, manifest_size=manifest.size, manifest_sha256=manifest.sha256)
 
 
 def _finalize_if_complete(
@@ -366,18 +362,23 @@ def _is_pinned(tx: JobTransaction, operator_id: OperatorId) -> bool:
     return operator is not None and operator.pinned_checkpoint is not None
 
 
-def report_failure(tx: JobTransaction, message: ReportFailure) -> None:
+def report_failure(
+    tx: JobTransaction,
+    operator_id: OperatorId,
+    reason: CheckpointFailureReason,
+    checkpoint_id: int | None,
+    cause: str | None,
+) -> None:
     """Count a failed checkpoint once, and add its cause to the statistics."""
-    operator_id, checkpoint_id = message.leader.operator_id, message.checkpoint_id
     row = None if checkpoint_id is None else tx.checkpoint(checkpoint_id)
     known = statistics.load(tx, operator_id)
     if checkpoint_id is None or not known.has_counted(checkpoint_id):
         if row is None or row.operator_id != operator_id:
-            statistics.save(tx, operator_id, known.rejected_once(message.reason.value))
+            statistics.save(tx, operator_id, known.rejected_once(reason.value))
         elif row.status is CheckpointStatus.ABORTED:
             statistics.ended(tx, row)
-    if checkpoint_id is not None and message.cause is not None:
+    if checkpoint_id is not None and cause is not None:
         known = statistics.load(tx, operator_id)
-        changed = known.annotated(checkpoint_id, failure_cause=truncated_cause(message.cause))
+        changed = known.annotated(checkpoint_id, failure_cause=truncated_cause(cause))
         if changed != known:
             statistics.save(tx, operator_id, changed)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from random import Random
 
-from airflow_provider_statecheck.checkpoint.aligned.completion import CheckpointFinalizer, written
+from airflow_provider_statecheck.checkpoint.aligned.completion import CheckpointFinalizer
 from airflow_provider_statecheck.checkpoint.aligned.components import CheckpointAborter, CoordinatorComponents
 from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointPlan
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
@@ -16,7 +16,6 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AcknowledgedCheckpoint,
     AwaitedTask,
     BeginCheckpoint,
-    ChooseRequest,
 )
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     CompletedCheckpoint,
@@ -72,7 +71,8 @@ class CheckpointTrigger:
             pass
 
     def _next(self) -> bool:
-        choice = self._components.rows.choose(self._choice())
+        components = self._components
+        choice = components.rows.choose(components.leader, components.decider, components.cleaner.cleanings)
         if choice.retry_in_seconds is not None:
             self._rearm(timedelta(seconds=choice.retry_in_seconds))
         for dropped in choice.dropped:
@@ -83,12 +83,6 @@ class CheckpointTrigger:
             return bool(choice.dropped)
         self._serve(choice.run)
         return True
-
-    def _choice(self) -> ChooseRequest:
-        components = self._components
-        return ChooseRequest(
-            leader=components.leader, decider=components.decider, cleanings=components.cleaner.cleanings
-        )
 
     def _serve(self, request: SnapshotRequest) -> None:
         try:
@@ -109,7 +103,9 @@ class CheckpointTrigger:
         location = components.storage.new_savepoint_location(request.target) if properties.is_savepoint else None
         is_full = not properties.is_savepoint and self._must_be_full()
         message = BeginCheckpoint(
-            choice=self._choice(),
+            leader=components.leader,
+            decider=components.decider,
+            cleanings=components.cleaner.cleanings,
             request_key=request.request_key,
             coordinator=components.name,
             awaited=tuple(_awaited(plan)),
@@ -187,10 +183,12 @@ class CheckpointTrigger:
             leader=components.leader,
             checkpoint_id=checkpoint.checkpoint_id,
             attempt_id=None,
+            is_written=True,
+            manifest=manifest,
             finalizer=components.name,
             lease_seconds=components.lease.total_seconds(),
         )
-        return components.rows.acknowledge(written(own, manifest)).finalizing
+        return components.rows.acknowledge(own).finalizing
 
 
 def _awaited(plan: CheckpointPlan) -> Iterator[AwaitedTask]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.aligned.rows import CountIds
 from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, OperatorId, new_key
-from airflow_provider_statecheck.checkpoint.messages import BeginSavepoint, EndSavepoint, RequestSavepoint
+from airflow_provider_statecheck.checkpoint.messages import EndSavepoint, RequestSavepoint
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
 from tests.job_savepoints import begin_savepoint
 from tests.messages import make_leadership, present
@@ -65,13 +64,8 @@ class Stage:
 
     def savepoint(self) -> int:
         """Begin a savepoint of such an operator."""
-        request = BeginSavepoint(
-            job_id=JobId(self.attempt.job_id),
-            request_key=self.savepoint_request(),
-            savepoint_dir="s3://lake",
-            trigger_key=new_key(),
-        )
-        return self.api.services.savepoints.begin(request).checkpoint_id
+        job_id, key = JobId(self.attempt.job_id), self.savepoint_request()
+        return self.api.services.savepoints.begin(job_id, key, "s3://lake", new_key()).checkpoint_id
 
     def completed_savepoint(self) -> str:
         """Complete a savepoint of such an operator."""
@@ -100,7 +94,7 @@ class Stage:
         """Return a new leader of the aligned checkpoints of the job, which has drawn the ids of the examples."""
         name = self.api.services.coordinator.describe(JobId(self.attempt.job_id)).job.name
         leader = self.api.services.aligned.lead(make_leadership(job_name=name))
-        self.api.services.aligned.count_ids(CountIds(leader=leader, at_least=15))
+        self.api.services.aligned.count_ids(leader, at_least=15)
         encoded: dict[str, Any] = encode(leader)
         return encoded
 

@@ -32,7 +32,7 @@ OF_NO_COLUMN = {
     *("secret", "ti_id", "dry_run", "is_named", "age_seconds", "idle_seconds", "timeout_seconds"),
     *("lease_seconds", "min_pause_seconds", "max_concurrent", "max_queued", "cleanings", "operators", "uids", "cause"),
     *("failure", "reason", "problem", "logical_task", "clear_marker", "savepoint_dir", "increment_seconds"),
-    *("label", "airflow", "pointer", "keys", "namespace"),
+    *("label", "airflow", "pointer", "keys", "namespace", "uri", "size"),
     # Figures of a checkpoint are kept as JSON.
     *("kind", "outcome", "type", "rows", "finished", "total", "finished_splits", "total_splits", "size_bytes"),
     *("seconds", "seconds_saved", "remaining_seconds", "snapshot_seconds", "write_seconds", "commit_seconds"),

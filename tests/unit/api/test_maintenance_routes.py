@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.api.services import TASK_LIFETIME
-from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints, AbortScope, HandlesOf
+from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints, AbortScope
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
-from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.records import JobAction
 from airflow_provider_statecheck.exceptions import (
@@ -25,8 +24,6 @@ from airflow_provider_statecheck.gateway.verbs import Verb
 from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from airflow_provider_statecheck.maintenance.actions import ALIGNED, MAINTENANCE as MAINTENANCE_CALLS, RESTORES
 from airflow_provider_statecheck.maintenance.job_maintenance import (
-    DropTokens,
-    ForgetRows,
     RetireJob,
 )
 from airflow_provider_statecheck.maintenance.job_restore import JobSavepoint, RestoreJob, SavepointPart
@@ -75,13 +72,13 @@ def ended(api: ApiServer) -> ApiServer:
 def test_a_job_whose_run_is_over_goes_step_by_step(ended: ApiServer) -> None:
     remote, request = maintenance(ended), RetireJob(job_id=JOB_ID, idle_seconds=DAY)
     ended.clock.advance(DAY)
-    assert remote.refusal(request).kept_because == remote.retire(request).kept_because == ("run 'run-1' has not ended",)
+    assert remote.refusal(request) == remote.retire(request) == ("run 'run-1' has not ended",)
     ended.runs.over.add("run-1")
-    assert remote.retire(request).kept_because == ()
-    assert "is not confirmed" in remote.remove(request).kept_because[0]
+    assert remote.retire(request) == ()
+    assert "is not confirmed" in remote.remove(request)[0]
     ids = tuple(c.checkpoint_id for c in remote.describe(JOB_ID).checkpoints)
-    remote.confirm_discards(ConfirmDiscards(job_id=JOB_ID, checkpoint_ids=ids))
-    assert remote.remove(request).kept_because == ()
+    remote.confirm_discards(JOB_ID, ids)
+    assert remote.remove(request) == ()
     assert [job.name for job in remote.jobs()] == ["sales"]
 
 
@@ -89,7 +86,7 @@ def test_a_job_with_a_name_of_its_own_never_goes_over_http(ended: ApiServer) -> 
     ended.runs.over.add("run-1")
     remote, before = maintenance(ended), ended.rows()
     for call in (remote.refusal, remote.retire, remote.remove):
-        assert "explicit name" in call(RetireJob(job_id=OWN_NAME)).kept_because[0]
+        assert "explicit name" in call(RetireJob(job_id=OWN_NAME))[0]
         with pytest.raises(AccessDeniedError, match="airflow statecheck prune"):
             call(RetireJob(job_id=OWN_NAME, is_named=True))
     assert {**ended.rows(), "statecheck_token": []} == {**before, "statecheck_token": []}
@@ -99,7 +96,7 @@ def test_a_job_with_a_name_of_its_own_goes_over_http_after_a_user_asked_for_it(e
     remote, key = maintenance(ended), new_key()
     forged = RetireJob(job_id=OWN_NAME, request_key=key)
     for call in (remote.refusal, remote.retire, remote.remove):
-        assert call(forged).kept_because == ("the request to remove it has ended",)
+        assert call(forged) == ("the request to remove it has ended",)
     ended.clock.advance(1)
     ended.services.actions.request(
         UserAction(job_id=OWN_NAME, action=JobAction.PRUNE, request_key=key, requested_by="anna")
@@ -108,10 +105,10 @@ def test_a_job_with_a_name_of_its_own_goes_over_http_after_a_user_asked_for_it(e
     request = RetireJob(job_id=OWN_NAME, request_key=asked.request_key)
     with pytest.raises(AccessDeniedError):
         maintenance(ended, CALLER).retire(request)
-    assert remote.retire(request).kept_because == ()
+    assert remote.retire(request) == ()
     ids = tuple(c.checkpoint_id for c in remote.describe(OWN_NAME).checkpoints)
-    remote.confirm_discards(ConfirmDiscards(job_id=OWN_NAME, checkpoint_ids=ids))
-    assert remote.remove(request).kept_because == ()
+    remote.confirm_discards(OWN_NAME, ids)
+    assert remote.remove(request) == ()
     assert [job.name for job in remote.jobs()] == [JOB]
 
 
@@ -120,9 +117,9 @@ def test_an_age_out_of_range_is_refused(ended: ApiServer, age: float) -> None:
     """A negative one would drop the tokens of attempts that run."""
     remote = maintenance(ended)
     with pytest.raises(InvalidConfigurationError, match="from a day"):
-        remote.drop_tokens(DropTokens(age_seconds=age))
+        remote.drop_tokens(age_seconds=age)
     with pytest.raises(InvalidConfigurationError, match="from a day"):
-        remote.forget(ForgetRows(job_id=JOB_ID, age_seconds=age))
+        remote.forget(JOB_ID, age)
 
 
 def test_an_attempt_whose_driver_died_is_closed_when_its_run_is_over_and_its_token_is_dead(ended: ApiServer) -> None:
@@ -141,7 +138,7 @@ def test_a_token_that_expires_on_the_way_is_replaced(ended: ApiServer) -> None:
     remote = maintenance(ended)
     remote.jobs()
     ended.clock.advance(TASK_LIFETIME.total_seconds() + 1)
-    assert remote.forget(ForgetRows(job_id=JOB_ID, age_seconds=DAY)) is not None
+    assert remote.forget(JOB_ID, DAY) is not None
     assert remote._credentials.count == 2
 
 
@@ -158,9 +155,9 @@ def test_a_leader_of_aligned_checkpoints_is_no_task_and_no_stage(ended: ApiServe
     assert (attempt.epoch, attempt.owner.airflow) == (leader.epoch, ())
     stage = replace(leader, operator_id=operator_id_of("features"))
     with pytest.raises(AccessDeniedError, match="a leader of aligned checkpoints"):
-        calls.handles(HandlesOf(leader=stage))
+        calls.handles(stage)
     other = aligned(ended, CALLER)
-    for call in (lambda: other.lead(make_leadership()), lambda: other.handles(HandlesOf(leader=leader))):
+    for call in (lambda: other.lead(make_leadership()), lambda: other.handles(leader)):
         with pytest.raises(AccessDeniedError, match="maintenance_dags"):
             call()
 
@@ -228,5 +225,5 @@ def test_the_checkpoints_of_a_successful_run_end_when_a_maintenance_task_asks(en
 def test_ended_tokens_go(ended: ApiServer) -> None:
     remote = maintenance(ended)
     ended.clock.advance(2 * DAY)
-    assert remote.drop_tokens(DropTokens(age_seconds=DAY, dry_run=True)) == 2
-    assert remote.drop_tokens(DropTokens(age_seconds=DAY)) == 2
+    assert remote.drop_tokens(age_seconds=DAY, dry_run=True) == 2
+    assert remote.drop_tokens(age_seconds=DAY) == 2

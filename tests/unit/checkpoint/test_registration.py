@@ -11,7 +11,7 @@ from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import A
 from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, AttemptGrant, FinishAttempt
+from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus, OnClear
 from airflow_provider_statecheck.exceptions import (
     ConcurrentAttemptError,
@@ -148,8 +148,7 @@ def test_one_that_was_adopted_while_somebody_was_asked_is_asked_about_again() ->
     liveness = Meanwhile()
     coordinator = coordinator_with(liveness)
     attempt = coordinator.register(make_registration(owner=day(1))).attempt
-    adopt = AdoptAttempt(attempt=attempt, owner=day(1, label="try 2"))
-    liveness.act = lambda: coordinator.adopt(adopt)
+    liveness.act = lambda: coordinator.adopt(attempt, day(1, label="try 2"))
     coordinator.register(make_registration(owner=day(2)))
     assert liveness.asked == [day(1).run_id] * 2
 
@@ -208,7 +207,7 @@ def test_an_instance_with_the_map_key_of_another_one_is_refused(
 def test_an_instance_does_not_adopt_the_driver_of_another_one(coordinator: AttemptCoordinator) -> None:
     attempt = worked(coordinator, None).attempt
     with pytest.raises(StaleAttemptError, match="register an attempt instead"):
-        coordinator.adopt(AdoptAttempt(attempt=attempt, owner=instance(1)))
+        coordinator.adopt(attempt, instance(1))
 
 
 @pytest.mark.parametrize("status", [None, AttemptStatus.FINISHED, AttemptStatus.FAILED])

@@ -18,12 +18,9 @@ from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReas
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptRef,
-    ConfirmDiscards,
     ConfirmRestore,
     DeclineCheckpoint,
-    DisposeSavepoint,
     FinishAttempt,
-    RequestSavepoint,
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
@@ -47,6 +44,7 @@ from tests.messages import (
     complete_checkpoint,
     make_acknowledgement,
     make_registration,
+    make_savepoint_request,
     make_source,
 )
 from tests.sqlite_rows import new_store
@@ -217,9 +215,7 @@ class Job:
         self.coordinator.finish(FinishAttempt(attempt=self.attempt, status=AttemptStatus.FINISHED))
 
     def take_savepoint(self) -> None:
-        asked = self.savepoints.request(
-            RequestSavepoint(job_id=JOB, operator_id=operator_id_of("aggregate"), request_key=new_key())
-        )
+        asked = self.savepoints.request(make_savepoint_request(self.attempt))
         message = TriggerCheckpoint(
             attempt=self.attempt, request_key=new_key(), serves=asked.request_key, savepoint_dir=SAVEPOINTS
         )
@@ -277,7 +273,7 @@ def test_a_checkpoint_whose_bytes_are_gone_needs_no_care() -> None:
     job = Job(num_retained=1)
     job.complete()
     job.complete()
-    job.coordinator.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,), attempt=job.attempt))
+    job.coordinator.confirm_discards(job.attempt, (1,))
     view = job.coordinator.describe(JOB)
     assert custody_of(view, view.checkpoints[0]).because == "its files are deleted"
 
@@ -293,7 +289,7 @@ def test_a_disposed_savepoint_may_go() -> None:
     job = Job()
     job.take_savepoint()
     place = job.coordinator.describe(JOB).checkpoints[-1].location
-    job.savepoints.dispose(DisposeSavepoint(pointer=place, job_id=JOB))
+    job.savepoints.dispose(place, JOB)
     assert job.custody() == [("user", True)]
 
 

@@ -12,9 +12,7 @@ import pytest
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, ALIGNED_UID, job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import (
-    BeginSavepoint,
     ConfirmRestore,
-    RequestSavepoint,
     RestoreSource,
 )
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
@@ -30,7 +28,7 @@ from airflow_provider_statecheck.exceptions import StoppedWithSavepointError, St
 from airflow_provider_statecheck.maintenance.savepoints import serve_idle
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import decode_metadata
-from tests.messages import make_leadership, make_owner, make_registration
+from tests.messages import make_leadership, make_owner, make_registration, make_savepoint_request
 from tests.unit.cli.conftest import Run, rows
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
@@ -245,14 +243,8 @@ def test_garbage_collection_takes_the_savepoints_that_wait(stage: WrittenStage, 
 
 def test_a_copy_whose_process_died_is_taken_anew_when_its_time_is_over(finished: WrittenStage, run: Run) -> None:
     operator = finished.coordinator.describe(job_id_of(JOB)).operators[0]
-    asked = finished.savepoints.request(
-        RequestSavepoint(job_id=operator.job_id, operator_id=operator.operator_id, request_key=new_key())
-    )
-    finished.savepoints.begin(
-        BeginSavepoint(
-            job_id=operator.job_id, request_key=asked.request_key, savepoint_dir="memory://dead", trigger_key=new_key()
-        )
-    )
+    asked = finished.savepoints.request(make_savepoint_request(operator))
+    finished.savepoints.begin(operator.job_id, asked.request_key, "memory://dead", new_key())
     run("gc", JOB)
     assert [c.status.value for c in savepoints(finished)] == ["pending"]
     finished.clock.advance(25 * 3600)
@@ -334,14 +326,7 @@ def test_a_savepoint_that_was_written_on_a_filesystem_unknown_here_keeps_its_job
 def failed_on_unknown_filesystem(stage: WrittenStage) -> CheckpointRecord:
     """Return the row of a savepoint that failed, as it was possible before such a directory was refused."""
     [operator] = stage.coordinator.describe(job_id_of(JOB)).operators
-    stage.savepoints.request(
-        RequestSavepoint(
-            job_id=operator.job_id,
-            operator_id=operator.operator_id,
-            request_key=new_key(),
-            target="s4://lake/savepoints",
-        )
-    )
+    stage.savepoints.request(make_savepoint_request(operator, target="s4://lake/savepoints"))
     view = stage.coordinator.describe(job_id_of(JOB))
     serve_idle(stage.savepoints, view, CheckpointStorage.open, None)
     [failed] = savepoints(stage)

@@ -9,7 +9,6 @@ from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinato
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import (
-    ConfirmDiscards,
     ConfirmRestore,
     DeclineCheckpoint,
     FinishAttempt,
@@ -144,7 +143,7 @@ def test_a_checkpoint_that_cannot_be_restored_is_told_and_one_whose_bytes_are_go
     witness.told()
     skipped = (SkippedCheckpoint(checkpoint_id=3, reason="checksum differs"),)
     coordinator.confirm_restore(ConfirmRestore(attempt=retry, checkpoint_id=2, skipped=skipped))
-    coordinator.confirm_discards(ConfirmDiscards(job_id=retry.job_id, checkpoint_ids=(1,), attempt=retry))
+    coordinator.confirm_discards(retry, (1,))
     assert witness.told() == [("checkpoint 3", "completed", "completed"), ("checkpoint 1", "subsumed", "subsumed")]
 
 

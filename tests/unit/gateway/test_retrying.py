@@ -15,8 +15,6 @@ from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeResult,
     AttemptGrant,
     AttemptRef,
-    ConfirmCommits,
-    ConfirmDiscards,
     ConfirmRestore,
     DeclineCheckpoint,
     FinishAttempt,
@@ -115,10 +113,8 @@ CALLS: dict[str, Callable[[CheckpointCoordinatorGateway, AttemptRef, int], objec
     "trigger": lambda g, a, _: g.trigger(TriggerCheckpoint(attempt=a, request_key=new_key())),
     "acknowledge": lambda g, a, i: g.acknowledge(make_acknowledgement(a, i)),
     "decline": _decline,
-    "confirm_discards": lambda g, a, i: g.confirm_discards(
-        ConfirmDiscards(job_id=a.job_id, checkpoint_ids=(i,), attempt=a)
-    ),
-    "confirm_commits": lambda g, a, i: g.confirm_commits(ConfirmCommits(attempt=a, checkpoint_ids=(i,))),
+    "confirm_discards": lambda g, a, i: g.confirm_discards(a, (i,)),
+    "confirm_commits": lambda g, a, i: g.confirm_commits(a, (i,)),
     "finish": lambda g, a, _: g.finish(FinishAttempt(attempt=a, status=AttemptStatus.FINISHED)),
     "describe": lambda g, a, _: g.describe(a.job_id),
 }

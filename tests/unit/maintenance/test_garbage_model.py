@@ -8,8 +8,7 @@ from typing import Any
 
 from hypothesis import given, settings, strategies as st
 
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
-from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, OperatorState, streams_of
@@ -24,7 +23,7 @@ from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import document_uris, load_document
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, _Counted, faulty_gateway, faulty_storage
-from tests.messages import ManualClock, make_registration
+from tests.messages import ManualClock, make_registration, make_savepoint_request
 from tests.sqlite_rows import new_store
 from tests.unit.storage.keyed_files import keyed, state_file
 from tests.unit.written_stage import WrittenStage, local_path
@@ -139,11 +138,7 @@ class World:
         self.finish(job, AttemptStatus.FAILED)
 
     def savepoint(self, job: str) -> None:
-        operator = self.view(job).operators[0]
-        request = RequestSavepoint(
-            job_id=operator.job_id, operator_id=operator.operator_id, request_key=new_key(), target=self.target
-        )
-        self.saving.request(request)
+        self.saving.request(make_savepoint_request(self.view(job).operators[0], target=self.target))
 
     def idle(self, job: str) -> None:
         serve_idle(self.saving, self.view(job), self.open, None)

@@ -96,17 +96,15 @@ def test_many_discards_are_confirmed_in_several_messages(stage, monkeypatch):
     monkeypatch.setattr("airflow_provider_statecheck.maintenance.gc._IDS_PER_MESSAGE", 1)
     stage.run()
     told: list[Any] = []
-    monkeypatch.setattr(stage.maintenance, "confirm_discards", _noting(stage.maintenance.confirm_discards, told))
+    confirm = stage.maintenance.confirm_discards
+
+    def noted(job_id: Any, ids: Any) -> None:
+        told.append(ids)
+        confirm(job_id, ids)
+
+    monkeypatch.setattr(stage.maintenance, "confirm_discards", noted)
     collect(stage)
     assert (told, stage.statuses()) == ([(1,), (2,)], CLEAN)
-
-
-def _noting(confirm: Any, told: list[Any]) -> Any:
-    def noted(request: Any) -> None:
-        told.append(request.checkpoint_ids)
-        confirm(request)
-
-    return noted
 
 
 @pytest.mark.parametrize("name", ["chk-0", f"chk-{'9' * 20}"])

@@ -115,11 +115,11 @@ def test_a_part_that_is_rolled_back_after_it_was_pinned_is_not_copied(job: Saved
         def __getattr__(self, name: str) -> Any:
             return getattr(savepoints, name)
 
-        def pin(self, request: Any) -> Any:
+        def pin(self, *arguments: Any) -> Any:
             if next(calls) == 2:
                 rewinding = JobRewinding(job.stage.store, UnknownLiveness())
                 rewinding.rewind(RewindJob(job_id=job_id_of(JOB), run_key=SECOND, uid="load"))
-            return savepoints.pin(request)
+            return savepoints.pin(*arguments)
 
     sound, interfering = job.service, Rewinding()
     job.service = replace(job.service, savepoints=interfering)  # type: ignore[arg-type]

@@ -9,7 +9,6 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import (
     CheckpointDeclinedError,
@@ -40,8 +39,8 @@ def remove(stage: WrittenStage) -> None:
     job_id, maintenance = job_id_of(JOB), stage.maintenance
     maintenance.retire(RetireJob(job_id=job_id, is_named=True))
     ids = tuple(c.checkpoint_id for c in maintenance.describe(job_id).checkpoints)
-    maintenance.confirm_discards(ConfirmDiscards(job_id=job_id, checkpoint_ids=ids))
-    assert maintenance.remove(RetireJob(job_id=job_id, is_named=True)).kept_because == ()
+    maintenance.confirm_discards(job_id, ids)
+    assert maintenance.remove(RetireJob(job_id=job_id, is_named=True)) == ()
 
 
 @pytest.mark.parametrize("checkpoints", [0, 3], ids=["before the sweep", "before the discards are confirmed"])

@@ -29,7 +29,6 @@ from airflow_provider_statecheck.checkpoint.messages import (
     ConfirmRestore,
     DeclineCheckpoint,
     FinishAttempt,
-    RequestSavepoint,
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
@@ -44,6 +43,7 @@ from tests.messages import (
     make_acknowledgement,
     make_owner,
     make_registration,
+    make_savepoint_request,
 )
 from tests.sqlite_rows import new_store
 from tests.unit.api.pages.html import Page
@@ -139,17 +139,8 @@ class MadeJob:
 
     def request_savepoint(self, by: str = "ann", target: str | None = None) -> str:
         """Request a savepoint, and return the key of the request."""
-        key = new_key()
-        JobSavepoints(self.store).request(
-            RequestSavepoint(
-                job_id=self.attempt.job_id,
-                operator_id=self.attempt.operator_id,
-                request_key=key,
-                requested_by=by,
-                target=target,
-            )
-        )
-        return key
+        request = make_savepoint_request(self.attempt, requested_by=by, target=target)
+        return JobSavepoints(self.store).request(request).request_key
 
     def decline(self, message: str) -> None:
         """Let a checkpoint fail."""

@@ -15,16 +15,13 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AcknowledgeAligned,
     AwaitedTask,
     BeginCheckpoint,
-    ChooseRequest,
-    EnqueueRequest,
-    Resign,
-    TakeOver,
 )
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import checkpoint_uri, new_key, new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeResult
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StaleAttemptError
 from tests.aligned_job import CHECKPOINT, JOB, AlignedJob
 from tests.messages import make_leadership
@@ -35,10 +32,10 @@ DECIDER = CheckpointRequestDecider(max_concurrent=1, min_pause_seconds=0)
 def beginning(job: AlignedJob, properties: CheckpointProperties = CHECKPOINT, **changes: Any) -> BeginCheckpoint:
     """Request a checkpoint and return the message that begins it."""
     leader, key = job.leader or job.lead(), new_key()
-    request = EnqueueRequest(leader=leader, decider=DECIDER, request_key=key, properties=properties)
-    assert job.rows.enqueue(request) == job.rows.enqueue(request) == ()
+    assert [job.rows.enqueue(leader, DECIDER, key, properties) for _ in range(2)] == [(), ()]
     values: dict[str, Any] = {
-        "choice": ChooseRequest(leader=leader, decider=DECIDER),
+        "leader": leader,
+        "decider": DECIDER,
         "request_key": key,
         "coordinator": "one",
         "awaited": (AwaitedTask(operator_id=job.tasks[0].operator_id, attempt_id="try"),),
@@ -98,8 +95,8 @@ def test_a_savepoint_is_where_the_coordinator_says(job: AlignedJob) -> None:
 def test_a_manifest_outside_of_the_checkpoint_is_refused(job: AlignedJob) -> None:
     location = begun(job).location
     for uri in ("memory://elsewhere/file", f"{location}/below/file", f"{location}/../file"):
-        with pytest.raises(InvalidConfigurationError, match="manifest_uri"):
-            job.rows.acknowledge(acknowledging(job, "try", manifest_uri=uri))
+        with pytest.raises(InvalidConfigurationError, match="manifest"):
+            job.rows.acknowledge(acknowledging(job, "try", manifest=FileStateHandle(uri, 1)))
     assert job.rows.acknowledge(acknowledging(job, "try", is_written=False)).verdict is AcknowledgeResult.SUCCESS
 
 
@@ -158,11 +155,10 @@ def test_a_repeated_takeover_returns_what_it_took_over_and_another_one_waits_for
     finalizing(job)
     job.pass_time(600)
     assert job.leader is not None
-    message = TakeOver(leader=job.leader, finalizer="two", lease_seconds=60.0)
-    first = job.rows.take_over(message)
+    first = job.rows.take_over(job.leader, "two", 60.0)
     assert [c.checkpoint.checkpoint_id for c in first.finalizing] == [1]
-    assert job.rows.take_over(message) == first
-    assert job.rows.take_over(replace(message, finalizer="three")).finalizing == ()
+    assert job.rows.take_over(job.leader, "two", 60.0) == first
+    assert job.rows.take_over(job.leader, "three", 60.0).finalizing == ()
 
 
 def test_a_finalizer_that_was_replaced_no_longer_holds_its_checkpoint(job: AlignedJob) -> None:
@@ -171,7 +167,7 @@ def test_a_finalizer_that_was_replaced_no_longer_holds_its_checkpoint(job: Align
     assert job.rows.is_finalizing(leader, 1, record.finalizer, record.lease_until)
     assert not job.rows.is_finalizing(leader, 2, record.finalizer, record.lease_until)
     job.pass_time(600)
-    job.rows.take_over(TakeOver(leader=leader, finalizer="two", lease_seconds=60.0))
+    job.rows.take_over(leader, "two", 60.0)
     assert not job.rows.is_finalizing(leader, 1, record.finalizer, record.lease_until)
     job.lead()
     with pytest.raises(StaleAttemptError):
@@ -182,7 +178,7 @@ def test_a_finalizer_that_was_replaced_no_longer_holds_its_checkpoint(job: Align
 def test_times_out_of_range_are_refused(job: AlignedJob, seconds: float) -> None:
     leader = job.lead()
     with pytest.raises(InvalidConfigurationError, match="lease_seconds"):
-        job.rows.take_over(TakeOver(leader=leader, finalizer="one", lease_seconds=seconds))
+        job.rows.take_over(leader, "one", seconds)
     with pytest.raises(InvalidConfigurationError, match="timeout_seconds"):
         job.rows.begin(beginning(job, timeout_seconds=seconds))
 
@@ -190,7 +186,7 @@ def test_times_out_of_range_are_refused(job: AlignedJob, seconds: float) -> None
 def test_a_leader_resigns_once_and_a_replaced_one_not_at_all(job: AlignedJob) -> None:
     replaced, leader = job.lead(), job.lead()
     for each in (replaced, leader, leader):
-        job.rows.resign(Resign(leader=each))
+        job.rows.resign(each)
     statuses = [attempt.status for attempt in job.jobs.describe(JOB).attempts]
     assert statuses == [AttemptStatus.FENCED, AttemptStatus.FINISHED]
     with pytest.raises(StaleAttemptError):

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint import transitions
-from airflow_provider_statecheck.checkpoint.aligned.completion import ENDED_SUBTASKS, ENDED_WITHOUT_STATE
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus
 from airflow_provider_statecheck.checkpoint.aligned.requests import TriggerKind
@@ -293,24 +292,14 @@ def union(job: AlignedJob, task: AlignedTask) -> OperatorState:
     return replace(state, subtask_states={0: one})
 
 
-@pytest.mark.parametrize(("missing", "is_refused"), [(1, True), (0, False)])
-def test_union_state_without_that_of_ended_subtasks_is_refused_when_finalized(
-    job: AlignedJob, missing: int, is_refused: bool
-) -> None:
+def test_union_state_without_that_of_ended_subtasks_is_refused(job: AlignedJob) -> None:
     job.tasks = (AlignedTask("source", parallelism=2), AlignedTask("sink"))
     coordinator = job.coordinator()
-    future = coordinator.trigger_checkpoint(CHECKPOINT)
-    # As somebody wrote it who does not look at an acknowledgement.
-    metrics = {ENDED_SUBTASKS: 1, ENDED_WITHOUT_STATE: missing}
-    message = job.acknowledgement(job.tasks[0], 1, state=union(job, job.tasks[0]), metrics=metrics)
-    coordinator.receive_acknowledge_message(message)
-    last = job.acknowledgement(job.tasks[1], 1)
-    if not is_refused:
-        coordinator.receive_acknowledge_message(last)
-        assert future.result(0).checkpoint_id == 1
-        return
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    state = union(job, job.tasks[0])
+    message = job.acknowledgement(job.tasks[0], 1, state=state, finished_subtasks=frozenset({1}))
     with pytest.raises(CheckpointException) as raised:
-        coordinator.receive_acknowledge_message(last)
+        coordinator.receive_acknowledge_message(message)
     assert raised.value.reason is Reason.CHECKPOINT_DECLINED_TASK_CLOSING
     assert job.status(1) == "aborted"
 

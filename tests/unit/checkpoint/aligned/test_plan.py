@@ -109,13 +109,12 @@ def test_an_operator_of_which_one_task_still_runs_is_not_fully_finished():
     assert plan.fully_finished_operators == frozenset()
 
 
-def test_of_a_job_whose_tasks_all_finished_there_is_nothing_to_checkpoint():
-    assert "nothing to checkpoint" in Job(FINISHED, FINISHED, FINISHED).refusal()
-
-
-def test_a_job_of_which_nothing_runs_yet_or_any_more_has_nothing_to_checkpoint():
-    assert "nothing to checkpoint" in Job(NOT_STARTED, NOT_STARTED, NOT_STARTED).refusal()
-    assert "nothing to checkpoint" in Job(FINISHED, NOT_STARTED, NOT_STARTED).refusal()
+@pytest.mark.parametrize(
+    "statuses",
+    [(FINISHED, FINISHED, FINISHED), (NOT_STARTED, NOT_STARTED, NOT_STARTED), (FINISHED, NOT_STARTED, NOT_STARTED)],
+)
+def test_a_job_of_which_nothing_runs_yet_or_any_more_has_nothing_to_checkpoint(statuses):
+    assert "nothing to checkpoint" in Job(*statuses).refusal()
 
 
 def test_a_checkpoint_that_waits_for_nobody_is_refused():
@@ -230,21 +229,18 @@ def test_a_union_state_without_the_part_of_an_ended_subtask_is_refused(raw):
     assert raised.value.reason is CheckpointFailureReason.CHECKPOINT_DECLINED_TASK_CLOSING
 
 
-def test_a_union_state_with_the_parts_of_all_ended_subtasks_is_whole():
-    require_whole_union_state(make_state((0, 1, 2)), {2})
-
-
-def test_a_running_subtask_without_state_is_nothing_to_refuse():
-    require_whole_union_state(make_state((0, 1)), set())
-
-
-def test_a_union_state_of_an_operator_that_ended_as_a_whole_is_not_missed():
-    require_whole_union_state(make_state((0,)), {0, 1, 2})
-
-
-@pytest.mark.parametrize("mode", [DistributionMode.BROADCAST, DistributionMode.SPLIT_DISTRIBUTE])
-def test_state_that_every_subtask_has_or_that_is_dealt_out_may_lose_ended_subtasks(mode):
-    require_whole_union_state(make_state((0, 1), mode), {2})
+@pytest.mark.parametrize(
+    ("state", "ended"),
+    [
+        pytest.param(make_state((0, 1, 2)), {2}, id="all ended subtasks have given their parts"),
+        pytest.param(make_state((0, 1)), set(), id="a subtask without state is running"),
+        pytest.param(make_state((0,)), {0, 1, 2}, id="the operator has ended as a whole"),
+        pytest.param(make_state((0, 1), DistributionMode.BROADCAST), {2}, id="every subtask has the state"),
+        pytest.param(make_state((0, 1), DistributionMode.SPLIT_DISTRIBUTE), {2}, id="the state is dealt out"),
+    ],
+)
+def test_a_state_from_which_a_restore_misses_nothing_is_whole(state, ended):
+    require_whole_union_state(state, ended)
 
 
 CHECKPOINT = CheckpointProperties.for_checkpoint()

@@ -414,12 +414,3 @@ def test_nothing_is_given_if_anything_does_not_fit(target: object, changes: dict
     state = make_state(subtask_states={0: keyed_subtasks(2, 128)[0]})
     with pytest.raises(IncompatibleCheckpointError):
         assign_states([target], [state], **changes)  # type: ignore[list-item, arg-type]
-
-
-@given(st.integers(1, 40), st.integers(1, 40))
-def test_rescaled_operator_covers_all_key_groups_once(old: int, new: int) -> None:
-    state = make_full_state(parallelism=old, max_parallelism=64)
-    assignment = assign_states([make_target(parallelism=new)], [state])
-    for index in range(new):
-        handles = assignment.subtask_states[SUM, index].managed_keyed
-        assert [group for own in ranges(handles) for group in own] == list(key_group_range_of(index, new, 64))
