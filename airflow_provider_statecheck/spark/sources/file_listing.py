@@ -109,7 +109,21 @@ class FileListing:
         for name, info in found.items():
             relative = name.removeprefix(root).lstrip("/")
             if not _is_hidden(relative) and (path.matches(relative) or name == root):
-                yield f"{path.root}/{relative}" if relative else path.root, info
+                uri = f"{path.root}/{relative}" if relative else path.root
+                yield uri, self._followed(filesystem, name, info, uri)
+
+    def _followed(self, filesystem: Any, name: str, info: Info, uri: str) -> Info:
+        # A listing describes a link itself, except for its size: the file behind it could change unnoticed.
+        if not info.get("islink") and info.get("type") != "link":
+            return info
+        with self._storage_failures(uri):
+            target = filesystem.info(name) if filesystem.exists(name) else {"type": "nothing"}
+        if target["type"] in ("directory", "nothing"):
+            raise InvalidConfigurationError(
+                f"Expected files and links to files in a source, found {redact(uri)}, a link to {target['type']}; add the "
+                "directory itself to the paths of the source, restore what the link leads to, or exclude the link with a pattern."
+            )
+        return dict(target)
 
     def _storage_failures(self, uri: str) -> AbstractContextManager[None]:
         return storage_failures(f"The files of {redact(uri)} cannot be listed", self.options)
