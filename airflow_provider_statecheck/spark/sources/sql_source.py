@@ -342,12 +342,11 @@ class RangeReader(TaskReader):
 
 def _require_no_truncation(values: Iterable[Any], kind: Any) -> None:
     # PyArrow drops fractions and times of day without an error.
+    cut: Iterable[Any] = ()
     if pa.types.is_integer(kind):
         cut = (value for value in values if isinstance(value, float | Decimal) and value != int(value))
     elif pa.types.is_date(kind):
         cut = (value for value in values if isinstance(value, datetime) and value.time() != time())
-    else:
-        return
     for value in cut:
         raise ValueError(f"{value} would be cut")
 
