@@ -436,6 +436,16 @@ def test_partitions_need_a_column_that_is_there_and_one_beside_it(path):
         Attempt(path, 1, partition_by=["name", "key"]).open()
 
 
+@pytest.mark.parametrize(
+    ("scheme", "fitting", "longer"), [("file", "x" * 250, "ä" * 126), ("memory", "x" * 800, "x" * 900)]
+)
+def test_a_partition_whose_name_no_commit_could_create_fails_its_task(tmp_path, memory_path, scheme, fitting, longer):
+    attempt = Attempt(str(tmp_path) if scheme == "file" else memory_path, 1, partition_by=["name"]).open()
+    with pytest.raises(UnsupportedStateError, match=r"bytes in .*, found \d+ bytes for name; shorten"):
+        attempt.write_table(pa.table({"key": [1], "name": [longer]}, SCHEMA))
+    attempt.commit(1, attempt.write_table(pa.table({"key": [1], "name": [fitting]}, SCHEMA)))
+
+
 @pytest.mark.parametrize("kind", [pa.float64(), pa.binary(), pa.timestamp("us"), pa.list_(pa.int64())])
 def test_partitions_of_other_types_are_refused(memory_path, kind):
     schema = pa.schema([("key", pa.int64()), ("part", kind)])
