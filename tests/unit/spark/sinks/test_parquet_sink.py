@@ -145,6 +145,24 @@ def test_a_published_file_that_was_changed_is_refused(path, monkeypatch):
         Attempt(path, 2, restored=1).open()
 
 
+def test_output_that_was_deleted_while_it_was_published_is_told_with_what_makes_a_fresh_start_possible(
+    path, monkeypatch
+):
+    first = Attempt(path, 1).open()
+    with monkeypatch.context() as patch:
+        patch.setattr(PublishedFiles, "publish", _dying_after(PublishedFiles.publish))
+        with pytest.raises(KeyboardInterrupt):
+            first.add(1, 1)
+    filesystem, root = fsspec.url_to_fs(path)
+    lineage = first.context.lineage
+    filesystem.rm_file(next(n for n in filesystem.find(root) if n.endswith(".parquet")))
+    with pytest.raises(CorruptStateError, match=rf"the log of the sink, _statecheck/{lineage}, and start over"):
+        Attempt(path, 2, generation=2).open()
+    filesystem.rm(f"{root}/_statecheck/{lineage}", recursive=True)
+    Attempt(path, 2, generation=2).open().add(2, 2)
+    assert both(path) == same(2)
+
+
 def _dying_after(call):
     def dying(*args):
         call(*args)
