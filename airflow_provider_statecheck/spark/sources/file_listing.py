@@ -186,15 +186,20 @@ def _parse_path(path: Any) -> SourcePath:
 
 def _absolute_uri(text: str) -> str:
     if not _SCHEME.match(text):
-        return f"file://{Path(text).expanduser().absolute()}"
+        return f"file://{_without_dots(str(Path(text).expanduser().absolute()))}"
     scheme, rest = scheme_of(text), text.partition("://")[2].rstrip("/")
     if scheme in LOCAL_SCHEMES:
         if not rest.startswith("/"):
             raise InvalidConfigurationError(
                 f"Expected a local path with three slashes as in file:///data/orders, found {redact(text)!r}."
             )
-        return f"file://{rest}"
+        return f"file://{_without_dots(rest)}"
     return f"{scheme}://{rest}"
+
+
+def _without_dots(path: str) -> str:
+    # root_of refuses dots in the names of files, with which a restored state could name any file.
+    return str(Path(path).resolve()) if ".." in path.split("/") else path
 
 
 @functools.cache

@@ -208,6 +208,16 @@ def test_a_relative_path_is_below_the_working_directory(monkeypatch, tmp_path):
     assert parse_paths("orders/*.csv") == (SourcePath(f"file://{tmp_path}/orders", "*.csv"),)
 
 
+@pytest.mark.parametrize("path", ["../b", "../b/*", "file://{0}/a/../b"])
+def test_files_of_a_path_with_dots_are_below_it(monkeypatch, tmp_path, write, path):
+    write("a/x", "b/y")
+    monkeypatch.chdir(tmp_path / "a")
+    listing = FileListing(parse_paths(path.format(tmp_path)), {})
+    [item] = listing.files()
+
+    assert (item.name, listing.root_of(item.name)) == (f"file://{tmp_path}/b/y", f"file://{tmp_path}/b")
+
+
 def test_several_paths_are_several_places():
     assert parse_paths(["/a", Path("/b")]) == (SourcePath("file:///a"), SourcePath("file:///b"))
 
