@@ -123,8 +123,8 @@ class Relation:
 
         columns = [column(field.name, sql_type(field.type)) for field in self.schema]
         if self.query is not None:
-            # Escaped, because SQLAlchemy would take a colon for the start of a parameter.
-            return text(self.query.replace(":", r"\:")).columns(*columns).subquery("given")
+            # Escaped, because SQLAlchemy would take a colon for the start of a parameter. A comment may end the query.
+            return text(self.query.replace(":", r"\:") + "\n").columns(*columns).subquery("given")
         schema, _, name = str(self.table).rpartition(".")
         return table(name, *columns, schema=schema or None)
 

@@ -260,15 +260,16 @@ def test_keys_of_any_ordered_type_are_cut_and_go_on_from_a_checkpoint(any_url, k
     assert sorted(keys_of(found)) == sorted(keys)
 
 
-def test_a_query_is_read_like_a_table(any_url):
+@pytest.mark.parametrize("end", [";", " -- the newest ones"])
+def test_a_query_is_read_like_a_table(any_url, end):
     table = Table(any_url, sa.Column("Id", sa.Integer), sa.Column("name", sa.Text))
     table.add(*({"Id": n, "name": "12:30 100%"} for n in range(6)))
-    query = """select "Id", name as "na me", '::x :y 100%' as odd from orders where name like '%:30%' and "Id" > 1;"""
+    query = """select "Id", name as "na me", '::x :y 100%' as odd from orders where name like '%:30%' and "Id" > 1"""
     schema = StructType(
         [StructField("Id", LongType()), StructField("na me", StringType()), StructField("odd", StringType())]
     )
 
-    found = increments(SqlSource(any_url, query=query, key="Id", schema=schema, rows_per_increment=2).open(None))
+    found = increments(SqlSource(any_url, query=query + end, key="Id", schema=schema, rows_per_increment=2).open(None))
 
     assert found[0][0] == [{"Id": 2, "na me": "12:30 100%", "odd": "::x :y 100%"}]
     assert keys_of(found, "Id") == [2, 3, 4, 5]
