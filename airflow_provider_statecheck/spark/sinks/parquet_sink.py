@@ -40,6 +40,7 @@ from airflow_provider_statecheck.spark.sinks.target_files import (
     final_name,
     is_hidden,
     ledger_storage,
+    lineage_directory,
     lineage_of_file,
     missing_file_cause,
     open_target,
@@ -174,7 +175,7 @@ class PublishedFiles(Output):
 
     def _require_present(self, publication: Publication, file: WrittenFile, name: str) -> None:
         if self.files.size(file.name) is None and self.files.size(name) is None:
-            raise self._missing_error(publication, file, name)
+            raise self._missing_error(publication, file, name, missing_file_cause(self.files.is_local))
 
     def _move(self, publication: Publication, file: WrittenFile, name: str) -> None:
         if self.files.size(name) is None:
@@ -182,7 +183,7 @@ class PublishedFiles(Output):
                 self.files.move(file.name, name)
             except CheckpointNotFoundError:
                 if self.files.size(name) is None:
-                    raise self._missing_error(publication, file, name) from None
+                    raise self._missing_error(publication, file, name, self._remedy_of_lost_plan) from None
             else:
                 return
         self._require_published(file, name)
@@ -200,10 +201,19 @@ class PublishedFiles(Output):
     def _digest(self, name: str, size: int) -> str:
         return footer_digest(lambda start, end: self.files.read_range(name, start, end), name, size)
 
-    def _missing_error(self, publication: Publication, file: WrittenFile, name: str) -> CorruptStateError:
+    @property
+    def _remedy_of_lost_plan(self) -> str:
+        # Every attempt has to carry out the plan in the log, a fresh start included.
+        lineage = self.files.lineage
+        return (
+            "it was deleted after the commit had begun. Restore it from a backup, or delete the files with the lineage "
+            f"{lineage} in their names together with the log of the sink, {lineage_directory(lineage)}, and start over."
+        )
+
+    def _missing_error(self, publication: Publication, file: WrittenFile, name: str, cause: str) -> CorruptStateError:
         return CorruptStateError(
             f"Expected output of checkpoint {publication.checkpoint_id} in {self.files.target}, either as {name} or staged as "
-            f"{file.name}, found neither; {missing_file_cause(self.files.is_local)}",
+            f"{file.name}, found neither; {cause}",
             uri=f"{self.files.target}/{name}",
             checkpoint_id=publication.checkpoint_id,
         )

@@ -6,7 +6,7 @@ The rows and the commit log change in one transaction of the database.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +79,7 @@ class SqlDestination(CommitDestination):
         """
         create_tables(self.database, (self._heads, self._commits))
         if columns is not None:
-            table = self._output(columns)
+            table = self._output(columns, marks_rows=self.marks_rows)
             create_tables(self.database, (table,))
             require_fitting(self.database, table, self.keys)
 
@@ -175,10 +175,10 @@ class SqlDestination(CommitDestination):
     def _publish(self, connection: Connection, publication: Publication) -> None:
         from sqlalchemy import insert
 
-        rows = 0
+        rows, marks = 0, self._marks(connection, publication.checkpoint_id)
         for columns, committables in _by_schema(publication.committables):
-            loader = RowLoader(self._output(decode_schema(columns)), self.keys)
-            rows += loader.load(connection, self._rows(committables, publication.checkpoint_id))
+            loader = RowLoader(self._output(decode_schema(columns), marks_rows=bool(marks)), self.keys)
+            rows += loader.load(connection, self._rows(committables, marks))
         connection.execute(
             insert(self._commits).values(
                 **self._key(),
@@ -189,15 +189,21 @@ class SqlDestination(CommitDestination):
             )
         )
 
-    def _rows(self, committables: Iterable[Committable], checkpoint_id: int) -> Iterator[Any]:
-        marks = {LINEAGE: self.files.lineage, CHECKPOINT: checkpoint_id} if self.marks_rows else {}
+    def _marks(self, connection: Connection, checkpoint_id: int) -> dict[str, Any]:
+        if self.marks_rows:
+            return {LINEAGE: self.files.lineage, CHECKPOINT: checkpoint_id}
+        marks: dict[str, Any] = dict.fromkeys((LINEAGE, CHECKPOINT))
+        # A row that an upsert replaces must lose the marks of another sink, which could otherwise retract it.
+        return marks if self.keys and marks.keys() <= _columns_of(connection, self.table).keys() else {}
+
+    def _rows(self, committables: Iterable[Committable], marks: Mapping[str, Any]) -> Iterator[Any]:
         for committable in committables:
             for table in staged_rows(self.files, committable):
                 yield with_constants(table, **marks)
 
-    def _output(self, columns: Any) -> Table:
+    def _output(self, columns: Any, *, marks_rows: bool) -> Table:
         return output_table(
-            self.table, columns, keys=self.keys, marks_rows=self.marks_rows, is_sqlite=self.database.is_sqlite
+            self.table, columns, keys=self.keys, marks_rows=marks_rows, is_sqlite=self.database.is_sqlite
         )
 
     @property
@@ -262,7 +268,7 @@ def _exists(connection: Connection, table: Table) -> bool:
     return bool(inspect(connection).has_table(table.name, schema=table.schema))
 
 
-def _columns_of(connection: Connection, table: Table) -> dict[str, Any]:
+def _columns_of(connection: Connection, table: Table | TableName) -> dict[str, Any]:
     from sqlalchemy import inspect
 
     return {each["name"]: each for each in inspect(connection).get_columns(table.name, schema=table.schema)}

@@ -22,6 +22,7 @@ from airflow_provider_statecheck.exceptions import (
     EnvironmentNotReadyError,
     InvalidConfigurationError,
     StateCheckError,
+    UnsupportedStateError,
 )
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.spark.sinks.commit_log import Publication
@@ -41,6 +42,7 @@ from airflow_provider_statecheck.spark.tables.data_files import (
     scratch_directory,
     split,
 )
+from airflow_provider_statecheck.spark.tables.schemas import partition_names
 from airflow_provider_statecheck.storage import file_operations
 from airflow_provider_statecheck.storage.file_operations import in_parallel
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -57,6 +59,8 @@ _FINAL = re.compile(r"part-([0-9a-f]{12})-g(\d+)-c(\d+)-\d+-[0-9a-f]{12}\.parque
 _DATA_FILE = re.compile(r"statecheck-([0-9a-f]{12})/(?:.*/)?g(\d+)-e(\d+)-\d+-[0-9a-f]{32}\.parquet", re.DOTALL)
 # Filesystems with an atomic rename.
 _PROTOCOLS_WITH_RENAME = frozenset({"hdfs", "arrow_hdfs", "webhdfs", "webHDFS", "viewfs"})
+# Limits of disks and HDFS for one name, and of object stores for a key, less the name of a file.
+_MAX_NAME_BYTES, _MAX_KEY_BYTES = 255, 1024 - 128
 # Each open file holds a buffer and a file handle; rows that are sorted by partition need one open file.
 _MAX_OPEN_FILES = 64
 
@@ -160,6 +164,23 @@ class TargetFiles:
         self._require_own(name)
         with suppress(CheckpointNotFoundError):
             self.storage.call(self._uri(name), lambda filesystem, path: filesystem.rm_file(path))
+
+    def require_nameable(self, directory: str) -> None:
+        """
+        Require a partition directory in which the filesystem can have files; a commit could not create another one.
+
+        :raises UnsupportedStateError: if a name is too long.
+        """
+        names, limit = directory.split("/"), _MAX_NAME_BYTES
+        if not self.is_local and not _has_atomic_rename(self.storage._fs):
+            names, limit = [self._path(directory)], _MAX_KEY_BYTES
+        found = max(len(name.encode()) for name in names)
+        if found > limit:
+            raise UnsupportedStateError(
+                f"Expected values of partition_by with names of directories of at most {limit} bytes in {self.target}, found "
+                f"{found} bytes for {', '.join(partition_names(directory))}; shorten the values in the stage, or partition by "
+                "another column."
+            )
 
     def _rename(self, name: str, new_name: str) -> None:
         new_path = self._path(new_name)
@@ -420,6 +441,7 @@ class ParquetSinkWriter:
     def _begin(self, directory: str) -> tuple[str, OutputFile]:
         if len(self._open) >= _MAX_OPEN_FILES:
             self._finish(next(iter(self._open)))
+        self._files.require_nameable(directory)
         name = self._name(directory)
         return name, OutputFile(self._local_path(name), self._file_schema(), self._layout.compression)
 

@@ -109,7 +109,21 @@ class FileListing:
         for name, info in found.items():
             relative = name.removeprefix(root).lstrip("/")
             if not _is_hidden(relative) and (path.matches(relative) or name == root):
-                yield f"{path.root}/{relative}" if relative else path.root, info
+                uri = f"{path.root}/{relative}" if relative else path.root
+                yield uri, self._followed(filesystem, name, info, uri)
+
+    def _followed(self, filesystem: Any, name: str, info: Info, uri: str) -> Info:
+        # A listing describes a link itself, except for its size: the file behind it could change unnoticed.
+        if not info.get("islink") and info.get("type") != "link":
+            return info
+        with self._storage_failures(uri):
+            target = filesystem.info(name) if filesystem.exists(name) else {"type": "nothing"}
+        if target["type"] in ("directory", "nothing"):
+            raise InvalidConfigurationError(
+                f"Expected files and links to files in a source, found {redact(uri)}, a link to {target['type']}; add the "
+                "directory itself to the paths of the source, restore what the link leads to, or exclude the link with a pattern."
+            )
+        return dict(target)
 
     def _storage_failures(self, uri: str) -> AbstractContextManager[None]:
         return storage_failures(f"The files of {redact(uri)} cannot be listed", self.options)
@@ -172,15 +186,20 @@ def _parse_path(path: Any) -> SourcePath:
 
 def _absolute_uri(text: str) -> str:
     if not _SCHEME.match(text):
-        return f"file://{Path(text).expanduser().absolute()}"
+        return f"file://{_without_dots(str(Path(text).expanduser().absolute()))}"
     scheme, rest = scheme_of(text), text.partition("://")[2].rstrip("/")
     if scheme in LOCAL_SCHEMES:
         if not rest.startswith("/"):
             raise InvalidConfigurationError(
                 f"Expected a local path with three slashes as in file:///data/orders, found {redact(text)!r}."
             )
-        return f"file://{rest}"
+        return f"file://{_without_dots(rest)}"
     return f"{scheme}://{rest}"
+
+
+def _without_dots(path: str) -> str:
+    # root_of refuses dots in the names of files, with which a restored state could name any file.
+    return str(Path(path).resolve()) if ".." in path.split("/") else path
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, replace
 from itertools import groupby
@@ -190,7 +190,7 @@ class DataFrameSource(ItemSource):
         on_change: str = "fail",
     ) -> None:
         super().__init__(Limits(items=require_count("splits_per_increment", splits_per_increment)), on_change)
-        self._splits = splits
+        self._splits = splits if callable(splits) else _split_list(splits)
         self._load = load
         self._key = key
 
@@ -201,7 +201,7 @@ class DataFrameSource(ItemSource):
         return opening.reconciled(items, self._on_change), _UserReader(opening.spark, self._load, splits)
 
     def _splits_by_key(self) -> dict[str, Any]:
-        splits = list(self._splits() if callable(self._splits) else self._splits)
+        splits = _split_list(self._splits()) if callable(self._splits) else self._splits
         by_key = {self._key_of(split): split for split in splits}
         if len(by_key) < len(splits):
             raise InvalidConfigurationError(
@@ -214,6 +214,15 @@ class DataFrameSource(ItemSource):
         if not isinstance(key, str) or not key or "\0" in key:
             raise InvalidConfigurationError(f"Expected the key of a split to be a text, found {key!r}; correct key.")
         return key
+
+
+def _split_list(splits: Iterable[Any]) -> tuple[Any, ...]:
+    # Read once: an iterator would have no splits for the next attempt, which would replace the output by nothing.
+    if isinstance(splits, str) or not isinstance(splits, Iterable):
+        raise InvalidConfigurationError(
+            f"Expected splits to be a list of splits or a function that returns one, found {splits!r}; write [{splits!r}]."
+        )
+    return tuple(splits)
 
 
 class _UserReader(ItemReader):

@@ -194,7 +194,7 @@ def reconcile(ledger: Ledger, now: Sequence[Item], *, on_change: OnChange, new_r
     Return the ledger for a source that was listed again.
 
     A restarted run reads the files of its first listing; by default any difference is an error. A new run also reads
-    files that appeared since, and drops finished files that were deleted.
+    files that appeared since, and drops finished files that were deleted, unless there are none at all.
 
     :param now: The current listing.
     :param new_run: ``True`` if a new run begins, ``False`` if a run is restarted.
@@ -280,6 +280,9 @@ def _items_of_restarted_run(ledger: Ledger, now: Sequence[Item]) -> list[Item]:
 
 
 def _items_of_new_run(ledger: Ledger, now: Sequence[Item]) -> list[Item]:
+    if not now:
+        # A disk that is not mounted looks empty; the run after would read its files again.
+        return list(ledger.items)
     found, known = {item.name: item for item in now}, {item.name for item in ledger.items}
     existing = [found[item.name] for item in ledger.items if item.name in found]
     return [*existing, *(item for item in now if item.name not in known)]

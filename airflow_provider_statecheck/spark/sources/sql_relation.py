@@ -15,7 +15,7 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, SourceError
 from airflow_provider_statecheck.spark.snapshots.columns import parse_schema
 from airflow_provider_statecheck.spark.tables.databases import Database, is_cast_to_text, spark_type, sql_type
 from airflow_provider_statecheck.spark.tables.schemas import is_arrow_compatible, require_columns
@@ -56,7 +56,23 @@ class Relation:
         return select(*columns).where(self._within(rows, keys))
 
     def bounds(self, connection: Connection, above: Any) -> tuple[Any, Any]:
-        """Return the smallest and the largest key above one; ``None`` if there are no rows."""
+        """
+        Return the smallest and the largest key above one; ``None`` if there are no rows.
+
+        :raises SourceError: if the largest key changes on its way from the database, so that no range would have its row.
+        """
+        lowest, highest = self._extremes(connection, above)
+        # A newer row may be larger; only a key that has changed is above itself. Not-a-number differs from itself.
+        is_changed = highest is not None and self._extremes(connection, highest)[1] == highest
+        if is_changed or highest != highest:
+            raise SourceError(
+                f"Expected keys of {self.shown} that mean the same in Python as in the database, found {highest!r} as the largest "
+                f"value of {self.key!r}, which is another one there, such as infinity, not-a-number, or a time or a number in "
+                "another notation; use another column, or convert it in a query."
+            )
+        return lowest, highest
+
+    def _extremes(self, connection: Connection, above: Any) -> tuple[Any, Any]:
         from sqlalchemy import func, select
 
         rows = self._rows()
@@ -107,8 +123,8 @@ class Relation:
 
         columns = [column(field.name, sql_type(field.type)) for field in self.schema]
         if self.query is not None:
-            # Escaped, because SQLAlchemy would take a colon for the start of a parameter.
-            return text(self.query.replace(":", r"\:")).columns(*columns).subquery("given")
+            # Escaped, because SQLAlchemy would take a colon for the start of a parameter. A comment may end the query.
+            return text(self.query.replace(":", r"\:") + "\n").columns(*columns).subquery("given")
         schema, _, name = str(self.table).rpartition(".")
         return table(name, *columns, schema=schema or None)
 

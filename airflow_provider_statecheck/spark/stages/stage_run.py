@@ -27,7 +27,7 @@ from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.states.handles import default_max_parallelism
-from airflow_provider_statecheck.exceptions import SourceRestartRequiredError
+from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError, SourceRestartRequiredError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.driver.attempts import (
     DriverSettings,
@@ -236,6 +236,7 @@ class StageRun:
         schema: Any = None,
     ) -> SinkCommits:
         """Confirm the restore, open the sink until the end, and make the commits that the restored checkpoint left."""
+        self._require_sink(restored)
         self._attempt.confirm_restore(found, starts_over=restored.checkpoint_id is None)
         self._report_restored(restored, enumerator, states)
         self._open_sink(restored, schema)
@@ -245,6 +246,17 @@ class StageRun:
         if restored.checkpoint_id is not None and commits.has_open:
             commits.commit(restored.checkpoint_id)
         return commits
+
+    def _require_sink(self, restored: RestoredStageState) -> None:
+        # A checkpoint names its output also after the commit; only the rows of the job tell whether it is missing.
+        is_open = restored.checkpoint_id in self._attempt.grant.effects.commits and restored.open_commits
+        if is_open and self._stage.output is None and not self._settings.allow_non_restored_state:
+            raise IncompatibleCheckpointError(
+                f"Expected the sink of stage {self._uid!r}, which has not committed the output of checkpoint "
+                f"{restored.checkpoint_id} yet, found a stage without a sink; add the sink until a try has succeeded, set "
+                "allow_non_restored_state=True to drop the output, or start over.",
+                checkpoint_id=restored.checkpoint_id,
+            )
 
     def _report_restored(
         self, restored: RestoredStageState, enumerator: SplitEnumerator, states: StageStates | None

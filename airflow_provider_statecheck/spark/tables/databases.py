@@ -265,6 +265,7 @@ def _require_text(url: object) -> str:
 _LARGEST_PRECISION = 38
 _DEFAULT_SCALE = 18
 _DIGITS_OF_UINT64 = 20
+_DIGITS_OF_MICROSECONDS = 6
 _DIGITS_OF_BYTES = {2: 5, 4: 10, 8: 19}
 
 
@@ -385,7 +386,8 @@ def _is_narrower(wanted: TypeEngine[Any], found: TypeEngine[Any]) -> bool:
         # CHAR pads values. VARCHAR is accepted; the database rejects longer strings at commit.
         return True
     if isinstance(found, sql.DateTime) and isinstance(wanted, sql.DateTime):
-        return found.timezone != wanted.timezone
+        digits = getattr(found, "precision", None)
+        return found.timezone != wanted.timezone or digits not in (None, _DIGITS_OF_MICROSECONDS)
     return False
 
 

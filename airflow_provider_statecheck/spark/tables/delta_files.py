@@ -257,9 +257,12 @@ def incompatibilities(table: Any, ours: Any, *, merges: bool) -> list[str]:
         for field in table
         if ours.get_field_index(field.name) < 0 and not field.nullable
     ]
+    by_case = {name.lower(): name for name in table.names}
     for column in ours:
         if table.get_field_index(column.name) >= 0:
             found += _column_differences(table.field(column.name), column)
+        elif column.name.lower() in by_case:
+            found.append(f"column {by_case[column.name.lower()]!r} of the table is {column.name!r} here")
         elif not merges:
             found.append(f"the table has no column {column.name!r} (merge_schema=True adds it)")
         elif not column.nullable:

@@ -145,6 +145,24 @@ def test_a_published_file_that_was_changed_is_refused(path, monkeypatch):
         Attempt(path, 2, restored=1).open()
 
 
+def test_output_that_was_deleted_while_it_was_published_is_told_with_what_makes_a_fresh_start_possible(
+    path, monkeypatch
+):
+    first = Attempt(path, 1).open()
+    with monkeypatch.context() as patch:
+        patch.setattr(PublishedFiles, "publish", _dying_after(PublishedFiles.publish))
+        with pytest.raises(KeyboardInterrupt):
+            first.add(1, 1)
+    filesystem, root = fsspec.url_to_fs(path)
+    lineage = first.context.lineage
+    filesystem.rm_file(next(n for n in filesystem.find(root) if n.endswith(".parquet")))
+    with pytest.raises(CorruptStateError, match=rf"the log of the sink, _statecheck/{lineage}, and start over"):
+        Attempt(path, 2, generation=2).open()
+    filesystem.rm(f"{root}/_statecheck/{lineage}", recursive=True)
+    Attempt(path, 2, generation=2).open().add(2, 2)
+    assert both(path) == same(2)
+
+
 def _dying_after(call):
     def dying(*args):
         call(*args)
@@ -434,6 +452,16 @@ def test_partitions_need_a_column_that_is_there_and_one_beside_it(path):
         Attempt(path, 1, partition_by=["day"]).open()
     with pytest.raises(UnsupportedStateError, match="a column in addition to those of partition_by"):
         Attempt(path, 1, partition_by=["name", "key"]).open()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "fitting", "longer"), [("file", "x" * 250, "ä" * 126), ("memory", "x" * 800, "x" * 900)]
+)
+def test_a_partition_whose_name_no_commit_could_create_fails_its_task(tmp_path, memory_path, scheme, fitting, longer):
+    attempt = Attempt(str(tmp_path) if scheme == "file" else memory_path, 1, partition_by=["name"]).open()
+    with pytest.raises(UnsupportedStateError, match=r"bytes in .*, found \d+ bytes for name; shorten"):
+        attempt.write_table(pa.table({"key": [1], "name": [longer]}, SCHEMA))
+    attempt.commit(1, attempt.write_table(pa.table({"key": [1], "name": [fitting]}, SCHEMA)))
 
 
 @pytest.mark.parametrize("kind", [pa.float64(), pa.binary(), pa.timestamp("us"), pa.list_(pa.int64())])

@@ -98,6 +98,33 @@ def test_a_second_look_at_unchanged_files_finds_nothing(tmp_path, write):
     assert not listing.changes(listing.files())
 
 
+def test_a_link_is_the_file_that_it_leads_to(tmp_path, write):
+    write("elsewhere/a", age=5)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a").symlink_to(tmp_path / "elsewhere" / "a")
+    listing = FileListing(parse_paths(tmp_path / "in"), {})
+    before = listing.files()
+
+    assert not listing.changes(before)
+
+    write("elsewhere/a", content="y", age=4)
+
+    assert listing.changes(before).changed == listing.files() != before
+
+
+def test_a_link_that_leads_to_no_file_is_refused_unless_it_is_left_out(tmp_path, write):
+    write("day=1/a")
+    (tmp_path / "latest").symlink_to("day=1")
+    (tmp_path / "lost").symlink_to("gone")
+
+    with pytest.raises(InvalidConfigurationError, match=r"latest, a link to directory; add the directory itself"):
+        listed(tmp_path, "la*")
+    with pytest.raises(InvalidConfigurationError, match=r"lost, a link to nothing; .*restore what the link leads to"):
+        listed(tmp_path, "lo*")
+    assert listed(tmp_path, "day=*") == ["day=1/a"]
+    assert listed(tmp_path, "latest/") == ["latest/a"]
+
+
 @pytest.mark.parametrize("name", ["../secret", "part/../../secret", "..", ""])
 def test_a_file_that_state_names_elsewhere_is_not_looked_at(tmp_path, write, name):
     write("part/a", "part/b")
@@ -179,6 +206,16 @@ def test_a_relative_path_is_below_the_working_directory(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     assert parse_paths("orders/*.csv") == (SourcePath(f"file://{tmp_path}/orders", "*.csv"),)
+
+
+@pytest.mark.parametrize("path", ["../b", "../b/*", "file://{0}/a/../b"])
+def test_files_of_a_path_with_dots_are_below_it(monkeypatch, tmp_path, write, path):
+    write("a/x", "b/y")
+    monkeypatch.chdir(tmp_path / "a")
+    listing = FileListing(parse_paths(path.format(tmp_path)), {})
+    [item] = listing.files()
+
+    assert (item.name, listing.root_of(item.name)) == (f"file://{tmp_path}/b/y", f"file://{tmp_path}/b")
 
 
 def test_several_paths_are_several_places():

@@ -101,6 +101,20 @@ def test_no_splits_are_no_increments():
     assert keys(DataFrameSource([], load).open(None)) == []
 
 
+def test_splits_of_an_iterator_are_those_of_every_attempt():
+    source = DataFrameSource(iter([1, 2]), load)
+
+    assert keys(source.open(None)) == keys(source.open(None)) == [["1"], ["2"]]
+
+
+@pytest.mark.parametrize("splits", ["day", 5, None])
+def test_splits_are_a_list(splits):
+    with pytest.raises(InvalidConfigurationError, match="splits to be a list"):
+        DataFrameSource(splits, load)
+    with pytest.raises(InvalidConfigurationError, match="splits to be a list"):
+        DataFrameSource(lambda: splits, load).open(None)
+
+
 def test_two_splits_of_one_key_are_refused():
     with pytest.raises(InvalidConfigurationError, match="found 1 keys"):
         DataFrameSource([1, "1"], load).open(None)

@@ -94,6 +94,13 @@ def test_a_new_run_forgets_finished_files_that_were_deleted(on_change):
     assert (finished(ledger), in_part(ledger)) == ({"b"}, {"c": Partial(Intervals.of([0]), 5)})
 
 
+def test_a_new_run_without_any_files_forgets_none():
+    before = Ledger(files(a=1, b=1), Intervals.of([0, 1]))
+    unmounted = reconcile(before, (), on_change=FAIL, new_run=True)
+
+    assert not reconcile(unmounted, before.items, on_change=FAIL, new_run=True).unfinished
+
+
 def test_a_new_run_fails_if_a_finished_file_changed():
     with pytest.raises(SourceChangedError, match="b changed"):
         reconcile(BEFORE, FINISHED_CHANGED, on_change=FAIL, new_run=True)

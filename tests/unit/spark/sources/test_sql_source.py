@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+from contextlib import nullcontext
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from itertools import pairwise
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings, strategies as st
-from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import DateType, IntegerType, LongType, StringType, StructField, StructType
 
 from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
@@ -259,15 +260,16 @@ def test_keys_of_any_ordered_type_are_cut_and_go_on_from_a_checkpoint(any_url, k
     assert sorted(keys_of(found)) == sorted(keys)
 
 
-def test_a_query_is_read_like_a_table(any_url):
+@pytest.mark.parametrize("end", [";", " -- the newest ones"])
+def test_a_query_is_read_like_a_table(any_url, end):
     table = Table(any_url, sa.Column("Id", sa.Integer), sa.Column("name", sa.Text))
     table.add(*({"Id": n, "name": "12:30 100%"} for n in range(6)))
-    query = """select "Id", name as "na me", '::x :y 100%' as odd from orders where name like '%:30%' and "Id" > 1;"""
+    query = """select "Id", name as "na me", '::x :y 100%' as odd from orders where name like '%:30%' and "Id" > 1"""
     schema = StructType(
         [StructField("Id", LongType()), StructField("na me", StringType()), StructField("odd", StringType())]
     )
 
-    found = increments(SqlSource(any_url, query=query, key="Id", schema=schema, rows_per_increment=2).open(None))
+    found = increments(SqlSource(any_url, query=query + end, key="Id", schema=schema, rows_per_increment=2).open(None))
 
     assert found[0][0] == [{"Id": 2, "na me": "12:30 100%", "odd": "::x :y 100%"}]
     assert keys_of(found, "Id") == [2, 3, 4, 5]
@@ -338,6 +340,57 @@ def test_a_number_that_is_too_large_for_its_type_is_told(orders):
 
     with pytest.raises(SourceError, match="column 'id'"):
         increments(source.open(None))
+
+
+@pytest.mark.parametrize(
+    ("written", "given", "told"),
+    [
+        ("1.5", "bigint", "1.5 would be cut"),
+        ("2.0", "bigint", None),
+        ("timestamp '2026-01-01 10:00:00'", "date", "2026-01-01 10:00:00 would be cut"),
+        ("timestamp '2026-01-01 00:00:00'", "date", None),
+    ],
+)
+def test_a_value_is_never_cut_to_fit_its_type(postgres_url, written, given, told):
+    kinds = {"bigint": LongType(), "date": DateType()}
+    schema = StructType([StructField("id", LongType()), StructField("value", kinds[given])])
+    source = SqlSource(postgres_url, query=f"select 1 as id, {written} as value", schema=schema)
+
+    with pytest.raises(SourceError, match=f"column 'value' of the query.*{told}") if told else nullcontext():
+        assert keys_of(increments(source.open(None)), "value") in ([2], [date(2026, 1, 1)])
+
+
+@pytest.mark.parametrize("ranges", [None, 2])
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("date", ["'2026-01-01'", "'infinity'"]),
+        ("timestamptz", ["'2026-01-01'", "'infinity'"]),
+        ("numeric", ["1", "'NaN'"]),
+        ("double precision", ["1", "'NaN'"]),
+        ("real", ["0.1", "0.2"]),
+    ],
+)
+def test_a_largest_key_that_python_cannot_name_is_refused_before_rows_are_lost(postgres_url, kind, keys, ranges):
+    table = Table(postgres_url, sa.Column("id", sa.Integer))
+    table.execute(f"alter table orders alter id type {kind} using null")
+    table.execute(f"insert into orders values ({'), ('.join(keys)})")
+    limits = {"rows_per_increment": 4 if ranges is None else None, "ranges": ranges}
+
+    with pytest.raises(SourceError, match="as the largest value of 'id', which is another one there"):
+        source_of(table, **limits).open(None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [(sa.DateTime, "'2026-01-01T10:00:00'"), (sa.DateTime, "'2026-01-01 10:00:00Z'"), (sa.Numeric(4, 2), "1.001")],
+)
+def test_a_largest_key_in_another_notation_is_refused_before_rows_are_lost(url, kind, key):
+    table = Table(url, sa.Column("id", kind))
+    table.execute(f"insert into orders values ({key})")
+
+    with pytest.raises(SourceError, match="as the largest value of 'id', which is another one there"):
+        source_of(table).open(None)
 
 
 def test_another_key_than_that_of_the_state_is_refused(orders):

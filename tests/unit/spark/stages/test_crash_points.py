@@ -13,18 +13,31 @@ import pytest
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
 from airflow_provider_statecheck.checkpoint.transitions import close_abandoned
-from airflow_provider_statecheck.exceptions import CoordinatorError, CoordinatorUnavailableError, StaleAttemptError
+from airflow_provider_statecheck.exceptions import (
+    CoordinatorError,
+    CoordinatorUnavailableError,
+    IncompatibleCheckpointError,
+    StaleAttemptError,
+    StorageError,
+)
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.increment_loop import SinkCommits
-from airflow_provider_statecheck.spark.stages.stage import Stage
+from airflow_provider_statecheck.spark.stages.stage import Stage, StageSettings
 from airflow_provider_statecheck.spark.stages.stage_run import StageRun
 from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.messages import make_owner, make_registration
-from tests.unit.spark.stages.loop_without_spark import LoopWithoutSpark, Splits, numbers_in, open_sink, staged
+from tests.unit.spark.stages.loop_without_spark import (
+    LoopWithoutSpark,
+    RecordedSink,
+    Splits,
+    numbers_in,
+    open_sink,
+    staged,
+)
 from tests.unit.written_stage import JOB, WrittenStage
 
 INCREMENTS, EMPTY = 3, 2
@@ -176,3 +189,22 @@ def test_a_fresh_attempt_without_rows_retracts_earlier_output_only_if_it_is_in_f
     with pytest.raises(StaleAttemptError) if is_fenced else nullcontext():
         run.run()
     assert numbers_in(tries.target) == left
+
+
+@pytest.mark.parametrize(("is_open", "drops"), [(True, False), (True, True), (False, False)])
+def test_sink_with_an_open_commit_is_missed_unless_its_output_may_be_dropped(
+    tmp_path: Path, is_open: bool, drops: bool
+) -> None:
+    written = WrittenStage(CheckpointStorage.open(f"file://{tmp_path}/checkpoints"))
+    first = written.attempt()
+    first.restore()
+    with pytest.raises(StorageError) if is_open else nullcontext():
+        LoopWithoutSpark(first, RecordedSink(error=StorageError("away") if is_open else None)).run(1)
+    first.finish(AttemptStatus.FAILED)
+
+    stage: Any = Stage("aggregate").source(EmptySource(lambda: None)).map(lambda row: row, output="number bigint")
+    run = StageRun(None, written.attempt(), stage, StageSettings(allow_non_restored_state=drops))  # type: ignore[arg-type]
+    is_missed = is_open and not drops
+    with pytest.raises(IncompatibleCheckpointError, match="add the sink until") if is_missed else nullcontext():
+        run.run()
+    assert written.attempt().grant.effects.commits == ((1,) if is_missed else ())

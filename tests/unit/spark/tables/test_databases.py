@@ -184,6 +184,8 @@ def is_refused(postgres_url):
         (pa.string(), "CHAR(50)"),
         (pa.timestamp("us"), "TIMESTAMPTZ"),
         (pa.timestamp("us", "UTC"), "TIMESTAMP"),
+        (pa.timestamp("us"), "TIMESTAMP(0)"),
+        (pa.timestamp("us", "UTC"), "TIMESTAMPTZ(3)"),
     ],
 )
 def test_a_column_that_is_too_narrow_is_refused(is_refused, kind, column):
@@ -203,6 +205,7 @@ def test_a_column_that_is_too_narrow_is_refused(is_refused, kind, column):
         (pa.string(), "VARCHAR"),
         (pa.string(), "VARCHAR(50)"),
         (pa.timestamp("us", "UTC"), "TIMESTAMPTZ"),
+        (pa.timestamp("us"), "TIMESTAMP(6)"),
     ],
 )
 def test_a_column_that_is_wide_enough_fits(is_refused, kind, column):

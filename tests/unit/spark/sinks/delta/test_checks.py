@@ -129,6 +129,7 @@ def test_constraint_is_noticed_between_two_commits_and_when_a_table_is_opened(pa
             {"merge_schema": True},
             "'price' is new and not null",
         ),
+        (SCHEMA, pa.schema([("Key", pa.int64())]), {"merge_schema": True}, "column 'key' of the table is 'Key' here"),
         (NOT_NULL, SCHEMA, {}, "column 'key' is not nullable in the table and is nullable here"),
         (NOT_NULL, SCHEMA.remove(0), {}, "column 'key' of the table is not nullable and is not written"),
         (SCHEMA, SCHEMA, {"partition_by": ["name"]}, "partitioned by nothing and the sink by name"),

@@ -169,6 +169,15 @@ def test_unmarked_rows_may_replace_others_too(place):
     assert place.rows() == [(1, "new 1")]
 
 
+def test_a_row_that_an_unmarked_one_has_replaced_stays_if_its_first_writer_goes_back(place):
+    first = place.open(1, settings=UPSERT)
+    first.add(1, 1, name="first")
+    first.add(2, 2, name="first")
+    place.open(1, settings={**UPSERT, "mark_rows": False}, job="other").add(1, 2, 3, name="other")
+    place.open(2, restored=1, settings=UPSERT).add(3, 4, name="second")
+    assert place.rows() == [(1, "first 1"), (2, "other 2"), (3, "other 3"), (4, "second 4")]
+
+
 def test_output_that_a_constraint_refuses_is_told_without_its_values(place):
     place.run(f"CREATE TABLE {TABLE} (key BIGINT, name TEXT CHECK (length(name) < 8))")
     first = place.open(1, settings={"mark_rows": False})
