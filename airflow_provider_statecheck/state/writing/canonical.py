@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, SavepointFormat
@@ -145,10 +144,6 @@ class CanonicalCopies(StateCopies):
             found[index] = replace(found[index], managed_operator=handles)
         return replace(copied, subtask_states={i: each for i, each in found.items() if each.has_state})
 
-    @cached_property
-    def _taken_at_ms(self) -> int:
-        return self._source.taken_at_ms()
-
     def _operator_states(self, operator: OperatorState) -> Iterator[tuple[int, tuple[OperatorStateHandle, ...]]]:
         # Subtasks have equal broadcast state, so that one file is enough.
         broadcast: dict[str, tuple[OperatorStateHandle, ...]] = {}
@@ -219,7 +214,7 @@ class CanonicalCopies(StateCopies):
                     key=schemas.key,
                     max_parallelism=operator.max_parallelism,
                     handles=handles,
-                    taken_at_ms=self._taken_at_ms,
+                    taken_at_ms=self._source.taken_at_ms,
                 )
 
     def _reader(self, content: StateContent) -> StateReader:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,20 @@ import pytest
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
-from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, StoppedWithSavepointError, StorageError
+from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle
+from airflow_provider_statecheck.exceptions import (
+    CorruptStateError,
+    EnvironmentNotReadyError,
+    StoppedWithSavepointError,
+    StorageError,
+)
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.sinks.sink import SinkContext, SinkTaskContext
 from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
-from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState
+from airflow_provider_statecheck.spark.stages.increment_loop import SinkCommits
+from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState, driver_state
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.messages import make_owner, make_savepoint_request, source_at
 from tests.unit.maintenance.test_job_savepoints import SavedJob
@@ -139,6 +147,30 @@ def test_savepoint_of_another_job_is_none_of_the_checkpoints_here(written: Writt
     other = restarted_from(written, stopped.value.pointer, job="another")
     parts = RestoredStageState(other, other.restore())
     assert (parts.own_checkpoint_id, parts.checkpoint_id) == (None, 1)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[" * 100_000], ids=["empty", "half", "no text", "deep"])
+def test_state_of_a_coordinator_that_is_no_json_is_corrupt(written: WrittenStage, data: bytes) -> None:
+    LoopWithoutSpark(begun(written), RecordedSink()).run(1)
+    attempt = written.attempt()
+    restored = attempt.restore()
+    assert restored is not None
+    states = tuple(
+        replace(
+            driver_state(f"{restored.document.uid}/{uid}", None), coordinator_state=ByteStreamStateHandle("1", data)
+        )
+        for uid in ("source", "sink", "function")
+    )
+    parts = RestoredStageState(attempt, replace(restored, document=replace(restored.document, operator_states=states)))
+    for read in (lambda: parts.source, lambda: parts.open_commits, lambda: parts.schemas_of(parts.functions[0])):
+        with pytest.raises(CorruptStateError, match="restore another checkpoint"):
+            read()
+
+
+@pytest.mark.parametrize("restored", ["open", [1], {"one": []}, {"1": 1}])
+def test_commits_of_another_form_are_corrupt(written: WrittenStage, restored: Any) -> None:
+    with pytest.raises(CorruptStateError, match="Expected the commits of a sink"):
+        SinkCommits(RecordedSink(), begun(written), restored)
 
 
 def test_stage_that_began_again_can_end_although_an_earlier_try_left_a_commit_open(written: WrittenStage) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -13,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CorruptStateError,
@@ -185,7 +187,7 @@ def test_time_of_a_checkpoint_is_the_logical_date_or_when_it_was_made(
     job = job_of(tmp_path, VALUE)
     states = CheckpointStates.load(job.publish(job.operator()))
     document = replace(states.document, state=InlineStateHandle(value={"stage": values}))
-    assert CheckpointStates(states.storage, document).taken_at_ms() == expected
+    assert CheckpointStates(states.storage, document).taken_at_ms == expected
 
 
 @pytest.mark.parametrize("values", [[], {"now_ms": "5"}, {"run": 5}])
@@ -194,7 +196,18 @@ def test_values_of_a_stage_in_another_form_are_corrupt(tmp_path: Path, values: A
     states = CheckpointStates.load(job.publish(job.operator()))
     document = replace(states.document, state=InlineStateHandle(value={"stage": values}))
     with pytest.raises(CorruptStateError, match="Expected the values of a stage"):
-        CheckpointStates(states.storage, document).taken_at_ms()
+        _ = CheckpointStates(states.storage, document).taken_at_ms
+
+
+def test_values_in_a_file_are_read_once_for_all_states(tmp_path: Path) -> None:
+    job, file = job_of(tmp_path, VALUE, ListStateDescriptor("list", int)), tmp_path / "values"
+    states = CheckpointStates.load(job.save())
+    file.write_bytes(b'{"stage": {"now_ms": 7}}')
+    handle = FileStateHandle(file.as_uri(), file.stat().st_size, hashlib.sha256(file.read_bytes()).hexdigest())
+    states = CheckpointStates(states.storage.allowing(tmp_path.as_uri()), replace(states.document, state=handle))
+    assert states.content("value").taken_at_ms == 7
+    file.unlink()
+    assert states.content("list").taken_at_ms == 7
 
 
 def test_types_that_evolved_are_read_as_the_newest(tmp_path: Path) -> None:
