@@ -43,7 +43,7 @@ from airflow_provider_statecheck.state.reading.checkpoint_states import (
     written_schemas,
 )
 from airflow_provider_statecheck.state.reading.state_reader import StateColumns, StateReader
-from airflow_provider_statecheck.state.schemas import StateSchema, has_custom, is_exact, schema_of_all
+from airflow_provider_statecheck.state.schemas import StateSchema, custom_types, is_exact, schema_of_all
 from airflow_provider_statecheck.state.writing.canonical_files import CanonicalFiles, KeyedFiles, split_by_ranges
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument
@@ -221,7 +221,7 @@ class CanonicalCopies(StateCopies):
         reader = StateReader(self.storage, content)
         if content.schema.expires:
             _require_times(content.schema, reader.files())
-        if has_custom(content.schema):
+        if custom_types(content.schema):
             rows = [part.state for parts in reader.files().runs for part in parts]
             headers = [each for h in content.handles for each in written_schemas(self.storage, [h]).keyed]
             _require_one_type(content.schema, rows + headers)
@@ -249,7 +249,7 @@ def _common_schemas(written: Iterable[StateSchema]) -> dict[str, StateSchema]:
     return {
         name: schema
         for name, schema in common.items()
-        if not has_custom(schema) and all(is_exact(each, schema) for each in found[name])
+        if not custom_types(schema) and all(is_exact(each, schema) for each in found[name])
     }
 
 

@@ -33,9 +33,10 @@ from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeyS
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.state.reading.diff_states import StateDiff, diff_states
 from airflow_provider_statecheck.state.reading.state_reader import StateReader, read_state, restored_keys
+from airflow_provider_statecheck.state.serializers.serializer import AS_IS, Compatibility
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import InlineStateHandle
-from tests.written_state import BACKENDS, FUNCTION, STAGE, StatefulJob
+from tests.written_state import BACKENDS, FUNCTION, GROUPS, STAGE, TEXT_KEY, StatefulJob
 
 TTL = StateTtlConfig(timedelta(milliseconds=100))
 VALUE = ValueStateDescriptor("value", int)
@@ -274,6 +275,45 @@ def test_types_with_equal_columns_and_other_values_cannot_be_compared(tmp_path: 
     for pair in ((first, second), (second, first)):
         with pytest.raises(IncompatibleCheckpointError, match="same types"):
             diff_states(*pair, "value")
+
+
+class TextOfAnyVersion(Text):
+    """Serializer that reads all of its versions."""
+
+    def resolve_compatibility(self, old: Any) -> Compatibility:
+        return AS_IS
+
+
+def with_late_text(job: StatefulJob, *requesting: int) -> str:
+    """Return a checkpoint with a state of two versions, of which only some subtasks have requested the second one."""
+    accounts = [f"account {number}" for number in range(20)]
+    for version, subtasks in ((1, (0, 1)), (2, requesting)):
+        job.open(2, job.operator() if job.taken else None)
+        job.descriptors = [ValueStateDescriptor("text", TextOfAnyVersion(version))]
+        for subtask in subtasks:
+            job.states[subtask].get_partitioned_state(job.descriptors[0])
+        owned = [job.states[subtask].key_group_range for subtask in subtasks]
+        for account in accounts if version == 1 else accounts[:5]:
+            if any(TEXT_KEY.key_group_of(account, GROUPS) in each for each in owned):
+                job.state(account, "text").update(str(version))
+        job.descriptors = []
+        pointer = job.save()
+    return pointer
+
+
+def test_rows_of_two_versions_of_a_serializer_are_refused(tmp_path: Path) -> None:
+    job = job_of(tmp_path)
+    pointer = with_late_text(job, 1)
+    job.close()
+    with pytest.raises(UnsupportedStateError, match="'text' to be written with one version of its serializer"):
+        rows(pointer, "text")
+
+
+def test_rows_that_a_newer_serializer_reads_as_they_are_are_read(tmp_path: Path) -> None:
+    job = job_of(tmp_path)
+    pointer = with_late_text(job, 0, 1)
+    job.close()
+    assert {value for _, value in rows(pointer, "text")} == {b"11", b"22"}
 
 
 def test_an_enum_with_further_members_is_compared_by_names(tmp_path: Path) -> None:
