@@ -145,6 +145,7 @@ class StateReader:
 
         :raises UnsupportedStateError: if rows of another release would lose fields in the types of the state, or are of
             another version of a user-defined serializer.
+        :raises StateMigrationError: if migrated user keys of a map are equal or in another order.
         """
         owned = KeyGroupRange(0, self.content.max_parallelism - 1) if owned is None else owned
         handles = self.content.within(owned).handles
@@ -152,6 +153,8 @@ class StateReader:
         found = restored_files(handles, self._storage, self.columns.keys, self.content.max_parallelism, owned)
         files = found.get(self.content.schema.name, StateFiles(self.content.schema, ()))
         _require_no_loss(self.content.schema, files)
+        with closing(PartBytes(self._storage)) as stored:
+            StateRuns(self.form, Reading(stored), files.runs).require_order()
         return files
 
     def _require_one_version(self, handles: Iterable[KeyedStateHandle]) -> None:

@@ -20,9 +20,13 @@ from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     IncompatibleCheckpointError,
     InvalidConfigurationError,
+    StateMigrationError,
     UnknownStateError,
     UnsupportedStateError,
 )
+from airflow_provider_statecheck.spark.stages.stage_state import coordinator_state
+from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
+from airflow_provider_statecheck.state.backends import ArrowStateBackend
 from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
@@ -33,6 +37,7 @@ from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeyS
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.state.reading.diff_states import StateDiff, diff_states
 from airflow_provider_statecheck.state.reading.state_reader import StateReader, read_state, restored_keys
+from airflow_provider_statecheck.state.schemas import encode_schemas
 from airflow_provider_statecheck.state.serializers.serializer import AS_IS, Compatibility
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import InlineStateHandle
@@ -249,6 +254,12 @@ class WithNavy(Enum):
     BLUE = "blue"  # noqa: PIE796 - the former name
 
 
+class WithWhite(Enum):
+    RED = "red"
+    WHITE = "blue"
+    BLUE = "blue"  # noqa: PIE796 - the former name
+
+
 class Text:
     """Serializer of the user."""
 
@@ -314,6 +325,23 @@ def test_rows_that_a_newer_serializer_reads_as_they_are_are_read(tmp_path: Path)
     pointer = with_late_text(job, 0, 1)
     job.close()
     assert {value for _, value in rows(pointer, "text")} == {b"11", b"22"}
+
+
+def test_user_keys_whose_new_names_have_another_order_are_not_read(tmp_path: Path) -> None:
+    job = StatefulJob(
+        CheckpointStorage.open(tmp_path.as_uri()),
+        ArrowStateBackend(ArrowStateSettings(block_rows=1)),
+        [MapStateDescriptor("map", Colour, int)],
+    )
+    job.open(1)
+    for colour in Colour:
+        job.state("ann", "map").put(colour, 1)
+    operator = job.operator()
+    job.descriptors = [MapStateDescriptor("map", WithWhite, int)]
+    job.close()
+    pointer = job.publish(replace(operator, coordinator_state=coordinator_state(encode_schemas(job.schemas()))))
+    with pytest.raises(StateMigrationError, match="in their old order"):
+        read_state(pointer, "map").read_all()
 
 
 def test_an_enum_with_further_members_is_compared_by_names(tmp_path: Path) -> None:
