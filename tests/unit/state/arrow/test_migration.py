@@ -248,6 +248,23 @@ def test_a_user_key_is_found_under_the_new_name_of_its_member(job: Job) -> None:
     assert dict(state.entries()) == {NewColour.BLUE: 0, NewColour.CRIMSON: 7}
 
 
+class Yellow(Enum):
+    YELLOW = 1
+    BLUE = 1  # noqa: PIE796 - the old name
+    RED = 2
+
+
+def test_a_set_as_user_key_is_found_under_the_new_names_of_its_members(job: Job) -> None:
+    backend = job.open()
+    put(job, backend, MapStateDescriptor("s", frozenset[Colour], int), [frozenset(Colour)])
+    restored = job.open(job.save(backend))
+    state = Job.state(restored, MapStateDescriptor("s", frozenset[Yellow], int))
+    restored.set_current_key(KEY)
+    assert state.get(frozenset(Yellow)) == 0
+    state.put(frozenset(Yellow), 7)
+    assert dict(state.entries()) == {frozenset(Yellow): 7}
+
+
 class Crimson(Enum):
     BLUE = 1
     RED = 2
