@@ -170,7 +170,7 @@ def test_state_of_a_coordinator_that_is_no_json_is_corrupt(written: WrittenStage
 @pytest.mark.parametrize("restored", ["open", [1], {"one": []}, {"1": 1}])
 def test_commits_of_another_form_are_corrupt(written: WrittenStage, restored: Any) -> None:
     with pytest.raises(CorruptStateError, match="Expected the commits of a sink"):
-        SinkCommits(RecordedSink(), begun(written), restored)
+        SinkCommits(None, begun(written), restored)
 
 
 def test_stage_that_began_again_can_end_although_an_earlier_try_left_a_commit_open(written: WrittenStage) -> None:

@@ -308,8 +308,8 @@ def with_late_text(job: StatefulJob, *requesting: int) -> str:
             if any(TEXT_KEY.key_group_of(account, GROUPS) in each for each in owned):
                 job.state(account, "text").update(str(version))
         job.descriptors = []
-        pointer = job.save()
-    return pointer
+        job.save()
+    return job.publish(job.operator())
 
 
 def test_rows_of_two_versions_of_a_serializer_are_refused(tmp_path: Path) -> None:
