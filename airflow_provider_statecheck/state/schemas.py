@@ -244,11 +244,18 @@ def loses_nothing(old: StateSchema, new: StateSchema) -> bool:
     return is_whole and _is_readable(old.value, new.value) and _is_readable(old.key, new.key)
 
 
-def has_custom(state: StateSchema) -> bool:
-    """Return whether a type of a state is, or contains, one of a user-defined serializer."""
-    return any(
-        f'"{PREFIX}' in json.dumps(encode_snapshot(each)) for each in (state.key, state.value) if each is not None
-    )
+def custom_types(state: StateSchema) -> frozenset[str]:
+    """Return the snapshots of the user-defined serializers that the types of a state are, or contain, as JSON."""
+    found: list[str] = []
+
+    def keep_custom(encoded: dict[str, Any]) -> dict[str, Any]:
+        if str(encoded.get("class_id")).startswith(PREFIX):
+            found.append(json.dumps(encoded, sort_keys=True))
+        return encoded
+
+    for each in filter(None, (state.key, state.value)):
+        json.loads(json.dumps(encode_snapshot(each)), object_hook=keep_custom)
+    return frozenset(found)
 
 
 def are_comparable(a: StateSchema, b: StateSchema) -> bool:
@@ -258,7 +265,7 @@ def are_comparable(a: StateSchema, b: StateSchema) -> bool:
     if (a.key, a.value) == (b.key, b.value):
         return True
     # Only the code of a user-defined serializer knows whether two versions write equal bytes.
-    return not has_custom(b) and (_is_unchanged(a, b) or _is_unchanged(b, a))
+    return not custom_types(b) and (_is_unchanged(a, b) or _is_unchanged(b, a))
 
 
 def _is_unchanged(old: StateSchema, new: StateSchema) -> bool:

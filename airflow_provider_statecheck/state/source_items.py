@@ -82,7 +82,7 @@ def decoding(expected: str) -> Iterator[None]:
     """
     try:
         yield
-    except (AttributeError, LookupError, TypeError, ValueError, zlib.error) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError, zlib.error) as error:
         raise CorruptStateError(
             f"Expected {expected}, found invalid data or those of another source: {error!r}; restore another checkpoint, or "
             "start without the state."

@@ -35,7 +35,7 @@ from airflow_provider_statecheck.spark.stages.planning import PlannedVertex
 from airflow_provider_statecheck.spark.stages.stage_state import SINK, driver_state
 from airflow_provider_statecheck.spark.status_log import StageProgress, figures_or_none
 from airflow_provider_statecheck.state.reading.checkpoint_states import STAGE, RunValues
-from airflow_provider_statecheck.state.source_items import SOURCE
+from airflow_provider_statecheck.state.source_items import SOURCE, decoding
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -269,13 +269,16 @@ class SinkCommits:
 
     :param sink: ``None`` for a stage without a sink, which has no committables.
     :param restored: Value of :meth:`encode` in the restored checkpoint.
+    :raises CorruptStateError: if the restored value is not one of :meth:`encode`.
     """
 
     def __init__(self, sink: Sink | None, attempt: StageAttempt, restored: Any = None) -> None:
         self._sink = sink
         self._attempt = attempt
         self._staged: list[Committable] = []
-        self._open: dict[int, list[Committable]] = {int(n): list(each) for n, each in (restored or {}).items()}
+        with decoding("the commits of a sink"):
+            opened = {int(checkpoint_id): list(each) for checkpoint_id, each in (restored or {}).items()}
+        self._open: dict[int, list[Committable]] = opened
 
     def stage(self, committables: Iterable[Committable]) -> None:
         """Add committables of an increment; they belong to the next checkpoint."""

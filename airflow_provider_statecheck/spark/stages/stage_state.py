@@ -31,7 +31,7 @@ from airflow_provider_statecheck.spark.stages.planning import PlannedOperator
 from airflow_provider_statecheck.spark.stages.stage import StageSettings
 from airflow_provider_statecheck.state.keyed.abstract_backend import StateSize
 from airflow_provider_statecheck.state.reading.checkpoint_contents import size_of_only_state, state_summaries
-from airflow_provider_statecheck.state.reading.checkpoint_states import RunValues
+from airflow_provider_statecheck.state.reading.checkpoint_states import RunValues, json_of
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, decode_schemas, encode_schemas
 from airflow_provider_statecheck.state.source_items import SOURCE
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -112,12 +112,12 @@ class RestoredStageState:
 
     @property
     def source(self) -> Any:
-        """State of the source."""
+        """State of the source; raises ``CorruptStateError`` if it is invalid."""
         return self._value(SOURCE)
 
     @property
     def open_commits(self) -> Any:
-        """Committables that the sink may not have committed yet."""
+        """Committables that the sink may not have committed yet; raises ``CorruptStateError`` if they are invalid."""
         return self._value(SINK)
 
     @cached_property
@@ -173,7 +173,7 @@ class RestoredStageState:
         """
         if state.coordinator_state is None:
             return OperatorSchemas()
-        return decode_schemas(json.loads(read_state(self._attempt.storage, state.coordinator_state)))
+        return decode_schemas(json_of(read_state(self._attempt.storage, state.coordinator_state)))
 
     def uid_of(self, uid: str) -> str:
         """Return the uid within the checkpoint of a function, the source or the sink."""
@@ -184,7 +184,7 @@ class RestoredStageState:
         state = next((s for s in self._states if s.uid == self.uid_of(uid)), None)
         if state is None or state.coordinator_state is None:
             return None
-        return decode_state(json.loads(read_state(self._attempt.storage, state.coordinator_state)))
+        return decode_state(json_of(read_state(self._attempt.storage, state.coordinator_state)))
 
     @property
     def _states(self) -> tuple[OperatorState, ...]:

@@ -190,6 +190,7 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         for part in chain.from_iterable(restored.runs):
             form.migration(part.state)
         runs = StateRuns(form, self._reading, restored.runs)
+        runs.require_order()
         self._carried.pop(state.name, None)
         table = ArrowMapTable if state.is_map else ArrowValueTable
         return table(self.key_serializer, runs, self._memory_budget, self._spill_if_full)

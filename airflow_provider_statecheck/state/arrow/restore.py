@@ -21,8 +21,6 @@ from airflow_provider_statecheck.state.arrow.layout import (
     USER_KEY,
     VALUE,
     StateLayout,
-    order_codes,
-    position_columns,
     single,
 )
 from airflow_provider_statecheck.state.arrow.part_files import Part, SnapshotMeta, StateFiles, decode_meta
@@ -176,11 +174,7 @@ class StateRowForm(RowForm):
         self._migrations: list[tuple[StateSchema, CellMigration | None]] = []
 
     def rows(self, part: Part, table: Any, *, namespace: bool) -> Any:
-        """
-        Return the rows in the current types. Expired rows become tombstones.
-
-        :raises StateMigrationError: if the migrated user keys of a map have another order.
-        """
+        """Return the rows in the current types. Expired rows become tombstones."""
         migration = self.migration(part.state)
         if migration is not None:
             table = self._migrated(migration, table)
@@ -216,6 +210,11 @@ class StateRowForm(RowForm):
         self._migrations.append((old, migration))
         return migration
 
+    def migrates_keys(self, part: Part) -> bool:
+        """Return whether the user keys of a part are migrated, which may change their order."""
+        migration = self.migration(part.state)
+        return migration is not None and migration.migrate_keys is not None
+
     def _migrated(self, migration: CellMigration, table: Any) -> Any:
         columns = dict(zip(table.schema.names, table.columns, strict=True))
         columns[VALUE], expired = migration.migrated(single(columns[VALUE]))
@@ -224,18 +223,7 @@ class StateRowForm(RowForm):
         if expired is not None:
             columns[DELETED] = pc.or_(single(columns[DELETED]), expired) if DELETED in columns else expired
         schema = self.layout.schema(namespace=NAMESPACE in columns, deleted=DELETED in columns)
-        migrated = pa.table([columns[name] for name in schema.names], schema=schema)
-        if migration.migrate_keys is not None:
-            self._require_order(migrated)
-        return migrated
-
-    def _require_order(self, table: Any) -> None:
-        codes = order_codes(position_columns(table))
-        if (codes[1:] <= codes[:-1]).any():
-            raise StateMigrationError(
-                f"Expected the migrated keys of the map state {self.state.name} to be distinct and in their old order, found "
-                f"another order; use another name for the new state, and copy the entries in the function."
-            )
+        return pa.table([columns[name] for name in schema.names], schema=schema)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,14 @@ import shutil
 import tempfile
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
-from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.exceptions import StateMigrationError, StorageError
 from airflow_provider_statecheck.lazy import np, pa, pc
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.state.arrow.layout import (
@@ -24,6 +24,7 @@ from airflow_provider_statecheck.state.arrow.layout import (
     StateLayout,
     order_codes,
     position_columns,
+    position_names,
     single,
 )
 from airflow_provider_statecheck.state.arrow.part_files import Parts
@@ -91,6 +92,19 @@ class StateRuns:
     def rows(self) -> Iterator[Any]:
         """Return the current rows as sorted tables. Later changes are not visible."""
         return merge_runs(self.layout, self.all, keep_deletions=False)
+
+    def require_order(self) -> None:
+        """
+        Require the rows of the base to be in order. Reads the runs whose user keys are migrated.
+
+        :raises StateMigrationError: if migrated user keys are equal or in another order.
+        """
+        for run in self.base:
+            if any(map(self._form.migrates_keys, run.parts)) and not _is_ascending(run.all_tables()):
+                raise StateMigrationError(
+                    f"Expected the migrated keys of the map state {self.state.name} to be distinct and in their old order, found "
+                    f"another order; use another name for the new state, and copy the entries in the function."
+                )
 
     def add(self, table: Any) -> None:
         """Add sorted rows, which are newer than all existing ones."""
@@ -172,6 +186,17 @@ class StateRuns:
 
 def _follows(run: SortedRun, key_group: int) -> bool:
     return int(run.block_last_key_groups[-1]) < key_group
+
+
+def _is_ascending(tables: Iterable[Any]) -> bool:
+    last: list[Any] = []
+    for table in tables:
+        positions = table.select(position_names(table.schema.names))
+        codes = order_codes(position_columns(pa.concat_tables([*last, positions])))
+        if (codes[1:] <= codes[:-1]).any():
+            return False
+        last = [positions.slice(positions.num_rows - 1)]
+    return True
 
 
 def live_values(runs: StateRuns, keys: KeyBatch) -> Iterator[MatchedRows]:

@@ -7,7 +7,6 @@ to write ``_metadata`` is known only after it was written. The rows of a recover
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -30,7 +29,12 @@ from airflow_provider_statecheck.state.progress import (
     named_snapshots,
     step_summary,
 )
-from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates, FunctionState, schemas_in
+from airflow_provider_statecheck.state.reading.checkpoint_states import (
+    CheckpointStates,
+    FunctionState,
+    json_of,
+    schemas_in,
+)
 from airflow_provider_statecheck.state.reading.snapshot_reader import dataframe_columns
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema
 from airflow_provider_statecheck.state.serializers.serializer import describe as describe_type
@@ -277,7 +281,7 @@ def source_ledger(storage: CheckpointStorage, document: CheckpointDocument) -> L
     if stream is None:
         return None
     with decoding(_PROGRESS):
-        value = decode_state(json.loads(read_state(storage, stream)))
+        value = decode_state(json_of(read_state(storage, stream)))
         # A source of the user keeps its progress in a form of its own.
         has_items = isinstance(value, Mapping) and {"format", "listing", "progress"} <= value.keys()
         return decode_ledger(unpack_items(value["listing"]), value["progress"]) if has_items else None

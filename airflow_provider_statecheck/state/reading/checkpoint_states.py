@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Self
 
 from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError, decode
@@ -25,6 +26,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.state.arrow.restore import read_meta
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas, schema_of_all
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
+from airflow_provider_statecheck.state.source_items import decoding
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, read_values
 from airflow_provider_statecheck.storage.pointers import pointer_uri, resolve_checkpoint
@@ -197,9 +199,10 @@ class CheckpointStates:
             key=function.schemas.key,
             max_parallelism=function.operator.max_parallelism,
             handles=owned_handles(function.operator),
-            taken_at_ms=self.taken_at_ms(),
+            taken_at_ms=self.taken_at_ms,
         )
 
+    @cached_property
     def taken_at_ms(self) -> int:
         """
         Return the time of the checkpoint in milliseconds since the epoch, by which expiry is decided.
@@ -245,10 +248,21 @@ def schemas_in(coordinator_state: bytes) -> OperatorSchemas | None:
     Return the schemas in the coordinator state of a function, ``None`` for that of a source or sink.
 
     :raises IncompatibleCheckpointError: if a newer version wrote the schemas.
+    :raises CorruptStateError: if the state is no JSON, or the schemas are invalid.
     """
-    value = json.loads(coordinator_state)
+    value = json_of(coordinator_state)
     is_of_function = isinstance(value, dict) and {"version", "keyed", "operator"} <= value.keys()
     return decode_schemas(value) if is_of_function else None
+
+
+def json_of(coordinator_state: bytes) -> Any:
+    """
+    Return the JSON in the coordinator state of a function, a source or a sink.
+
+    :raises CorruptStateError: if it is no JSON.
+    """
+    with decoding("JSON as the state of a coordinator"):
+        return json.loads(coordinator_state)
 
 
 def _states_of(functions: Iterable[FunctionState], name: str) -> list[tuple[FunctionState, StateSchema]]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.states.handles import KeyGroupRange
+from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.lazy import pa, pc
 from airflow_provider_statecheck.state.arrow.layout import (
@@ -28,8 +28,8 @@ from airflow_provider_statecheck.state.descriptors import StateKind, StateTtlCon
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.state.keys.key_types import key_type_named
-from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates, StateContent
-from airflow_provider_statecheck.state.schemas import StateSchema, loses_nothing
+from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates, StateContent, written_schemas
+from airflow_provider_statecheck.state.schemas import StateSchema, custom_types, loses_nothing
 from airflow_provider_statecheck.state.serializers.nested_columns import with_elements
 from airflow_provider_statecheck.state.serializers.resolve import restored_serializer, restored_user_keys
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot, describe
@@ -38,6 +38,7 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 MAP_KEY, MAP_VALUE = "map_key", "map_value"
 LAST_ACCESS, EXPIRES_AT = "last_access", "expires_at"
 CHANGE, BEFORE, AFTER = "change", "before", "after"
+_LET_REWRITE = "let all subtasks rewrite the state, by a checkpoint of a stage that requests it in open(), or take a native savepoint."
 _RESERVED = frozenset({KEY_GROUP, EXPIRES_AT, NAMESPACE, MAP_KEY, MAP_VALUE, VALUE, LAST_ACCESS, CHANGE, BEFORE, AFTER})
 
 
@@ -142,14 +143,32 @@ class StateReader:
         """
         Return the files with rows in a range of key groups, by default all.
 
-        :raises UnsupportedStateError: if rows of another release would lose fields in the types of the state.
+        :raises UnsupportedStateError: if rows of another release would lose fields in the types of the state, or are of
+            another version of a user-defined serializer.
+        :raises StateMigrationError: if migrated user keys of a map are equal or in another order.
         """
         owned = KeyGroupRange(0, self.content.max_parallelism - 1) if owned is None else owned
         handles = self.content.within(owned).handles
+        self._require_one_version(handles)
         found = restored_files(handles, self._storage, self.columns.keys, self.content.max_parallelism, owned)
         files = found.get(self.content.schema.name, StateFiles(self.content.schema, ()))
         _require_no_loss(self.content.schema, files)
+        with closing(PartBytes(self._storage)) as stored:
+            StateRuns(self.form, Reading(stored), files.runs).require_order()
         return files
+
+    def _require_one_version(self, handles: Iterable[KeyedStateHandle]) -> None:
+        schema = self.content.schema
+        wanted = custom_types(schema)
+        if not wanted:
+            return
+        # Only the code of the stage knows whether it reads older rows as they are; the subtask then has the newer type, too.
+        for each in (state for handle in handles for state in written_schemas(self._storage, [handle]).keyed):
+            if each.name == schema.name and custom_types(each) != wanted:
+                raise UnsupportedStateError(
+                    f"Expected state {schema.name!r} to be written with one version of its serializer, found several, which only "
+                    f"the code of the stage can migrate; {_LET_REWRITE}"
+                )
 
     def merged(self, runs: tuple[Parts, ...]) -> Iterator[Any]:
         """Return the newest version of each row in the runs, which are ordered from newest to oldest."""
@@ -174,8 +193,7 @@ def _require_no_loss(schema: StateSchema, files: StateFiles) -> None:
         if part.state != schema and not loses_nothing(part.state, schema):
             raise UnsupportedStateError(
                 f"Expected rows of state {schema.name!r} that can be read as {describe(schema.value)}, found rows of "
-                f"{describe(part.state.value)}, which another release has written; let all subtasks rewrite the state, by a "
-                f"checkpoint of a stage that requests it in open(), or take a native savepoint."
+                f"{describe(part.state.value)}, which another release has written; {_LET_REWRITE}"
             )
 
 

@@ -270,10 +270,7 @@ class CollectionSerializer(TypeSerializer[Any]):
         elements = self.element.to_arrow(list(chain.from_iterable(value for value in values if value is not None)))
         require_no_none(self.element, elements, f"each element of a {self.collection.__name__}")
         offsets = offsets_of(values)
-        if self.collection in (set, frozenset):
-            # Equal sets need equal lists: the key of a map is searched for, and a difference is a change.
-            elements = elements.take(pa.array(np.argsort(_codes_in_lists(offsets, elements), kind="stable")))
-        return list_array(offsets, elements, nulls_of(values))
+        return list_array(offsets, self._in_order(offsets, elements), nulls_of(values))
 
     def from_arrow(self, array: Any) -> list[Any]:
         elements = self.element.from_arrow(array.flatten())
@@ -322,8 +319,18 @@ class CollectionSerializer(TypeSerializer[Any]):
         return whole(
             [(f"element of the {name}", element)],
             lambda: CollectionSerializer(self.collection, serializer_from_now_on(element, self.element)),
-            lambda array: with_elements(array, migrated(element, array.flatten())),
+            lambda array: self._with_migrated_elements(array, element),
         )
+
+    def _with_migrated_elements(self, array: Any, element: Compatibility) -> Any:
+        return with_elements(array, self._in_order(offsets_of_array(array), migrated(element, array.flatten())))
+
+    def _in_order(self, offsets: Any, elements: Any) -> Any:
+        """Return the elements of lists, in an order that depends only on the elements if the collection has none."""
+        if self.collection not in (set, frozenset):
+            return elements
+        # Equal sets need equal lists: the key of a map is searched for, and a difference is a change.
+        return elements.take(pa.array(np.argsort(_codes_in_lists(offsets, elements), kind="stable")))
 
     def _validated(self, value: Any) -> Any:
         kind: Any = self.collection

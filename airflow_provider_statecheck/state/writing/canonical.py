@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, SavepointFormat
@@ -44,7 +43,7 @@ from airflow_provider_statecheck.state.reading.checkpoint_states import (
     written_schemas,
 )
 from airflow_provider_statecheck.state.reading.state_reader import StateColumns, StateReader
-from airflow_provider_statecheck.state.schemas import StateSchema, has_custom, is_exact, schema_of_all
+from airflow_provider_statecheck.state.schemas import StateSchema, custom_types, is_exact, schema_of_all
 from airflow_provider_statecheck.state.writing.canonical_files import CanonicalFiles, KeyedFiles, split_by_ranges
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument
@@ -145,10 +144,6 @@ class CanonicalCopies(StateCopies):
             found[index] = replace(found[index], managed_operator=handles)
         return replace(copied, subtask_states={i: each for i, each in found.items() if each.has_state})
 
-    @cached_property
-    def _taken_at_ms(self) -> int:
-        return self._source.taken_at_ms()
-
     def _operator_states(self, operator: OperatorState) -> Iterator[tuple[int, tuple[OperatorStateHandle, ...]]]:
         # Subtasks have equal broadcast state, so that one file is enough.
         broadcast: dict[str, tuple[OperatorStateHandle, ...]] = {}
@@ -219,14 +214,14 @@ class CanonicalCopies(StateCopies):
                     key=schemas.key,
                     max_parallelism=operator.max_parallelism,
                     handles=handles,
-                    taken_at_ms=self._taken_at_ms,
+                    taken_at_ms=self._source.taken_at_ms,
                 )
 
     def _reader(self, content: StateContent) -> StateReader:
         reader = StateReader(self.storage, content)
         if content.schema.expires:
             _require_times(content.schema, reader.files())
-        if has_custom(content.schema):
+        if custom_types(content.schema):
             rows = [part.state for parts in reader.files().runs for part in parts]
             headers = [each for h in content.handles for each in written_schemas(self.storage, [h]).keyed]
             _require_one_type(content.schema, rows + headers)
@@ -254,7 +249,7 @@ def _common_schemas(written: Iterable[StateSchema]) -> dict[str, StateSchema]:
     return {
         name: schema
         for name, schema in common.items()
-        if not has_custom(schema) and all(is_exact(each, schema) for each in found[name])
+        if not custom_types(schema) and all(is_exact(each, schema) for each in found[name])
     }
 
 

@@ -293,7 +293,7 @@ class NewRows:
         Return the rows of a table in the order of their positions.
 
         :param data: Arrow table with the columns that a read of the state returns.
-        :raises InvalidConfigurationError: if the columns differ, or if a key is missing or duplicate.
+        :raises InvalidConfigurationError: if the columns differ, or if a key or a namespace is missing, or a key is duplicate.
         :raises UnsupportedStateError: if a value does not fit its type.
         """
         columns = StateColumns(self.keys, self.state, with_times=True, namespaces=NAMESPACE in data.schema.names)
@@ -311,7 +311,7 @@ class NewRows:
         arrays: dict[str, Any] = dict(zip(columns.layout.key_names, keys, strict=True))
         arrays[KEY_GROUP] = pa.array(self.keys.key_groups_of(keys, self.max_parallelism))
         if columns.namespaces:
-            arrays[NAMESPACE] = conformed(single(data.column(NAMESPACE)), pa.string(), NAMESPACE)
+            arrays[NAMESPACE] = _namespaces(single(data.column(NAMESPACE)))
         if self.state.key_serializer is not None:
             user_keys = conformed(single(data.column("map_key")), self.state.key_serializer.arrow_type, "map_key")
             self.state.key_serializer.require_valid(user_keys, "map_key")
@@ -366,6 +366,15 @@ def _require_columns(columns: StateColumns, data: Any) -> None:
         raise InvalidConfigurationError(
             f"Expected the columns {', '.join(wanted)}, found {', '.join(found)}; select and rename them first."
         )
+
+
+def _namespaces(given: Any) -> Any:
+    namespaces = conformed(given, pa.string(), NAMESPACE)
+    if namespaces.null_count:
+        raise InvalidConfigurationError(
+            f"Expected a text in each row of {NAMESPACE}, found {namespaces.null_count} nulls; set '' for state without a namespace."
+        )
+    return namespaces
 
 
 def _milliseconds(times: Any, wanted: Any) -> Any:

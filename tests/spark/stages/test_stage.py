@@ -145,10 +145,10 @@ def test_state_expires_by_one_time_in_all_tries_of_a_run_without_a_date(
     assert tries.rows() == sorted(expected, key=repr)
     (registered, *_) = tries.view().attempts
     states = CheckpointStates.load(tries.completed()[-1].location)
-    assert states.taken_at_ms() == int(registered.registered_at.timestamp() * 1000)
+    assert states.taken_at_ms == int(registered.registered_at.timestamp() * 1000)
     tries.run(stage, owner=make_owner(**run, clear_marker="cleared"))
     assert tries.rows() == sorted(expected, key=repr)
-    assert CheckpointStates.load(tries.completed()[-1].location).taken_at_ms() == states.taken_at_ms()
+    assert CheckpointStates.load(tries.completed()[-1].location).taken_at_ms == states.taken_at_ms
 
 
 @pytest.mark.soak
@@ -159,7 +159,7 @@ def test_script_that_starts_again_after_its_end_lets_state_expire_by_a_new_time(
     for start in ("first", "second"):
         tries.run(stage, owner=make_owner(run_key="script", run_id="script", clear_marker=start))
     newest = tries.view().attempts[-1].registered_at
-    taken_at = CheckpointStates.load(tries.completed()[-1].location).taken_at_ms()
+    taken_at = CheckpointStates.load(tries.completed()[-1].location).taken_at_ms
     assert (len(tries.view().attempts), taken_at) == (2, int(newest.timestamp() * 1000))
 
 

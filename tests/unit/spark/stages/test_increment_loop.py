@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,19 @@ import pytest
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
-from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, StoppedWithSavepointError, StorageError
+from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle
+from airflow_provider_statecheck.exceptions import (
+    CorruptStateError,
+    EnvironmentNotReadyError,
+    StoppedWithSavepointError,
+    StorageError,
+)
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
-from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState
+from airflow_provider_statecheck.spark.stages.increment_loop import SinkCommits
+from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState, driver_state
 from tests.messages import make_owner, make_savepoint_request, source_at
 from tests.unit.maintenance.test_job_savepoints import SavedJob
 from tests.unit.spark.stages.loop_without_spark import (
@@ -110,6 +118,30 @@ def test_savepoint_is_known_in_its_own_stage_alone_by_the_checkpoint_that_it_cop
     parts = RestoredStageState(again, again.restore())
     assert parts.checkpoint_id is not None
     assert parts.checkpoint_id != parts.own_checkpoint_id == own
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[" * 100_000], ids=["empty", "half", "no text", "deep"])
+def test_state_of_a_coordinator_that_is_no_json_is_corrupt(stage: WrittenStage, data: bytes) -> None:
+    LoopWithoutSpark(begun(stage), RecordedSink()).run(1)
+    attempt = stage.attempt()
+    restored = attempt.restore()
+    assert restored is not None
+    states = tuple(
+        replace(
+            driver_state(f"{restored.document.uid}/{uid}", None), coordinator_state=ByteStreamStateHandle("1", data)
+        )
+        for uid in ("source", "sink", "function")
+    )
+    parts = RestoredStageState(attempt, replace(restored, document=replace(restored.document, operator_states=states)))
+    for read in (lambda: parts.source, lambda: parts.open_commits, lambda: parts.schemas_of(parts.functions[0])):
+        with pytest.raises(CorruptStateError, match="restore another checkpoint"):
+            read()
+
+
+@pytest.mark.parametrize("restored", ["open", [1], {"one": []}, {"1": 1}])
+def test_commits_of_another_form_are_corrupt(stage: WrittenStage, restored: Any) -> None:
+    with pytest.raises(CorruptStateError, match="Expected the commits of a sink"):
+        SinkCommits(None, begun(stage), restored)
 
 
 def test_stage_that_began_again_can_end_although_an_earlier_try_left_a_commit_open(stage: WrittenStage) -> None:

@@ -246,3 +246,46 @@ def test_a_user_key_is_found_under_the_new_name_of_its_member(job: Job) -> None:
     assert [state.get(each) for each in NewColour] == [0, 1]
     state.put(NewColour.CRIMSON, 7)
     assert dict(state.entries()) == {NewColour.BLUE: 0, NewColour.CRIMSON: 7}
+
+
+class Yellow(Enum):
+    YELLOW = 1
+    BLUE = 1  # noqa: PIE796 - the old name
+    RED = 2
+
+
+def test_a_set_as_user_key_is_found_under_the_new_names_of_its_members(job: Job) -> None:
+    backend = job.open()
+    put(job, backend, MapStateDescriptor("s", frozenset[Colour], int), [frozenset(Colour)])
+    restored = job.open(job.save(backend))
+    state = Job.state(restored, MapStateDescriptor("s", frozenset[Yellow], int))
+    restored.set_current_key(KEY)
+    assert state.get(frozenset(Yellow)) == 0
+    state.put(frozenset(Yellow), 7)
+    assert dict(state.entries()) == {frozenset(Yellow): 7}
+
+
+class Crimson(Enum):
+    BLUE = 1
+    RED = 2
+    CRIMSON = 3
+
+
+class Azure(Enum):
+    BLUE = 1
+    AZURE = 2
+    RED = 2  # noqa: PIE796 - the old name
+    CRIMSON = 3
+
+
+@pytest.mark.parametrize("block_rows", [1, 2, 4096])
+def test_user_keys_whose_new_names_have_another_order_are_refused(tmp_path: Path, block_rows: int) -> None:
+    job = Job(tmp_path, settings=ArrowStateSettings(block_rows=block_rows))
+    backend = job.open()
+    state = Job.state(backend, MapStateDescriptor("s", Crimson, int))
+    backend.set_current_key(KEY)
+    for colour in Crimson:
+        state.put(colour, colour.value)
+    restored = job.open(job.save(backend))
+    with pytest.raises(StateMigrationError, match="in their old order"):
+        Job.state(restored, MapStateDescriptor("s", Azure, int))

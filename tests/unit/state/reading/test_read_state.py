@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -13,15 +14,20 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CorruptStateError,
     IncompatibleCheckpointError,
     InvalidConfigurationError,
+    StateMigrationError,
     UnknownStateError,
     UnsupportedStateError,
 )
+from airflow_provider_statecheck.spark.stages.stage_state import coordinator_state
+from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
 from airflow_provider_statecheck.state.arrow.part_files import PartBytes
+from airflow_provider_statecheck.state.backends import ArrowStateBackend
 from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
@@ -32,10 +38,12 @@ from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeyS
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.state.reading.diff_states import StateDiff, diff_states
 from airflow_provider_statecheck.state.reading.state_reader import StateReader, read_state, restored_keys
+from airflow_provider_statecheck.state.schemas import encode_schemas
+from airflow_provider_statecheck.state.serializers.serializer import AS_IS, Compatibility
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import InlineStateHandle
 from tests.unit.state.serializers.test_custom_serializers import SketchSerializer
-from tests.written_state import BACKENDS, FUNCTION, STAGE, StatefulJob
+from tests.written_state import BACKENDS, FUNCTION, GROUPS, STAGE, TEXT_KEY, StatefulJob
 
 TTL = StateTtlConfig(timedelta(milliseconds=100))
 ONE, TWO = SketchSerializer(1), SketchSerializer(2)
@@ -188,7 +196,7 @@ def test_time_of_a_checkpoint_is_the_logical_date_or_when_it_was_made(
     job = job_of(tmp_path, VALUE)
     states = CheckpointStates.load(job.publish(job.operator()))
     document = replace(states.document, state=InlineStateHandle(value={"stage": values}))
-    assert CheckpointStates(states.storage, document).taken_at_ms() == expected
+    assert CheckpointStates(states.storage, document).taken_at_ms == expected
 
 
 @pytest.mark.parametrize("values", [[], {"now_ms": "5"}, {"run": 5}])
@@ -197,7 +205,18 @@ def test_values_of_a_stage_in_another_form_are_corrupt(tmp_path: Path, values: A
     states = CheckpointStates.load(job.publish(job.operator()))
     document = replace(states.document, state=InlineStateHandle(value={"stage": values}))
     with pytest.raises(CorruptStateError, match="Expected the values of a stage"):
-        CheckpointStates(states.storage, document).taken_at_ms()
+        _ = CheckpointStates(states.storage, document).taken_at_ms
+
+
+def test_values_in_a_file_are_read_once_for_all_states(tmp_path: Path) -> None:
+    job, file = job_of(tmp_path, VALUE, ListStateDescriptor("list", int)), tmp_path / "values"
+    states = CheckpointStates.load(job.save())
+    file.write_bytes(b'{"stage": {"now_ms": 7}}')
+    handle = FileStateHandle(file.as_uri(), file.stat().st_size, hashlib.sha256(file.read_bytes()).hexdigest())
+    states = CheckpointStates(states.storage.allowing(tmp_path.as_uri()), replace(states.document, state=handle))
+    assert states.content("value").taken_at_ms == 7
+    file.unlink()
+    assert states.content("list").taken_at_ms == 7
 
 
 def test_types_that_evolved_are_read_as_the_newest(tmp_path: Path) -> None:
@@ -238,6 +257,12 @@ class WithNavy(Enum):
     BLUE = "blue"  # noqa: PIE796 - the former name
 
 
+class WithWhite(Enum):
+    RED = "red"
+    WHITE = "blue"
+    BLUE = "blue"  # noqa: PIE796 - the former name
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [(ONE, TWO), (list[ONE], list[TWO]), (Colour, WithNavy), (set[int], list[int])],  # type: ignore[valid-type]
@@ -249,6 +274,73 @@ def test_types_with_equal_columns_and_other_values_cannot_be_compared(tmp_path: 
     for pair in ((first, second), (second, first)):
         with pytest.raises(IncompatibleCheckpointError, match="same types"):
             diff_states(*pair, "value")
+
+
+class TextOfAnyVersion:
+    """Serializer that reads all of its versions."""
+
+    class_id = "text"
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+
+    def serialize(self, value: str) -> bytes:
+        return f"{self.version}{value}".encode()
+
+    def deserialize(self, data: bytes) -> str:
+        return data.decode()[1:]
+
+    def resolve_compatibility(self, old: Any) -> Compatibility:
+        return AS_IS
+
+
+def with_late_text(job: StatefulJob, *requesting: int) -> str:
+    """Return a checkpoint with a state of two versions, of which only some subtasks have requested the second one."""
+    accounts = [f"account {number}" for number in range(20)]
+    for version, subtasks in ((1, (0, 1)), (2, requesting)):
+        job.open(2, job.operator() if job.taken else None)
+        job.descriptors = [ValueStateDescriptor("text", TextOfAnyVersion(version))]
+        for subtask in subtasks:
+            job.states[subtask].get_partitioned_state(job.descriptors[0])
+        owned = [job.states[subtask].key_group_range for subtask in subtasks]
+        for account in accounts if version == 1 else accounts[:5]:
+            if any(TEXT_KEY.key_group_of(account, GROUPS) in each for each in owned):
+                job.state(account, "text").update(str(version))
+        job.descriptors = []
+        job.save()
+    return job.publish(job.operator())
+
+
+def test_rows_of_two_versions_of_a_serializer_are_refused(tmp_path: Path) -> None:
+    job = job_of(tmp_path)
+    pointer = with_late_text(job, 1)
+    job.close()
+    with pytest.raises(UnsupportedStateError, match="'text' to be written with one version of its serializer"):
+        rows(pointer, "text")
+
+
+def test_rows_that_a_newer_serializer_reads_as_they_are_are_read(tmp_path: Path) -> None:
+    job = job_of(tmp_path)
+    pointer = with_late_text(job, 0, 1)
+    job.close()
+    assert {value for _, value in rows(pointer, "text")} == {b"11", b"22"}
+
+
+def test_user_keys_whose_new_names_have_another_order_are_not_read(tmp_path: Path) -> None:
+    job = StatefulJob(
+        CheckpointStorage.open(tmp_path.as_uri()),
+        ArrowStateBackend(ArrowStateSettings(block_rows=1)),
+        [MapStateDescriptor("map", Colour, int)],
+    )
+    job.open(1)
+    for colour in Colour:
+        job.state("ann", "map").put(colour, 1)
+    operator = job.operator()
+    job.descriptors = [MapStateDescriptor("map", WithWhite, int)]
+    job.close()
+    pointer = job.publish(replace(operator, coordinator_state=coordinator_state(encode_schemas(job.schemas()))))
+    with pytest.raises(StateMigrationError, match="in their old order"):
+        read_state(pointer, "map").read_all()
 
 
 def test_an_enum_with_further_members_is_compared_by_names(tmp_path: Path) -> None:

@@ -136,6 +136,13 @@ def test_lists_differ_as_python_says(pairs: list[tuple[Any, Any]]) -> None:
     assert differing(a, b).to_pylist() == [p != q for p, q in pairs]
 
 
+@pytest.mark.parametrize("kind", [pa.decimal128(5, -2), pa.decimal256(50, -2)], ids=str)
+def test_decimals_with_a_negative_scale_differ_by_their_values(kind: Any) -> None:
+    a = pa.array([Decimal(100), Decimal(200), None, Decimal(0)], kind)
+    b = pa.array([Decimal(100), Decimal(300), Decimal(0), Decimal(0)], kind)
+    assert differing(a, b).to_pylist() == [False, True, True, False]
+
+
 NULLS = pa.array([False, True, False])
 OFFSETS = pa.array([0, 1, 3, 4], pa.int32())
 NUMBERS = pa.array([1, 2, 3, 4], pa.int32())

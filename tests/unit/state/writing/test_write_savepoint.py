@@ -218,9 +218,14 @@ ENTRIES = pa.table({"account": ["a", "a"], "map_key": ["x", "x"], "map_value": [
         (pa.table({"account": ["a"], "value": pa.array([[]], pa.list_(pa.string()))}), TAGS, "an empty one"),
         (pa.table({"account": ["a"], "value": [1], "more": [1]}), VALUE, r"account, value.*more"),
         (pa.table({"account": pa.array(["a", None]), "value": [1, 2]}), VALUE, "account"),
+        (
+            pa.table({"account": ["a", "b"], "namespace": ["", None], "value": [1, 2]}),
+            VALUE,
+            "namespace, found 1 nulls",
+        ),
         (pa.table({"account": ["a"], "value": [1]}), SEEN, "last_access"),
     ],
-    ids=["key twice", "entry twice", "empty list", "another column", "no key", "no time of last use"],
+    ids=["key twice", "entry twice", "empty list", "another column", "no key", "no namespace", "no time of last use"],
 )
 def test_rows_that_are_not_those_of_state_are_refused(target: str, data: Any, state: Any, reason: str) -> None:
     expected = UnsupportedStateError if state is TAGS else InvalidConfigurationError
