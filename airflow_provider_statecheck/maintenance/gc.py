@@ -240,6 +240,7 @@ class _Collection:
         if stay is None:
             notes.forget()
         self.report.quarantined += swept.quarantined
+        self.report.problems += swept.problems
         return swept.skipped
 
     def _discard_ended(self, operator: OperatorRecord) -> None:

@@ -429,9 +429,11 @@ class StageAttempt:
         try:
             job_id, gateway = self.grant.attempt.job_id, self._gateway
             rows = functools.partial(gateway.checkpoint, job_id)
-            sweep(self.storage, gateway.describe(job_id), self._documents, row_of=rows)
+            problems = sweep(self.storage, gateway.describe(job_id), self._documents, row_of=rows).problems
         except (StorageError, CoordinatorError, CheckpointNotFoundError) as error:
-            log.warning("Orphan files could not be deleted; the next garbage collection deletes them: %s", error)
+            problems = (str(error),)
+        if problems:
+            log.warning("Orphan files could not be deleted; the next garbage collection deletes them: %s", problems[0])
 
 
 def _newer_epoch(error: BaseException) -> int | None:

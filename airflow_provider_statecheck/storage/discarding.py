@@ -184,7 +184,12 @@ class EffectDiscards:
 
     def _may_be_referenced(self, checkpoint: CheckpointRecord, document: CheckpointDocument | None) -> bool:
         if document is not None:
-            return any(_is_below(uri, checkpoint.location) for uri in state_uris(document.operator_states))
+            # In rows from a backup, a checkpoint that was complete later may be aborted. Without a retained checkpoint that
+            # can be read, it may be the only one that a user can still restore.
+            is_aborted = checkpoint.status is CheckpointStatus.ABORTED
+            return is_aborted or any(
+                _is_below(uri, checkpoint.location) for uri in state_uris(document.operator_states)
+            )
         # The metadata of a checkpoint that waits is deleted before. The attempt continues after an aborted checkpoint, and a
         # later checkpoint may reference the state that its tasks have written.
         is_aborted = checkpoint.status is CheckpointStatus.ABORTED
@@ -218,6 +223,10 @@ def _is_written_by_another(checkpoint: CheckpointRecord, document: CheckpointDoc
 def _delete_referenced(
     checkpoint: CheckpointRecord, document: CheckpointDocument, keep: AbstractSet[str], discarder: StorageDiscarder
 ) -> None:
+    if checkpoint.status is CheckpointStatus.ABORTED:
+        # The attempt continues after an aborted checkpoint and references the files in the next one. In rows from a backup, a
+        # checkpoint without a row may reference them too. The sweep deletes those that none does.
+        return
     for handle in document.snapshots:
         # Snapshots of a claimed savepoint are deleted with the savepoint; those of other jobs are retained.
         if canonical_uri(handle.uri) not in keep and discarder.owns(handle.uri):
@@ -244,9 +253,6 @@ def is_of_another_owner(checkpoint: CheckpointRecord) -> bool:
 
 
 def _own_files(checkpoint: CheckpointRecord, document: CheckpointDocument, keep: AbstractSet[str]) -> Iterator[str]:
-    if checkpoint.status is CheckpointStatus.ABORTED:
-        # The attempt continues after an aborted checkpoint and references the files in the next one.
-        return
     job, _, name = checkpoint.location.rpartition("/")
     # An aligned checkpoint contains the state of several operators, each with a directory of its own.
     of_operator = "" if checkpoint.operator_id == ALIGNED_OPERATOR_ID else f"/{checkpoint.operator_id}"

@@ -162,6 +162,19 @@ def list_files(directory: Path) -> dict[str, int]:
     return found
 
 
+def list_directories(directory: Path) -> list[str]:
+    """
+    Return the names of the direct subdirectories of a directory, also of links to directories; empty if it is missing.
+
+    fsspec would omit links, and the job whose directory was moved to another disk would be unknown.
+    """
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 def _raise_unless_missing(error: OSError) -> None:
     # Writers may rename or delete their temporary directories during the listing.
     if not isinstance(error, FileNotFoundError | NotADirectoryError):

@@ -225,6 +225,8 @@ class CheckpointStorage:
 
     def list_directories(self, directory: str) -> list[str]:
         """Return the names of the direct subdirectories of a directory; empty if it is missing."""
+        if is_local(directory):
+            return self._read(directory, lambda _, root: file_operations.list_directories(Path(root)))
         return self._read(directory, _list_directories)
 
     def delete_file(self, uri: str) -> None:

@@ -35,7 +35,7 @@ from airflow_provider_statecheck.checkpoint.messages import HIGHEST_ID
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, OperatorRecord
 from airflow_provider_statecheck.checkpoint.store import RECENT, JobView
 from airflow_provider_statecheck.checkpoint.transitions import protected_checkpoints
-from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StateCheckError
 from airflow_provider_statecheck.storage.discarding import StorageDiscarder, is_of_another_owner
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
@@ -349,6 +349,8 @@ class SweepReport:
     """Uids of operators that were skipped because one of their retained checkpoints cannot be read."""
     quarantined: tuple[str, ...] = ()
     """URIs of the orphans in quarantine."""
+    problems: tuple[str, ...] = ()
+    """Deletions that failed."""
 
 
 def sweep(
@@ -375,16 +377,27 @@ def sweep(
     found = frozenset((*directories, *files))
     due = found if quarantine is None else quarantine.admit(found, view.read_at)
     quarantined = tuple(uri for uri in (*directories, *files) if uri not in due)
-    directories = (*ended, *(uri for uri in directories if uri in due))
-    files = tuple(uri for uri in files if uri in due)
-    discarder = StorageDiscarder(storage, view.job.job_id)
-    for uri in directories:
-        discarder.discard_location(uri)
-    for uri in files:
-        discarder.discard_file(uri)
-    deleted = (*directories, *files)
+    discarder, problems = StorageDiscarder(storage, view.job.job_id), list[str]()
+    deleted = [
+        *_delete_each(discarder.discard_location, (*ended, *(uri for uri in directories if uri in due)), problems),
+        *_delete_each(discarder.discard_file, (uri for uri in files if uri in due), problems),
+    ]
     log.info("Sweep of job %s: %s orphans, %s operators skipped", view.job.name, len(deleted), len(search.skipped))
-    return SweepReport(deleted=deleted, skipped=search.skipped, quarantined=quarantined)
+    return SweepReport(
+        deleted=tuple(deleted), skipped=search.skipped, quarantined=quarantined, problems=tuple(problems)
+    )
+
+
+def _delete_each(delete: Callable[[str], None], uris: Iterable[str], problems: list[str]) -> Iterator[str]:
+    """Yield the URIs that were deleted, and add the reasons why others were not."""
+    for uri in uris:
+        try:
+            delete(uri)
+        except StateCheckError as error:
+            # An orphan that cannot be deleted, such as one of another user, must not keep the others.
+            problems.append(str(error))
+        else:
+            yield uri
 
 
 def _with_rows_of_directories(

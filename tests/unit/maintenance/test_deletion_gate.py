@@ -11,17 +11,18 @@ from typing import Any
 import pytest
 
 import airflow_provider_statecheck
-from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.ids import checkpoint_uri, job_id_of
 from airflow_provider_statecheck.checkpoint.messages import RestoreSource
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, NoRestorableCheckpointError
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.storage.discarding import StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from tests.sqlite_rows import new_engine
+from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle
+from tests.sqlite_rows import engine_on, new_engine
 from tests.unit.storage.keyed_files import exclusive_file, keyed, take
 from tests.unit.written_stage import JOB, WrittenStage, collect
 
@@ -43,13 +44,19 @@ def on_database(tmp_path: Path, name: str) -> WrittenStage:
     return WrittenStage(CheckpointStorage.open(str(tmp_path / "base")), store=store)
 
 
+def on_backup(tmp_path: Path) -> WrittenStage:
+    """Return a stage on the database that a test has copied."""
+    store = SqlJobStore(engine_on(tmp_path / "backup.db"))
+    return WrittenStage(CheckpointStorage.open(str(tmp_path / "base")), store=store)
+
+
 @pytest.fixture
 def restored(tmp_path: Path) -> tuple[WrittenStage, WrittenStage]:
     """A job that has completed one checkpoint, and its rows restored from a backup that was made then."""
     stage = on_database(tmp_path, "rows.db")
     stage.run(checkpoints=1)
     shutil.copyfile(tmp_path / "rows.db", tmp_path / "backup.db")
-    return stage, on_database(tmp_path, "backup.db")
+    return stage, on_backup(tmp_path)
 
 
 def foreign_files(stage: WrittenStage) -> dict[str, int]:
@@ -93,6 +100,46 @@ def test_a_stage_leaves_alone_the_checkpoints_of_another_coordinator_whose_ids_i
     collect(stage)
     assert files.items() <= stage.files().items()
     assert set(stage.statuses().values()) <= {"aborted", "subsumed", "completed"}
+
+
+def in_progress_at_backup(tmp_path: Path, *, num_retained: int, later: int) -> WrittenStage:
+    """Return the rows of a backup that was made while checkpoint 2 was written, after which others were completed."""
+    lost = on_database(tmp_path, "rows.db")
+    attempt = lost.attempt(num_retained=num_retained)
+    snapshots: tuple[SnapshotHandle, ...] = ()
+    for number in range(1, 3 + later):
+        pending = attempt.begin_checkpoint(60.0)
+        assert pending is not None
+        if number == 2:
+            shutil.copyfile(tmp_path / "rows.db", tmp_path / "backup.db")
+        snapshots = (*snapshots, lost.snapshot(attempt, f"s{number}", rows=3))
+        assert attempt.complete_checkpoint(pending, CheckpointContent(snapshots=snapshots)) is not None
+    return on_backup(tmp_path)
+
+
+def is_restorable(stage: WrittenStage, checkpoint_id: int) -> bool:
+    pointer = checkpoint_uri(stage.storage.base_uri, job_id_of(JOB), checkpoint_id)
+    return CheckpointVerifier(stage.storage).verify_pointer(pointer).is_restorable
+
+
+def test_a_checkpoint_newer_than_a_backup_keeps_what_one_in_progress_then_had_written(tmp_path: Path) -> None:
+    stage = in_progress_at_backup(tmp_path, num_retained=3, later=1)
+    attempt = stage.attempt(num_retained=3)
+    assert attempt.restore() is not None
+    assert stage.statuses() == {1: "completed", 2: "aborted"}
+    assert is_restorable(stage, 3)
+    attempt.finish(AttemptStatus.FINISHED)
+    collect(stage)
+    assert is_restorable(stage, 3)
+
+
+def test_the_only_checkpoint_that_can_be_read_stays_if_it_was_in_progress_at_the_backup(tmp_path: Path) -> None:
+    stage = in_progress_at_backup(tmp_path, num_retained=1, later=0)
+    with pytest.raises(NoRestorableCheckpointError):
+        stage.attempt().restore()
+    report = collect(stage)
+    assert (report.problems, report.deleted) == ([], {})
+    assert is_restorable(stage, 2)
 
 
 def test_what_a_stage_wrote_beside_another_checkpoint_goes(restored: Any) -> None:

@@ -428,3 +428,19 @@ def test_a_collection_that_fails_at_any_call_is_made_good_by_the_next(stage, mod
         assert (stage.statuses(job), point) == (CLEAN, point)
         assert stage.directories(job) == {"chk-3", "step_2"}
         assert stage.attempt(job).restore() is not None
+
+
+@pytest.mark.parametrize("kind", ["directory", "file"])
+def test_an_orphan_that_cannot_be_deleted_keeps_no_other(stage: WrittenStage, kind: str) -> None:
+    dead = stage.attempt()
+    for number in range(2):
+        if kind == "file":
+            state_file(stage.storage, dead.grant.attempt, b"%d" % number)
+        else:
+            stage.snapshot(dead, f"orphan {number}", rows=3)
+    dead.finish(AttemptStatus.FAILED)
+    plan = FaultPlan(1)
+    report = collect(stage, opener=lambda base: faulty_storage(CheckpointStorage.open(base), plan, [f"delete_{kind}"]))
+    assert (len(report.problems), len(report.deleted), report.unreachable) == (1, 1, [])
+    assert collect(stage).problems == []
+    assert stage.files() == {}

@@ -180,7 +180,7 @@ def test_rows_stay_while_orphans_cannot_be_deleted(stage, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(CheckpointStorage, "delete_directory", denied)
-        assert prune(stage, TEST, TESTS).unreachable
+        assert prune(stage, TEST, TESTS).problems
     assert jobs(stage) == {TEST}
     assert prune(stage, TEST, TESTS).is_removed
     assert stage.files() == {}

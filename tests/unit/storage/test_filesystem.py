@@ -96,6 +96,14 @@ class TestLooking:
             storage.write_bytes(f"{job}/{name}", b"x")
         assert storage.list_directories(job) == ["chk-1", "chk-2"]
 
+    def test_directory_that_was_moved_away_and_linked_is_listed(self, local: CheckpointStorage, tmp_path: Path) -> None:
+        (tmp_path / "other disk" / "job").mkdir(parents=True)
+        base = local_path(local.base_uri)
+        base.mkdir(parents=True, exist_ok=True)
+        (base / "job").symlink_to(tmp_path / "other disk" / "job")
+        (base / "gone").symlink_to(tmp_path / "nowhere")
+        assert local.list_directories(local.base_uri) == ["job"]
+
     def test_marker_of_the_directory_itself_is_not_in_it(self) -> None:
         class WithMarkers(MemoryFileSystem):  # type: ignore[misc]
             def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
