@@ -30,12 +30,11 @@ from airflow_provider_statecheck.api.task_routes import JobPath
 from airflow_provider_statecheck.checkpoint.codec import json_parts
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnknownKeyOrNamespaceError
+from airflow_provider_statecheck.gateway.time_travel import LATEST, AsOf
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.queryable.answers import reply_parts
 from airflow_provider_statecheck.queryable.queries import (
     ABSENT,
-    LATEST,
-    AsOf,
     JsonKeys,
     JsonUserKey,
     QueryableName,

@@ -28,19 +28,13 @@ from airflow_provider_statecheck.gateway.http import (
     root_url,
     url_of,
 )
+from airflow_provider_statecheck.gateway.time_travel import AsOf
 from airflow_provider_statecheck.gateway.verbs import MAX_BODY_BYTES
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.queryable.answers import decode_reply
 from airflow_provider_statecheck.queryable.immutable_states import immutable_state
 from airflow_provider_statecheck.queryable.json_values import key_json
-from airflow_provider_statecheck.queryable.queries import (
-    AsOf,
-    JsonUserKey,
-    PythonKeys,
-    QueryableName,
-    StateQuery,
-    StateReply,
-)
+from airflow_provider_statecheck.queryable.queries import JsonUserKey, PythonKeys, QueryableName, StateQuery, StateReply
 from airflow_provider_statecheck.queryable.reads import (
     KEYS_PER_REQUEST,
     CheckpointChoice,

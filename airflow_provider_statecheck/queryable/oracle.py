@@ -24,7 +24,7 @@ from airflow_provider_statecheck.exceptions import (
     UnknownKvStateIdError,
     UnknownKvStateLocationError,
 )
-from airflow_provider_statecheck.gateway.time_travel import checkpoints_as_of
+from airflow_provider_statecheck.gateway.time_travel import LATEST, AsOf, checkpoints_as_of
 from airflow_provider_statecheck.queryable.locations import (
     JobLocations,
     KvStateLocation,
@@ -32,7 +32,7 @@ from airflow_provider_statecheck.queryable.locations import (
     StageStates,
     records_of_stages,
 )
-from airflow_provider_statecheck.queryable.queries import LATEST, AsOf, QueryableName
+from airflow_provider_statecheck.queryable.queries import QueryableName
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ class CheckpointLocationOracle:
         return found
 
     def _find(self, view: JobView, as_of: AsOf) -> tuple[CheckpointRecord, ...]:
-        found = checkpoints_as_of(view, checkpoint_id=as_of.checkpoint_id, pointer=as_of.pointer, at=as_of.at)
+        found = checkpoints_as_of(view, as_of)
         return records_of_stages(self._open_storage, view, found)
 
     def _current_view(self) -> JobView:

@@ -19,6 +19,7 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
 )
 from airflow_provider_statecheck.gateway.time_travel import (
+    AsOf,
     checkpoints_as_of,
     find_checkpoint,
     find_fork_source,
@@ -60,9 +61,8 @@ class Job:
 
     def as_of(self, **wanted: Any) -> list[int]:
         """Return the ids of the checkpoints of all operators."""
-        return [
-            each.checkpoint_id for each in checkpoints_as_of(self.coordinator.describe(job_id_of("sales")), **wanted)
-        ]
+        view = self.coordinator.describe(job_id_of("sales"))
+        return [each.checkpoint_id for each in checkpoints_as_of(view, AsOf(**wanted))]
 
     def find(self, **wanted: Any) -> str:
         return find_checkpoint("sales", "aggregate", metadata=self.coordinator, **wanted)
@@ -143,11 +143,6 @@ def test_pointer_that_is_none_of_the_jobs_is_not_found(job: Job) -> None:
             job.as_of(pointer=pointer)
     with pytest.raises(InvalidConfigurationError, match="a path or a URI"):
         job.as_of(pointer="")
-
-
-def test_only_one_condition_applies_to_all_operators(job: Job) -> None:
-    with pytest.raises(InvalidConfigurationError, match="one of"):
-        job.as_of(checkpoint_id=1, pointer=job.taken[1].location)
 
 
 def test_checkpoint_is_left_out_as_of_a_time_after_its_operator_began_anew(job: Job) -> None:

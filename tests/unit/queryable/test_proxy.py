@@ -23,9 +23,10 @@ from airflow_provider_statecheck.exceptions import (
     UnknownKvStateLocationError,
     UnknownLocationError,
 )
+from airflow_provider_statecheck.gateway.time_travel import LATEST, AsOf
 from airflow_provider_statecheck.queryable.locations import KvStateAddress, KvStateLocation, KvStateLocationRegistry
 from airflow_provider_statecheck.queryable.proxy import RETRIES, StateProxy
-from airflow_provider_statecheck.queryable.queries import LATEST, AsOf, PythonKeys, QueryableName, StateQuery
+from airflow_provider_statecheck.queryable.queries import PythonKeys, QueryableName, StateQuery
 from tests.unit.queryable.test_locations import address
 
 JOB = job_id_of("job")

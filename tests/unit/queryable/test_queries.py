@@ -13,11 +13,10 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
+from airflow_provider_statecheck.gateway.time_travel import LATEST, AsOf
 from airflow_provider_statecheck.queryable.json_values import json_of
 from airflow_provider_statecheck.queryable.queries import (
     ABSENT,
-    LATEST,
-    AsOf,
     JsonKeys,
     JsonUserKey,
     PythonKeys,
