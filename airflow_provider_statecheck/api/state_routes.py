@@ -32,7 +32,7 @@ from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnknownKeyOrNamespaceError
 from airflow_provider_statecheck.gateway.time_travel import LATEST, AsOf
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.queryable.answers import reply_parts
+from airflow_provider_statecheck.queryable.answers import StateAnswer, reply_parts
 from airflow_provider_statecheck.queryable.queries import (
     ABSENT,
     JsonKeys,
@@ -66,34 +66,6 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     },
     503: {"description": "The checkpoint storage, or the database, cannot be read from this server"},
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """Key and value; without a value, ``absent`` is true."""
-
-    key: Any
-    value: Any = None
-    absent: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateAnswer:
-    """Values of keys, all from one checkpoint."""
-
-    job_id: str
-    name: str
-    uid: str
-    """Uid of the function that registered the state, after the uid of its stage and a slash."""
-    checkpoint_id: int
-    pointer: str
-    completed_at: datetime | None
-    is_entry: bool
-    """Whether each value is that of one entry of a map."""
-    entries: tuple[Entry, ...]
-    """The keys in the order of the query."""
-    types: dict[str, Any]
-    """Types of the keys and values, with which a client restores values that JSON does not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +120,6 @@ class KeyRoute(MessageRoute):
 
     @override
     def get_route_handler(self) -> Handler:
-        """Return a handler that reads a key, and lets FastAPI handle a request with other parameters."""
         handle = super().get_route_handler()
 
         async def bound(request: Request) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -96,11 +96,30 @@ class HttpClient:
 
     def _send(self, method: str, path: str, token: str | None, body: Any) -> Any:
         url = url_of(self.base_url, path)
-        return content_of(self._request(method, url, body, headers_for(token)), url)
+        return _content_of(self._request(method, url, body, headers_for(token)), url)
 
     def _request(self, method: str, url: str, body: Any, headers: dict[str, str]) -> httpx.Response:
-        with mapping_failures(self.base_url, url):
+        with _mapping_failures(self.base_url, url):
             return self._client.request(method, url, json=body, headers=headers)
+
+
+class AsyncHttpClient:
+    """
+    Asynchronous client of one api-server.
+
+    :param base_url: Root URL of the server, see :func:`root_url`.
+    """
+
+    def __init__(self, base_url: str, client: httpx.AsyncClient) -> None:
+        self._base_url = base_url.rstrip("/")
+        self._client = client
+
+    async def request(self, method: str, path: str, token: str | None, body: Any = None) -> Any:
+        """Send a request and return the reply; raises as :meth:`HttpClient.post`."""
+        url = url_of(self._base_url, path)
+        with _mapping_failures(self._base_url, url):
+            response = await self._client.request(method, url, json=body, headers=headers_for(token))
+        return _content_of(response, url)
 
 
 def root_url(url: str) -> str:
@@ -129,7 +148,7 @@ def headers_for(token: str | None) -> dict[str, str]:
 
 
 @contextmanager
-def mapping_failures(base_url: str, url: str) -> Iterator[None]:
+def _mapping_failures(base_url: str, url: str) -> Iterator[None]:
     """
     Map the failure of a request without a reply to an error of this package.
 
@@ -162,7 +181,7 @@ def mapping_failures(base_url: str, url: str) -> Iterator[None]:
         ) from error
 
 
-def content_of(response: httpx.Response, url: str) -> Any:
+def _content_of(response: httpx.Response, url: str) -> Any:
     """
     Return the content of a reply.
 
@@ -276,17 +295,12 @@ class HttpGateway(HttpCalls):
     """
     A ``CheckpointCoordinatorGateway`` over HTTP.
 
-    Each attempt has its own token. If the token of an attempt that was registered or adopted here expires, the gateway
-    obtains a new one and adopts the attempt with it.
-
-    :param tokens: Tokens of attempts that were registered by another process.
+    Each attempt has its own token. If it expires, the gateway obtains a new one and adopts the attempt with it.
     """
 
-    def __init__(
-        self, client: HttpClient, credentials: Credentials, tokens: Mapping[AttemptRef, str] | None = None
-    ) -> None:
+    def __init__(self, client: HttpClient, credentials: Credentials) -> None:
         super().__init__(COORDINATOR, client, credentials)
-        self._tokens = dict(tokens or {})
+        self._tokens: dict[AttemptRef, str] = {}
         self._owners: dict[AttemptRef, AttemptOwner] = {}
 
     def token_of(self, attempt: AttemptRef) -> str:
@@ -331,11 +345,8 @@ class HttpGateway(HttpCalls):
 
     def _call_of_attempt(self, verb: Verb, request: Any) -> Any:
         attempt = _attempt_of(request)
-        try:
+        with suppress(TokenExpiredError):
             return verb.send(self._client, self.token_of(attempt), request)
-        except TokenExpiredError:
-            if attempt not in self._owners:
-                raise
         self.adopt(AdoptAttempt(attempt=attempt, owner=self._owners[attempt]))
         return verb.send(self._client, self.token_of(attempt), request)
 
@@ -358,9 +369,8 @@ class AsyncJobReader:
     """
 
     def __init__(self, base_url: str, token: str, client: httpx.AsyncClient) -> None:
-        self._base_url = base_url.rstrip("/")
         self._token = token
-        self._client = client
+        self._client = AsyncHttpClient(base_url, client)
 
     async def describe(self, job_id: JobId) -> JobView:
         """
@@ -392,15 +402,9 @@ class AsyncJobReader:
         :raises AccessDeniedError: if its task neither runs nor is deferred.
         :raises StateCheckError: as for :meth:`describe`.
         """
-        url = url_of(self._base_url, "token/renew")
-        content_of(await self._send("POST", url), url)
+        await self._client.request("POST", "token/renew", self._token)
 
     async def _read(self, verb: Verb, **arguments: Any) -> Any:
-        url = url_of(self._base_url, verb.address(**arguments))
-        data = content_of(await self._send("GET", url), url)
+        data = await self._client.request("GET", verb.address(**arguments), self._token)
         # Decoding a job with many attempts would block the event loop.
         return verb.decoded(None) if data is None else await asyncio.to_thread(verb.decoded, data)
-
-    async def _send(self, method: str, url: str) -> httpx.Response:
-        with mapping_failures(self._base_url, url):
-            return await self._client.request(method, url, headers=headers_for(self._token))

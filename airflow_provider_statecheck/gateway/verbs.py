@@ -46,6 +46,8 @@ from airflow_provider_statecheck.exceptions import ConcurrentAttemptError, Coord
 if TYPE_CHECKING:
     from tenacity import RetryCallState
 
+    from airflow_provider_statecheck.gateway.http import HttpClient
+
 _READS = {
     "jobs": "jobs",
     "describe": "jobs/{job_id}",
@@ -156,16 +158,6 @@ class CheckpointCoordinatorGateway(JobReads, Protocol):
         """
 
 
-class Client(Protocol):
-    """Client of the API, such as an ``HttpClient``."""
-
-    def post(self, path: str, body: Any, token: str | None = None) -> Any:
-        """Send a message and return the reply."""
-
-    def get(self, path: str, token: str | None = None) -> Any:
-        """Return the reply to a query."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Verb:
     """A call of the API."""
@@ -199,7 +191,7 @@ class Verb:
     def _takes_message(self) -> bool:
         return [is_dataclass(kind) for kind in self.parameters.values()] == [True]
 
-    def send(self, client: Client, token: str, *arguments: Any, **named: Any) -> Any:
+    def send(self, client: HttpClient, token: str, *arguments: Any, **named: Any) -> Any:
         """Make the call over HTTP."""
         given = self.signature.bind(*arguments, **named).arguments
         if self.is_read:

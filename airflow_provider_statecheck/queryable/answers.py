@@ -40,13 +40,39 @@ _KEPT_FORMS = 256
 """Number of states whose conversions are kept."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """Key and value; without a value, ``absent`` is true."""
+
+    key: Any
+    value: Any = None
+    absent: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateAnswer:
+    """Values of keys, all from one checkpoint."""
+
+    job_id: str
+    name: str
+    uid: str
+    """Uid of the function that registered the state, after the uid of its stage and a slash."""
+    checkpoint_id: int
+    pointer: str
+    completed_at: datetime | None
+    is_entry: bool
+    """Whether each value is that of one entry of a map."""
+    entries: tuple[Entry, ...]
+    """The keys in the order of the query."""
+    types: dict[str, Any]
+    """Types of the keys and values, with which a client restores values that JSON does not have."""
+
+
 def reply_parts(reply: StateReply) -> Iterator[str]:
     """
-    Yield the JSON of a reply in parts.
+    Yield the JSON of a reply in parts, a :class:`StateAnswer`.
 
-    ``entries`` has an object for each key: with ``key`` and ``value``, or with ``key`` and ``absent`` for a key without
-    state. A key of several columns is a list. ``types`` has the types of keys and values, which a client needs to restore
-    them; :mod:`~airflow_provider_statecheck.queryable.json_values` describes the form of values.
+    A key of several columns is a list; :mod:`~airflow_provider_statecheck.queryable.json_values` describes the form of values.
 
     :raises UnsupportedStateError: if this release does not support a type of the state.
     """
@@ -109,18 +135,10 @@ def decode_reply(data: Any) -> StateReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Message:
-    """Fields of the JSON form; the types direct the decoding of the entries."""
+class _Message(StateAnswer):
+    """An answer whose entries are decoded by its types."""
 
-    job_id: str
-    name: str
-    uid: str
-    checkpoint_id: int
-    pointer: str
-    completed_at: datetime | None = None
-    is_entry: bool = False
     entries: Any
-    types: dict[str, Any]
 
 
 class _Form(NamedTuple):

@@ -298,10 +298,8 @@ class LocalStateClient(StateReads):
 
     @override
     def ask(self, query: StateQuery) -> StateReply:
-        """Return the reply to a query; raises as ``StateReads.ask``."""
         return self._proxy.get(query)
 
     @override
     def names(self, job: str, **checkpoint: Unpack[CheckpointChoice]) -> tuple[QueryableName, ...]:
-        """Return the queryable states of a job; raises as ``StateReads.names``."""
         return self._proxy.names(given_job_id(job), AsOf(**checkpoint))

@@ -182,10 +182,6 @@ class TestOfAnAttempt:
         _refused(stage.api.post("register", stage.attempt.token, stage.attempt.message), 409, "stale_attempt")
         assert stage.api.rows()["statecheck_checkpoint"] == before
 
-    def test_it_ends_at_once_when_a_newer_attempt_registers(self, stage: Stage) -> None:
-        stage.api.attempt()
-        _refused(stage.api.finish(stage.attempt), 409, "stale_attempt")
-
     def test_the_one_that_an_adoption_gives_leaves_the_drivers_own_valid(self, stage: Stage) -> None:
         token = stage.api.task_token()
         message = {"attempt": stage.attempt.ref, "owner": stage.attempt.message["owner"]}
@@ -228,10 +224,6 @@ class TestForReading:
         _refused(self._renew(stage, token), 403, "access_denied")
         assert stage.api.rows() == before
 
-    def test_no_other_token_is_renewed(self, stage: Stage) -> None:
-        for token in (stage.task_token(), stage.attempt.token):
-            _refused(self._renew(stage, token), 403, "access_denied")
-
     def test_a_task_has_so_many_at_a_time_and_no_more(self, stage: Stage) -> None:
         tokens = [stage.reading_token() for _ in range(MAX_READERS)]
         body = {"job_id": job_id_of("another job")}
@@ -251,10 +243,6 @@ class TestForReading:
         token = stage.reading_token()
         stage.api.attempt()
         accepted(stage.api.call("GET", f"/v1/jobs/{stage.attempt.job_id}", token))
-
-    def test_it_gives_no_other(self, stage: Stage) -> None:
-        body = {"job_id": stage.attempt.job_id}
-        _refused(stage.api.call("POST", "/v1/token/read", stage.reading_token(), body), 403, "access_denied")
 
 
 class TestRegistration:
