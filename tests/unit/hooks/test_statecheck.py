@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -13,11 +16,46 @@ from airflow.providers_manager import ProvidersManager
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
 from airflow_provider_statecheck.hooks.connection import coordinator_address
 from airflow_provider_statecheck.hooks.statecheck import StatecheckHook
-from tests.unit.hooks.canned import HEALTH, LOGIN, PAGE, VERSION, answering
 from tests.unit.worker import ServedJobs
 
 # Airflow's own connection form asks for hooks in a way that Airflow deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:ProvidersManager.hooks is deprecated")
+
+Answers = Mapping[str, tuple[int, Any]]
+
+HEALTH, VERSION, LOGIN = "/statecheck/v1/health", "/api/v2/version", "/auth/token"
+PAGE = "<!doctype html><title>a page for any path</title>"
+
+
+@contextmanager
+def answering(answers: Answers, otherwise: tuple[int, Any]) -> Iterator[str]:
+    """Serve some paths, and one answer for all others; return the root."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            status, content = answers.get(self.path, otherwise)
+            body = (content if isinstance(content, str) else json.dumps(content)).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: Any) -> None:
+            """Print nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
 
 OURS = {HEALTH: (200, {"status": "ok", "version": "0.1.0"})}
 AIRFLOW = {VERSION: (200, {"version": "3.3.2"})}

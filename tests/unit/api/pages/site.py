@@ -179,6 +179,7 @@ class Site:
     states: dict[Caller, str]
     templates: dict[tuple[str, str], str]
     """The argument ``from_checkpoint`` by Dag and task."""
+    actions: JobActions
 
     def job(self, name: str = "sales", **values: Any) -> MadeJob:
         """Return a job that has no attempts yet."""
@@ -204,7 +205,9 @@ def open_site(monkeypatch: pytest.MonkeyPatch, root: str = ROOT) -> Iterator[Sit
     services = Services(lambda: pytest.fail("the pages need no database"), None, clock=clock)  # type: ignore[arg-type]
     services.__dict__["rows"] = store
     services.__dict__["coordinator"] = AttemptCoordinator(store)
-    services.__dict__["actions"] = JobActions(store, JobSavepoints(store), JobRewinding(store, UnknownLiveness()))
+    services.__dict__["actions"] = actions = JobActions(
+        store, JobSavepoints(store), JobRewinding(store, UnknownLiveness())
+    )
     app = create_app(services)
     app.include_router(routes.router)
     app.mount("/static", PageFiles())
@@ -217,4 +220,4 @@ def open_site(monkeypatch: pytest.MonkeyPatch, root: str = ROOT) -> Iterator[Sit
     monkeypatch.setattr(action_routes, "_conf_of", lambda point: {"restore_from": "latest", "output": "<i>here</i>"})
     outer = FastAPI(openapi_url=None)
     outer.mount(root, app)
-    yield Site(store, clock, outer, TestClient(outer), manager, user, states, templates)
+    yield Site(store, clock, outer, TestClient(outer), manager, user, states, templates, actions)
