@@ -32,7 +32,7 @@ from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnknownKeyOrNamespaceError
 from airflow_provider_statecheck.gateway.time_travel import LATEST, AsOf
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.queryable.answers import StateAnswer, reply_parts
+from airflow_provider_statecheck.queryable.answers import AnswerMessage, reply_parts
 from airflow_provider_statecheck.queryable.queries import (
     ABSENT,
     JsonKeys,
@@ -66,6 +66,23 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     },
     503: {"description": "The checkpoint storage, or the database, cannot be read from this server"},
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """Key and value; without a value, ``absent`` is true."""
+
+    key: Any
+    value: Any = None
+    absent: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateAnswer(AnswerMessage):
+    """Values of keys, all from one checkpoint."""
+
+    entries: tuple[Entry, ...]
+    """The keys in the order of the query."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,16 +41,7 @@ _KEPT_FORMS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """Key and value; without a value, ``absent`` is true."""
-
-    key: Any
-    value: Any = None
-    absent: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateAnswer:
+class AnswerMessage:
     """Values of keys, all from one checkpoint."""
 
     job_id: str
@@ -62,15 +53,15 @@ class StateAnswer:
     completed_at: datetime | None
     is_entry: bool
     """Whether each value is that of one entry of a map."""
-    entries: tuple[Entry, ...]
-    """The keys in the order of the query."""
+    entries: Any
+    """The keys in the order of the query, with their values in the form that the types direct."""
     types: dict[str, Any]
     """Types of the keys and values, with which a client restores values that JSON does not have."""
 
 
 def reply_parts(reply: StateReply) -> Iterator[str]:
     """
-    Yield the JSON of a reply in parts, a :class:`StateAnswer`.
+    Yield the JSON of a reply in parts, an :class:`AnswerMessage`.
 
     A key of several columns is a list; :mod:`~airflow_provider_statecheck.queryable.json_values` describes the form of values.
 
@@ -116,7 +107,7 @@ def decode_reply(data: Any) -> StateReply:
     :raises UnsupportedStateError: if this release does not support a type of the state.
     """
     with reading_reply():
-        message = decode(_Message, data)
+        message = decode(AnswerMessage, data)
         schema, key, form = _decoded_types(json.dumps(message.types))
         entries = _entries(form, message)
     return StateReply(
@@ -132,13 +123,6 @@ def decode_reply(data: Any) -> StateReply:
         keys=tuple(found for found, _ in entries),
         values=tuple(value for _, value in entries),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Message(StateAnswer):
-    """An answer whose entries are decoded by its types."""
-
-    entries: Any
 
 
 class _Form(NamedTuple):
@@ -217,7 +201,7 @@ def _normalized(keys: KeySerializer, key: Any) -> Any:
         raise MalformedMessageError("a key in the types of its columns") from error
 
 
-def _entries(form: _Form, message: _Message) -> list[tuple[Any, Any]]:
+def _entries(form: _Form, message: AnswerMessage) -> list[tuple[Any, Any]]:
     key, value = form.key.decode, form.value_of(message.is_entry).decode
 
     def entry(data: Any) -> tuple[Any, Any]:

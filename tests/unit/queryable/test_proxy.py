@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,7 +25,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.gateway.time_travel import LATEST, AsOf
 from airflow_provider_statecheck.queryable.locations import KvStateAddress, KvStateLocation, KvStateLocationRegistry
-from airflow_provider_statecheck.queryable.proxy import RETRIES, StateProxy
+from airflow_provider_statecheck.queryable.proxy import RETRIES, KvStateServer, StateProxy
 from airflow_provider_statecheck.queryable.queries import PythonKeys, QueryableName, StateQuery
 from tests.unit.queryable.test_locations import address
 
@@ -61,18 +61,18 @@ class Oracle:
 
 
 @dataclass
-class Server:
+class Server(KvStateServer):
     """State server that has the files of the checkpoints from one on, and answers with the id of the checkpoint."""
 
     oldest: int = 0
     error: Callable[[], StateCheckError] = lambda: UnknownKvStateIdError("gone")
     reads: list[list[Any]] = field(default_factory=list)
 
-    def read(self, at: KvStateAddress, keys: Iterable[Any], *_: Any) -> list[Any]:
+    def read(self, address: KvStateAddress, keys: Sequence[Any], *_: Any, **__: Any) -> list[Any]:
         self.reads.append(list(keys))
-        if at.checkpoint_id < self.oldest:
+        if address.checkpoint_id < self.oldest:
             raise self.error()
-        return [at.checkpoint_id for _ in self.reads[-1]]
+        return [address.checkpoint_id for _ in self.reads[-1]]
 
 
 class Time:
