@@ -56,7 +56,7 @@ def find_checkpoint(
     :param run: Logical date or id of the run whose newest checkpoint is returned.
     :param at: Time at which the returned checkpoint was the newest completed one.
     :raises CheckpointNotFoundError: if there is none; the message lists the retained checkpoints.
-    :raises InvalidConfigurationError: for more than one condition, or a time without a time zone.
+    :raises InvalidConfigurationError: for more than one condition, an id below 1, or a time without a time zone.
     """
     wanted = AsOf(checkpoint_id=checkpoint_id, at=at)
     if run is not None and not wanted.is_latest:
