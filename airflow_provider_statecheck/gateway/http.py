@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from airflow_provider_statecheck.checkpoint.codec import read_reply
+from airflow_provider_statecheck.checkpoint.codec import encode, read_reply
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, AttemptGrant, AttemptRef, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, RowsVersion
@@ -44,6 +44,18 @@ class HttpClient:
     def __init__(self, base_url: str, client: httpx.Client | None = None) -> None:
         self.base_url = root_url(base_url)
         self._client = client or httpx.Client(timeout=_TIMEOUT)
+
+    def call(self, verb: Verb, token: str, *arguments: Any, **named: Any) -> Any:
+        """
+        Make a call of the API.
+
+        :raises StateCheckError: as for :meth:`post`.
+        """
+        given = verb.signature.bind(*arguments, **named).arguments
+        if verb.is_read:
+            return verb.decoded(self.get(verb.address(**given), token))
+        message = next(iter(given.values())) if verb.takes_message else given
+        return verb.decoded(self.post(verb.path, encode(message), token))
 
     def post(self, path: str, body: Any, token: str | None = None) -> Any:
         """
@@ -276,7 +288,7 @@ class HttpCalls:
         return partial(self._call, self._verbs[name])
 
     def _call(self, verb: Verb, *arguments: Any, **named: Any) -> Any:
-        return self._as_task(lambda token: verb.send(self._client, token, *arguments, **named))
+        return self._as_task(lambda token: self._client.call(verb, token, *arguments, **named))
 
     def _as_task(self, send: Callable[[str], Any]) -> Any:
         try:
@@ -319,14 +331,14 @@ class HttpGateway(HttpCalls):
     def register(self, request: RegisterAttempt) -> AttemptGrant:
         """Register an attempt, fence all earlier attempts of the operator, and return the candidates for a restore."""
         token = self._credentials.obtain()
-        grant: AttemptGrant = self._verbs["register"].send(self._client, token, request)
+        grant: AttemptGrant = self._client.call(self._verbs["register"], token, request)
         self._know(grant.attempt, token, request.owner)
         return grant
 
     def adopt(self, request: AdoptAttempt) -> None:
         """Take over an attempt that still runs, in a later try of the same task."""
         token = self._credentials.obtain()
-        self._verbs["adopt"].send(self._client, token, request)
+        self._client.call(self._verbs["adopt"], token, request)
         self._know(request.attempt, token, request.owner)
 
     def reading_token(self, job_id: JobId) -> str:
@@ -346,9 +358,9 @@ class HttpGateway(HttpCalls):
     def _call_of_attempt(self, verb: Verb, request: Any) -> Any:
         attempt = _attempt_of(request)
         with suppress(TokenExpiredError):
-            return verb.send(self._client, self.token_of(attempt), request)
+            return self._client.call(verb, self.token_of(attempt), request)
         self.adopt(AdoptAttempt(attempt=attempt, owner=self._owners[attempt]))
-        return verb.send(self._client, self.token_of(attempt), request)
+        return self._client.call(verb, self.token_of(attempt), request)
 
 
 def _attempt_of(request: Any) -> AttemptRef:

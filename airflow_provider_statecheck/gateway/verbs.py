@@ -46,8 +46,6 @@ from airflow_provider_statecheck.exceptions import ConcurrentAttemptError, Coord
 if TYPE_CHECKING:
     from tenacity import RetryCallState
 
-    from airflow_provider_statecheck.gateway.http import HttpClient
-
 _READS = {
     "jobs": "jobs",
     "describe": "jobs/{job_id}",
@@ -182,22 +180,15 @@ class Verb:
     @cached_property
     def message(self) -> Any:
         """Class of the message: that of the only parameter, or one whose fields are the parameters."""
-        if self._takes_message:
+        if self.takes_message:
             return next(iter(self.parameters.values()))
         name = "".join(word.title() for word in self.name.split("_"))
         return make_dataclass(name, self.parameters.items(), frozen=True, kw_only=True)
 
     @cached_property
-    def _takes_message(self) -> bool:
+    def takes_message(self) -> bool:
+        """Whether the only parameter is the message."""
         return [is_dataclass(kind) for kind in self.parameters.values()] == [True]
-
-    def send(self, client: HttpClient, token: str, *arguments: Any, **named: Any) -> Any:
-        """Make the call over HTTP."""
-        given = self.signature.bind(*arguments, **named).arguments
-        if self.is_read:
-            return self.decoded(client.get(self.address(**given), token))
-        message = next(iter(given.values())) if self._takes_message else given
-        return self.decoded(client.post(self.path, encode(message), token))
 
     def address(self, **given: Any) -> str:
         """Return the path and the query of a call that reads; ids in the path may come from a user."""
@@ -217,7 +208,7 @@ class Verb:
     def answer(self, target: Any, message: Any) -> Any:
         """Return what the method of an object returns for the message of a caller."""
         method = getattr(target, self.name)
-        return method(message) if self._takes_message else method(**vars(message))
+        return method(message) if self.takes_message else method(**vars(message))
 
 
 def _query(value: Any) -> dict[str, Any]:

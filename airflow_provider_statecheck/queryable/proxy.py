@@ -1,5 +1,5 @@
 """
-Proxy of queryable state, which looks up the location of a key, and the state server, which reads the key there.
+Proxy of queryable state, which looks up where a key is, and state server, which reads it.
 
 A location may be stale: a newer checkpoint subsumes the old one, whose files are deleted. The proxy then looks the location
 up again and repeats the query, so a reader gets the newer value and no error.
