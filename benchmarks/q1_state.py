@@ -11,14 +11,14 @@ import pyarrow as pa
 from sqlalchemy import create_engine
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
+from airflow_provider_statecheck.gateway.time_travel import LATEST, AsOf
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import METADATA
 from airflow_provider_statecheck.queryable.immutable_states import StateCache
 from airflow_provider_statecheck.queryable.locations import KvStateAddress
 from airflow_provider_statecheck.queryable.oracle import CheckpointLocationOracle
-from airflow_provider_statecheck.queryable.proxy import StateProxy
-from airflow_provider_statecheck.queryable.queries import LATEST, AsOf, PythonKeys, StateQuery
-from airflow_provider_statecheck.queryable.reads import KvStateServer
+from airflow_provider_statecheck.queryable.proxy import KvStateServer, StateProxy
+from airflow_provider_statecheck.queryable.queries import PythonKeys, StateQuery
 from airflow_provider_statecheck.state.backends import ArrowStateBackend
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeyField, KeySerializer

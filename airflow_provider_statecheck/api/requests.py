@@ -120,7 +120,6 @@ class MessageRoute(APIRoute):
 
     @override
     def get_route_handler(self) -> Handler:
-        """Return the handler of FastAPI, preceded by the check of the caller and the parsing of the message."""
         handle = super().get_route_handler()
         check = next(_checks_of(self.dependant), None)
 

@@ -54,8 +54,7 @@ from airflow_provider_statecheck.metadata.token_store import SqlTokenStore, Toke
 from airflow_provider_statecheck.queryable.job_contents import JobContents
 from airflow_provider_statecheck.queryable.locations import OpenStorage
 from airflow_provider_statecheck.queryable.oracle import CheckpointLocationOracle
-from airflow_provider_statecheck.queryable.proxy import StateProxy
-from airflow_provider_statecheck.queryable.reads import KvStateServer
+from airflow_provider_statecheck.queryable.proxy import KvStateServer, StateProxy
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,10 @@ from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.records import Clock, JobRecord, SystemClock
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, RequestLimitError, StorageError
 from airflow_provider_statecheck.gateway.in_process import Change, JobRemoval
+from airflow_provider_statecheck.gateway.time_travel import AsOf
 from airflow_provider_statecheck.queryable.locations import OpenStorage
 from airflow_provider_statecheck.queryable.proxy import KvStateClientProxy, StateProxy
-from airflow_provider_statecheck.queryable.queries import AsOf, QueryableName, StateQuery, StateReply
+from airflow_provider_statecheck.queryable.queries import QueryableName, StateQuery, StateReply
 from airflow_provider_statecheck.storage.failures import is_refused
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact

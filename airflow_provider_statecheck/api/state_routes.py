@@ -30,12 +30,11 @@ from airflow_provider_statecheck.api.task_routes import JobPath
 from airflow_provider_statecheck.checkpoint.codec import json_parts
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnknownKeyOrNamespaceError
+from airflow_provider_statecheck.gateway.time_travel import LATEST, AsOf
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.queryable.answers import reply_parts
+from airflow_provider_statecheck.queryable.answers import AnswerMessage, reply_parts
 from airflow_provider_statecheck.queryable.queries import (
     ABSENT,
-    LATEST,
-    AsOf,
     JsonKeys,
     JsonUserKey,
     QueryableName,
@@ -79,22 +78,11 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateAnswer:
+class StateAnswer(AnswerMessage):
     """Values of keys, all from one checkpoint."""
 
-    job_id: str
-    name: str
-    uid: str
-    """Uid of the function that registered the state, after the uid of its stage and a slash."""
-    checkpoint_id: int
-    pointer: str
-    completed_at: datetime | None
-    is_entry: bool
-    """Whether each value is that of one entry of a map."""
     entries: tuple[Entry, ...]
     """The keys in the order of the query."""
-    types: dict[str, Any]
-    """Types of the keys and values, with which a client restores values that JSON does not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +137,6 @@ class KeyRoute(MessageRoute):
 
     @override
     def get_route_handler(self) -> Handler:
-        """Return a handler that reads a key, and lets FastAPI handle a request with other parameters."""
         handle = super().get_route_handler()
 
         async def bound(request: Request) -> Response:

@@ -37,8 +37,7 @@ from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.queryable.job_contents import JobContents
 from airflow_provider_statecheck.queryable.locations import OpenStorage
 from airflow_provider_statecheck.queryable.oracle import CheckpointLocationOracle
-from airflow_provider_statecheck.queryable.proxy import StateProxy
-from airflow_provider_statecheck.queryable.reads import KvStateServer
+from airflow_provider_statecheck.queryable.proxy import KvStateServer, StateProxy
 
 API_TIMEOUT_SECONDS = 5.0
 """Timeout of a call of the api-server, after which a request fails with status 503."""

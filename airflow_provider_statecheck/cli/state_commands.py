@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.ids import JobId
     from airflow_provider_statecheck.checkpoint.statistics import CheckpointEntry, CheckpointStatsSnapshot, StatsSummary
     from airflow_provider_statecheck.checkpoint.store import JobView
+    from airflow_provider_statecheck.gateway.time_travel import AsOf
     from airflow_provider_statecheck.queryable.answers import JsonRows
     from airflow_provider_statecheck.queryable.job_contents import JobContents, StageContents
-    from airflow_provider_statecheck.queryable.queries import AsOf, QueryableName, StateReply
+    from airflow_provider_statecheck.queryable.queries import QueryableName, StateReply
     from airflow_provider_statecheck.queryable.reads import LocalStateClient
     from airflow_provider_statecheck.state.reading.checkpoint_contents import (
         CheckpointContents,
@@ -334,7 +335,7 @@ def _client(args: Namespace) -> tuple[LocalStateClient, JobId]:
 
 
 def _as_of(args: Namespace) -> AsOf:
-    from airflow_provider_statecheck.queryable.queries import AsOf
+    from airflow_provider_statecheck.gateway.time_travel import AsOf
 
     return AsOf(checkpoint_id=args.checkpoint, pointer=args.pointer, at=args.at)
 
@@ -428,8 +429,8 @@ def _stages(args: Namespace) -> tuple[StageContents, ...]:
 
 
 def _job_contents(args: Namespace) -> tuple[JobContents, JobId, AsOf]:
+    from airflow_provider_statecheck.gateway.time_travel import AsOf
     from airflow_provider_statecheck.queryable.job_contents import JobContents
-    from airflow_provider_statecheck.queryable.queries import AsOf
 
     gateway = airflow_gateway(DEFAULT_CONN_ID)
     contents = JobContents(gateway, storage_opener(args.storage_conn_id))

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from airflow_provider_statecheck.checkpoint.codec import read_reply
+from airflow_provider_statecheck.checkpoint.codec import encode, read_reply
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, AttemptRef, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, RowsVersion
@@ -44,6 +44,18 @@ class HttpClient:
     def __init__(self, base_url: str, client: httpx.Client | None = None) -> None:
         self.base_url = root_url(base_url)
         self._client = client or httpx.Client(timeout=_TIMEOUT)
+
+    def call(self, verb: Verb, token: str, *arguments: Any, **named: Any) -> Any:
+        """
+        Make a call of the API.
+
+        :raises StateCheckError: as for :meth:`post`.
+        """
+        given = verb.signature.bind(*arguments, **named).arguments
+        if verb.is_read:
+            return verb.decoded(self.get(verb.address(**given), token))
+        message = given["request"] if verb.takes_message else given
+        return verb.decoded(self.post(verb.path, encode(message), token))
 
     def post(self, path: str, body: Any, token: str | None = None) -> Any:
         """
@@ -96,11 +108,30 @@ class HttpClient:
 
     def _send(self, method: str, path: str, token: str | None, body: Any) -> Any:
         url = url_of(self.base_url, path)
-        return content_of(self._request(method, url, body, headers_for(token)), url)
+        return _content_of(self._request(method, url, body, headers_for(token)), url)
 
     def _request(self, method: str, url: str, body: Any, headers: dict[str, str]) -> httpx.Response:
-        with mapping_failures(self.base_url, url):
+        with _mapping_failures(self.base_url, url):
             return self._client.request(method, url, json=body, headers=headers)
+
+
+class AsyncHttpClient:
+    """
+    Asynchronous client of one api-server.
+
+    :param base_url: Root URL of the server, see :func:`root_url`.
+    """
+
+    def __init__(self, base_url: str, client: httpx.AsyncClient) -> None:
+        self._base_url = base_url.rstrip("/")
+        self._client = client
+
+    async def request(self, method: str, path: str, token: str | None, body: Any = None) -> Any:
+        """Send a request and return the reply; raises as :meth:`HttpClient.post`."""
+        url = url_of(self._base_url, path)
+        with _mapping_failures(self._base_url, url):
+            response = await self._client.request(method, url, json=body, headers=headers_for(token))
+        return _content_of(response, url)
 
 
 def root_url(url: str) -> str:
@@ -129,7 +160,7 @@ def headers_for(token: str | None) -> dict[str, str]:
 
 
 @contextmanager
-def mapping_failures(base_url: str, url: str) -> Iterator[None]:
+def _mapping_failures(base_url: str, url: str) -> Iterator[None]:
     """
     Map the failure of a request without a reply to an error of this package.
 
@@ -162,7 +193,7 @@ def mapping_failures(base_url: str, url: str) -> Iterator[None]:
         ) from error
 
 
-def content_of(response: httpx.Response, url: str) -> Any:
+def _content_of(response: httpx.Response, url: str) -> Any:
     """
     Return the content of a reply.
 
@@ -257,7 +288,7 @@ class HttpCalls:
         return partial(self._call, self._verbs[name])
 
     def _call(self, verb: Verb, *arguments: Any, **named: Any) -> Any:
-        return self._as_task(lambda token: verb.send(self._client, token, *arguments, **named))
+        return self._as_task(lambda token: self._client.call(verb, token, *arguments, **named))
 
     def _as_task(self, send: Callable[[str], Any]) -> Any:
         try:
@@ -276,17 +307,12 @@ class HttpGateway(HttpCalls):
     """
     A ``CheckpointCoordinatorGateway`` over HTTP.
 
-    Each attempt has its own token. If the token of an attempt that was registered or adopted here expires, the gateway
-    obtains a new one and adopts the attempt with it.
-
-    :param tokens: Tokens of attempts that were registered by another process.
+    Each attempt has its own token. If it expires, the gateway obtains a new one and adopts the attempt with it.
     """
 
-    def __init__(
-        self, client: HttpClient, credentials: Credentials, tokens: Mapping[AttemptRef, str] | None = None
-    ) -> None:
+    def __init__(self, client: HttpClient, credentials: Credentials) -> None:
         super().__init__(COORDINATOR, client, credentials)
-        self._tokens = dict(tokens or {})
+        self._tokens: dict[AttemptRef, str] = {}
         self._owners: dict[AttemptRef, AttemptOwner] = {}
 
     def token_of(self, attempt: AttemptRef) -> str:
@@ -305,14 +331,14 @@ class HttpGateway(HttpCalls):
     def register(self, request: RegisterAttempt) -> AttemptGrant:
         """Register an attempt, fence all earlier attempts of the operator, and return the candidates for a restore."""
         token = self._credentials.obtain()
-        grant: AttemptGrant = self._verbs["register"].send(self._client, token, request)
+        grant: AttemptGrant = self._client.call(self._verbs["register"], token, request)
         self._know(grant.attempt, token, request.owner)
         return grant
 
     def adopt(self, attempt: AttemptRef, owner: AttemptOwner) -> None:
         """Take over an attempt that still runs, in a later try of the same task."""
         token = self._credentials.obtain()
-        self._verbs["adopt"].send(self._client, token, attempt, owner)
+        self._client.call(self._verbs["adopt"], token, attempt, owner)
         self._know(attempt, token, owner)
 
     def reading_token(self, job_id: JobId) -> str:
@@ -330,12 +356,12 @@ class HttpGateway(HttpCalls):
         given = verb.signature.bind(*arguments, **named).arguments
         attempt: AttemptRef = given["attempt"] if "attempt" in given else given["request"].attempt
         try:
-            return verb.send(self._client, self.token_of(attempt), **given)
+            return self._client.call(verb, self.token_of(attempt), **given)
         except TokenExpiredError:
             if attempt not in self._owners:
                 raise
         self.adopt(attempt, self._owners[attempt])
-        return verb.send(self._client, self.token_of(attempt), **given)
+        return self._client.call(verb, self.token_of(attempt), **given)
 
 
 class AsyncJobReader:
@@ -346,9 +372,8 @@ class AsyncJobReader:
     """
 
     def __init__(self, base_url: str, token: str, client: httpx.AsyncClient) -> None:
-        self._base_url = base_url.rstrip("/")
         self._token = token
-        self._client = client
+        self._client = AsyncHttpClient(base_url, client)
 
     async def describe(self, job_id: JobId) -> JobView:
         """
@@ -380,15 +405,9 @@ class AsyncJobReader:
         :raises AccessDeniedError: if its task neither runs nor is deferred.
         :raises StateCheckError: as for :meth:`describe`.
         """
-        url = url_of(self._base_url, "token/renew")
-        content_of(await self._send("POST", url), url)
+        await self._client.request("POST", "token/renew", self._token)
 
     async def _read(self, verb: Verb, **arguments: Any) -> Any:
-        url = url_of(self._base_url, verb.address(**arguments))
-        data = content_of(await self._send("GET", url), url)
+        data = await self._client.request("GET", verb.address(**arguments), self._token)
         # Decoding a job with many attempts would block the event loop.
         return verb.decoded(None) if data is None else await asyncio.to_thread(verb.decoded, data)
-
-    async def _send(self, method: str, url: str) -> httpx.Response:
-        with mapping_failures(self._base_url, url):
-            return await self._client.request(method, url, headers=headers_for(self._token))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence, Set as AbstractSet
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any, Final
 
-from airflow_provider_statecheck.checkpoint.codec import plain_integer
+from airflow_provider_statecheck.checkpoint.codec import plain_integer, require
 from airflow_provider_statecheck.checkpoint.fencing import checkpoints_before_run, is_same
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_OPERATOR_ID,
@@ -55,40 +56,37 @@ def find_checkpoint(
     :param run: Logical date or id of the run whose newest checkpoint is returned.
     :param at: Time at which the returned checkpoint was the newest completed one.
     :raises CheckpointNotFoundError: if there is none; the message lists the retained checkpoints.
-    :raises InvalidConfigurationError: for more than one condition, or a time without a time zone.
+    :raises InvalidConfigurationError: for more than one condition, an id below 1, or a time without a time zone.
     """
-    wanted = _Wanted(checkpoint_id=checkpoint_id, run=run, at=at)
+    wanted = AsOf(checkpoint_id=checkpoint_id, at=at)
+    if run is not None and not wanted.is_latest:
+        raise InvalidConfigurationError("Expected one of checkpoint_id, run and at, found several; pass only one.")
     jobs = open_gateway(metadata) if isinstance(metadata, str) else metadata
     view = jobs.describe(job_id_of(job))
     retained = _retained(view, {_operator(view, uid).operator_id})
-    found = [each for each in retained if wanted.matches(view, each)]
+    found = [each for each in retained if (wanted.matches(each) if run is None else _is_of_run(view, each, run))]
     if not found:
-        raise _checkpoint_not_found(f"{wanted} of {uid!r} in job {view.job.name!r}", retained)
+        named = str(wanted) if run is None else f"a retained checkpoint of run {run!r}"
+        raise _checkpoint_not_found(f"{named} of {uid!r} in job {view.job.name!r}", retained)
     return found[-1].location
 
 
-def checkpoints_as_of(
-    view: JobView, *, checkpoint_id: int | None = None, pointer: str | None = None, at: datetime | None = None
-) -> tuple[CheckpointRecord, ...]:
+def checkpoints_as_of(view: JobView, as_of: AsOf) -> tuple[CheckpointRecord, ...]:
     """
-    Return the newest retained checkpoint or savepoint that meets a condition of each operator of a job.
+    Return the newest retained checkpoint or savepoint of each operator of a job that a reader asks for.
 
-    A savepoint of the whole job is returned only for its id or pointer, as the checkpoint of its coordinator.
+    A savepoint of the whole job is returned only for its id or pointer, as the checkpoint of its coordinator. An operator that
+    had made a fresh start by a time, and had not completed a checkpoint since, has none as of that time.
 
-    :param checkpoint_id: Id of the checkpoint.
-    :param pointer: Pointer of the checkpoint or savepoint.
-    :param at: Time at which a returned checkpoint was the newest completed one of its operator. An operator that had made a fresh
-        start by then, and had not completed a checkpoint since, has none.
     :return: One checkpoint of each operator that has one, in the order of the operators.
     :raises CheckpointNotFoundError: if there is none; the message lists the retained checkpoints.
-    :raises InvalidConfigurationError: for more than one condition, a time without a time zone, or an invalid pointer.
+    :raises InvalidConfigurationError: for an invalid pointer.
     """
-    wanted = _Wanted(
-        checkpoint_id=checkpoint_id, pointer=None if pointer is None else normalise_pointer(pointer), at=at
-    )
+    wanted = as_of if as_of.pointer is None else replace(as_of, pointer=normalise_pointer(as_of.pointer))
     retained = _retained(view, {operator.operator_id for operator in view.operators})
-    is_named = checkpoint_id is not None or pointer is not None
-    found = (each for each in retained if wanted.matches(view, each) and (is_named or not is_of_whole_job(each)))
+    is_named = wanted.checkpoint_id is not None or wanted.pointer is not None
+    found = (each for each in retained if wanted.matches(each) and (is_named or not is_of_whole_job(each)))
+    at = wanted.at
     newest = {each.operator_id: each for each in found if at is None or not _was_abandoned(view, each, at)}
     if not newest:
         raise _checkpoint_not_found(f"{wanted} of job {view.job.name!r}", retained)
@@ -101,31 +99,36 @@ def is_of_whole_job(checkpoint: CheckpointRecord) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Wanted:
-    """Condition that a checkpoint must meet; without one, any checkpoint does."""
+class AsOf:
+    """
+    The checkpoint to read, by default the latest completed one.
+
+    :raises InvalidConfigurationError: for more than one condition, and for what is no id from 1 on or no time with a time zone.
+    """
 
     checkpoint_id: int | None = None
-    run: str | None = None
     pointer: str | None = None
+    """Pointer of a retained checkpoint or savepoint of the job."""
     at: datetime | None = None
+    """Time at which the checkpoint was the latest completed one."""
 
     def __post_init__(self) -> None:
-        given = [field.name for field in fields(self) if getattr(self, field.name) is not None]
-        if len(given) > 1:
+        if sum(each is not None for each in (self.checkpoint_id, self.pointer, self.at)) > 1:
             raise InvalidConfigurationError(
-                f"Expected one of checkpoint_id, run, pointer and at, found {' and '.join(given)}; pass only one."
+                "Expected one of checkpoint_id, pointer and at, found several; pass only one."
             )
-        if self.at is not None and self.at.tzinfo is None:
-            raise InvalidConfigurationError(
-                f"Expected a time with a time zone, found {self.at.isoformat()}; set its tzinfo."
-            )
+        require("checkpoint_id", self.checkpoint_id, _is_id_or_none, "a checkpoint id, 1 or more")
+        require("at", self.at, _is_zoned_or_none, "a datetime with a time zone")
 
-    def matches(self, view: JobView, checkpoint: CheckpointRecord) -> bool:
+    @property
+    def is_latest(self) -> bool:
+        """Return whether the latest completed checkpoint is read."""
+        return self.checkpoint_id is None and self.pointer is None and self.at is None
+
+    def matches(self, checkpoint: CheckpointRecord) -> bool:
+        """Return whether a retained checkpoint meets the condition."""
         if self.checkpoint_id is not None:
             return checkpoint.checkpoint_id == self.checkpoint_id
-        if self.run is not None:
-            attempt = _attempt(view, checkpoint)
-            return is_same(self.run, checkpoint.run_key) or (attempt is not None and self.run == attempt.owner.run_id)
         if self.pointer is not None:
             return canonical_uri(checkpoint.location) == canonical_uri(self.pointer)
         return self.at is None or (checkpoint.completed_at is not None and checkpoint.completed_at <= self.at)
@@ -133,11 +136,25 @@ class _Wanted:
     def __str__(self) -> str:
         if self.checkpoint_id is not None:
             return f"a retained checkpoint of id {self.checkpoint_id}"
-        if self.run is not None:
-            return f"a retained checkpoint of run {self.run!r}"
         if self.pointer is not None:
             return f"a retained checkpoint at {self.pointer}"
         return "a retained checkpoint" + ("" if self.at is None else f" that was complete at {self.at.isoformat()}")
+
+
+def _is_id_or_none(value: Any) -> bool:
+    return value is None or (isinstance(value, int) and value >= 1)
+
+
+def _is_zoned_or_none(value: Any) -> bool:
+    return value is None or (isinstance(value, datetime) and value.tzinfo is not None)
+
+
+LATEST: Final = AsOf()
+
+
+def _is_of_run(view: JobView, checkpoint: CheckpointRecord, run: str) -> bool:
+    attempt = _attempt(view, checkpoint)
+    return is_same(run, checkpoint.run_key) or (attempt is not None and run == attempt.owner.run_id)
 
 
 def _operator(view: JobView, uid: str) -> OperatorRecord:
@@ -255,8 +272,7 @@ def _fork_candidates(
     view: JobView, newest_first: Sequence[CheckpointRecord], wanted: str
 ) -> Sequence[CheckpointRecord]:
     if wanted.startswith(_OF_RUN):
-        of_run = _Wanted(run=wanted.removeprefix(_OF_RUN))
-        return [c for c in newest_first if of_run.matches(view, c)]
+        return [c for c in newest_first if _is_of_run(view, c, wanted.removeprefix(_OF_RUN))]
     if wanted.startswith(_BEFORE_RUN):
         current = {(o.operator_id, o.generation) for o in view.operators}
         restorable = [c for c in newest_first if c.is_restorable and (c.operator_id, c.generation) in current]

@@ -157,16 +157,6 @@ class CheckpointCoordinatorGateway(JobReads, Protocol):
         """
 
 
-class Client(Protocol):
-    """Client of the API, such as an ``HttpClient``."""
-
-    def post(self, path: str, body: Any, token: str | None = None) -> Any:
-        """Send a message and return the reply."""
-
-    def get(self, path: str, token: str | None = None) -> Any:
-        """Return the reply to a query."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Verb:
     """A call of the API."""
@@ -191,23 +181,16 @@ class Verb:
     @cached_property
     def message(self) -> Any:
         """Class of the message: that of the parameter ``request``, or one whose fields are the parameters."""
-        if self._takes_message:
+        if self.takes_message:
             return self.parameters["request"]
         name = "".join(word.title() for word in self.name.split("_"))
         defaults = {p.name: p.default for p in self.signature.parameters.values() if p.default is not p.empty}
         return make_dataclass(name, self.parameters.items(), namespace=defaults, frozen=True, kw_only=True)
 
     @cached_property
-    def _takes_message(self) -> bool:
+    def takes_message(self) -> bool:
+        """Whether a parameter is the message."""
         return "request" in self.parameters
-
-    def send(self, client: Client, token: str, *arguments: Any, **named: Any) -> Any:
-        """Make the call over HTTP."""
-        given = self.signature.bind(*arguments, **named).arguments
-        if self.is_read:
-            return self.decoded(client.get(self.address(**given), token))
-        message = given["request"] if self._takes_message else given
-        return self.decoded(client.post(self.path, encode(message), token))
 
     def address(self, **given: Any) -> str:
         """Return the path and the query of a call that reads; ids in the path may come from a user."""
@@ -227,7 +210,7 @@ class Verb:
     def answer(self, target: Any, message: Any) -> Any:
         """Return what the method of an object returns for the message of a caller."""
         method = getattr(target, self.name)
-        return method(message) if self._takes_message else method(**vars(message))
+        return method(message) if self.takes_message else method(**vars(message))
 
 
 def _query(value: Any) -> dict[str, Any]:

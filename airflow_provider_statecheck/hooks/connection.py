@@ -64,8 +64,13 @@ def coordinator_address(conn_id: str = DEFAULT_CONN_ID) -> CoordinatorAddress:
     :raises InvalidConfigurationError: The connection is missing or its fields are not a valid address.
     """
     connection = _connection(conn_id)
-    if connection is None:
+    if connection is None and conn_id == DEFAULT_CONN_ID:
         return CoordinatorAddress(url=_configured_url())
+    if connection is None:
+        raise InvalidConfigurationError(
+            f"Expected a connection {conn_id!r} of the type {CONN_TYPE!r}, found none; create it, or omit it to use "
+            f"Airflow's api-server."
+        )
     return CoordinatorAddress(
         url=_url_of(connection) or _configured_url(),
         login=connection.login or None,
@@ -75,18 +80,14 @@ def coordinator_address(conn_id: str = DEFAULT_CONN_ID) -> CoordinatorAddress:
 
 
 def _connection(conn_id: str) -> Any:
+    """Return a connection, or ``None`` if there is none."""
     from airflow.sdk import BaseHook
     from airflow.sdk.exceptions import AirflowNotFoundException
 
     try:
         return BaseHook.get_connection(conn_id)
-    except AirflowNotFoundException as error:
-        if conn_id == DEFAULT_CONN_ID:
-            return None
-        raise InvalidConfigurationError(
-            f"Expected a connection {conn_id!r} of the type {CONN_TYPE!r}, found none; create it, or omit it to use "
-            f"Airflow's api-server."
-        ) from error
+    except AirflowNotFoundException:
+        return None
 
 
 def _url_of(connection: Any) -> str | None:
@@ -229,7 +230,12 @@ def storage_opener(conn_id: str | None = None) -> Callable[[str], CheckpointStor
 
 
 def _options_of(conn_id: str, scheme: str) -> dict[str, Any]:
-    options = _storage_connection(conn_id).extra_dejson.get(OPTIONS_KEY)
+    connection = _connection(conn_id)
+    if connection is None:
+        raise InvalidConfigurationError(
+            f"Expected a connection {conn_id!r} with the credentials of the checkpoint storage, found none; create it."
+        )
+    options = connection.extra_dejson.get(OPTIONS_KEY)
     if options is None:
         return _provider_options(conn_id, scheme)
     if not isinstance(options, Mapping):
@@ -238,18 +244,6 @@ def _options_of(conn_id: str, scheme: str) -> dict[str, Any]:
             f'{{"key": "…", "secret": "…"}}, found a {type(options).__name__}.'
         )
     return dict(options)
-
-
-def _storage_connection(conn_id: str) -> Any:
-    from airflow.sdk import BaseHook
-    from airflow.sdk.exceptions import AirflowNotFoundException
-
-    try:
-        return BaseHook.get_connection(conn_id)
-    except AirflowNotFoundException as error:
-        raise InvalidConfigurationError(
-            f"Expected a connection {conn_id!r} with the credentials of the checkpoint storage, found none; create it."
-        ) from error
 
 
 def _provider_options(conn_id: str, scheme: str) -> dict[str, Any]:

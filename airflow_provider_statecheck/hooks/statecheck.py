@@ -270,7 +270,7 @@ class StatecheckHook(BaseHook):
         :raises CorruptStateError: The metadata of all checkpoints is corrupt.
         :raises StorageError: The storage fails.
         """
-        from airflow_provider_statecheck.queryable.queries import AsOf
+        from airflow_provider_statecheck.gateway.time_travel import AsOf
 
         return self._contents(storage_conn_id).stages(given_job_id(job), uid=uid, as_of=AsOf(**checkpoint))
 
@@ -302,8 +302,8 @@ class StatecheckHook(BaseHook):
         :raises CorruptStateError: A file of the snapshot was changed, also while reading.
         :raises StorageError: The storage fails, also while reading.
         """
+        from airflow_provider_statecheck.gateway.time_travel import AsOf
         from airflow_provider_statecheck.queryable.job_contents import snapshot_in
-        from airflow_provider_statecheck.queryable.queries import AsOf
 
         def verified(stages: tuple[StageContents, ...]) -> Any:
             return snapshot_in(stages, name, scope, columns)[1].record_batches()

@@ -115,19 +115,18 @@ def task_credentials(client: HttpClient, address: CoordinatorAddress) -> Credent
     return LoginCredentials(client, task, address.login, address.password or "")
 
 
-def state_reads(conn_id: str = DEFAULT_CONN_ID, storage_conn_id: str | None = None) -> StateReads:
+def state_reads(conn_id: str = DEFAULT_CONN_ID) -> StateReads:
     """
     Return reads of queryable state: in process if Airflow's database is accessible, otherwise over HTTP.
 
-    :param conn_id: Connection to the server, used over HTTP only.
-    :param storage_conn_id: Connection with the credentials of the checkpoint storage, used in process only; by default
-        ``[statecheck] storage_conn_id``.
+    :param conn_id: Connection to the server, used over HTTP only. In process, ``[statecheck] storage_conn_id`` names the
+        connection with the credentials of the checkpoint storage.
     :raises EnvironmentNotReadyError: The database is not accessible and no task is running.
     """
     if is_orm_open():
         from airflow_provider_statecheck.queryable.reads import LocalStateClient
 
-        return LocalStateClient(airflow_gateway(conn_id), storage_opener(storage_conn_id))
+        return LocalStateClient(airflow_gateway(conn_id), storage_opener())
     from airflow_provider_statecheck.queryable.client import QueryableStateClient
 
     address = coordinator_address(conn_id)

@@ -40,13 +40,30 @@ _KEPT_FORMS = 256
 """Number of states whose conversions are kept."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerMessage:
+    """Values of keys, all from one checkpoint."""
+
+    job_id: str
+    name: str
+    uid: str
+    """Uid of the function that registered the state, after the uid of its stage and a slash."""
+    checkpoint_id: int
+    pointer: str
+    completed_at: datetime | None
+    is_entry: bool
+    """Whether each value is that of one entry of a map."""
+    entries: Any
+    """The keys in the order of the query, with their values in the form that the types direct."""
+    types: dict[str, Any]
+    """Types of the keys and values, with which a client restores values that JSON does not have."""
+
+
 def reply_parts(reply: StateReply) -> Iterator[str]:
     """
-    Yield the JSON of a reply in parts.
+    Yield the JSON of a reply in parts, an :class:`AnswerMessage`.
 
-    ``entries`` has an object for each key: with ``key`` and ``value``, or with ``key`` and ``absent`` for a key without
-    state. A key of several columns is a list. ``types`` has the types of keys and values, which a client needs to restore
-    them; :mod:`~airflow_provider_statecheck.queryable.json_values` describes the form of values.
+    A key of several columns is a list; :mod:`~airflow_provider_statecheck.queryable.json_values` describes the form of values.
 
     :raises UnsupportedStateError: if this release does not support a type of the state.
     """
@@ -90,7 +107,7 @@ def decode_reply(data: Any) -> StateReply:
     :raises UnsupportedStateError: if this release does not support a type of the state.
     """
     with reading_reply():
-        message = decode(_Message, data)
+        message = decode(AnswerMessage, data)
         schema, key, form = _decoded_types(json.dumps(message.types))
         entries = _entries(form, message)
     return StateReply(
@@ -106,21 +123,6 @@ def decode_reply(data: Any) -> StateReply:
         keys=tuple(found for found, _ in entries),
         values=tuple(value for _, value in entries),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Message:
-    """Fields of the JSON form; the types direct the decoding of the entries."""
-
-    job_id: str
-    name: str
-    uid: str
-    checkpoint_id: int
-    pointer: str
-    completed_at: datetime | None = None
-    is_entry: bool = False
-    entries: Any
-    types: dict[str, Any]
 
 
 class _Form(NamedTuple):
@@ -199,7 +201,7 @@ def _normalized(keys: KeySerializer, key: Any) -> Any:
         raise MalformedMessageError("a key in the types of its columns") from error
 
 
-def _entries(form: _Form, message: _Message) -> list[tuple[Any, Any]]:
+def _entries(form: _Form, message: AnswerMessage) -> list[tuple[Any, Any]]:
     key, value = form.key.decode, form.value_of(message.is_entry).decode
 
     def entry(data: Any) -> tuple[Any, Any]:

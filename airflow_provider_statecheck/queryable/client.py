@@ -20,27 +20,14 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     TokenExpiredError,
 )
-from airflow_provider_statecheck.gateway.http import (
-    HttpClient,
-    content_of,
-    headers_for,
-    mapping_failures,
-    root_url,
-    url_of,
-)
+from airflow_provider_statecheck.gateway.http import AsyncHttpClient, HttpClient, root_url
+from airflow_provider_statecheck.gateway.time_travel import AsOf
 from airflow_provider_statecheck.gateway.verbs import MAX_BODY_BYTES
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.queryable.answers import decode_reply
 from airflow_provider_statecheck.queryable.immutable_states import immutable_state
 from airflow_provider_statecheck.queryable.json_values import key_json
-from airflow_provider_statecheck.queryable.queries import (
-    AsOf,
-    JsonUserKey,
-    PythonKeys,
-    QueryableName,
-    StateQuery,
-    StateReply,
-)
+from airflow_provider_statecheck.queryable.queries import JsonUserKey, PythonKeys, QueryableName, StateQuery, StateReply
 from airflow_provider_statecheck.queryable.reads import (
     KEYS_PER_REQUEST,
     CheckpointChoice,
@@ -196,16 +183,21 @@ class AsyncQueryableStateClient:
         self._token = _Token(token)
         self._client = client or httpx.AsyncClient(timeout=_timeout(timeout_seconds))
         self._is_own = client is None
+        self._clients = [AsyncHttpClient(url, self._client) for url in self._servers.urls]
         self._sleep = sleep
 
     async def ask(self, query: StateQuery) -> StateReply:
         """Return the reply to a query; raises as :meth:`QueryableStateClient.ask`."""
-        return _checked(query, decode_reply(await self._call("POST", _state_path(query), _body_of(query))))
+        found = await self._call(
+            lambda client, token: client.request("POST", _state_path(query), token, _body_of(query))
+        )
+        return _checked(query, decode_reply(found))
 
     async def names(self, job: str, **checkpoint: Unpack[CheckpointChoice]) -> tuple[QueryableName, ...]:
         """Return the queryable states of a job; raises as ``StateReads.names``."""
         path = _names_path(job, checkpoint)
-        return read_reply(tuple[QueryableName, ...], await self._call("GET", path))
+        found = await self._call(lambda client, token: client.request("GET", path, token))
+        return read_reply(tuple[QueryableName, ...], found)
 
     async def get(
         self, job: str, name: str, key: Any, *, user_key: Any = None, **options: Unpack[ReadOptions]
@@ -274,11 +266,11 @@ class AsyncQueryableStateClient:
     def __repr__(self) -> str:
         return f"AsyncQueryableStateClient({self._servers.urls!r})"
 
-    async def _call(self, method: str, path: str, body: Any = None) -> Any:
+    async def _call(self, send: Callable[[AsyncHttpClient, str | None], Awaitable[Any]]) -> Any:
         tries = _Tries(self._servers)
         while True:
             try:
-                found = await self._authorized(partial(self._send, self._servers.urls[tries.place], method, path, body))
+                found = await self._authorized(partial(send, self._clients[tries.place]))
             except StateCheckError as error:
                 await self._sleep(tries.failed(error))
             else:
@@ -292,12 +284,6 @@ class AsyncQueryableStateClient:
             if not self._token.is_renewable:
                 raise
         return await send(await asyncio.to_thread(self._token.obtain))
-
-    async def _send(self, server: str, method: str, path: str, body: Any, token: str | None) -> Any:
-        url = url_of(server, path)
-        with mapping_failures(server, url):
-            response = await self._client.request(method, url, json=body, headers=headers_for(token))
-        return content_of(response, url)
 
 
 class _Servers:

@@ -16,10 +16,9 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     UnknownStateError,
 )
-from airflow_provider_statecheck.gateway.time_travel import checkpoints_as_of
+from airflow_provider_statecheck.gateway.time_travel import LATEST, AsOf, checkpoints_as_of
 from airflow_provider_statecheck.queryable.locations import OpenStorage, records_of_stages
 from airflow_provider_statecheck.queryable.oracle import LatestRows
-from airflow_provider_statecheck.queryable.queries import LATEST, AsOf
 from airflow_provider_statecheck.state.reading.checkpoint_contents import (
     CheckpointContents,
     ContentsListing,
@@ -159,7 +158,7 @@ class JobContents:
             assert latest is not None  # noqa: S101 - no version is known
             return latest.operators, latest.checkpoints
         view = self._rows.describe(job_id)
-        found = checkpoints_as_of(view, checkpoint_id=as_of.checkpoint_id, pointer=as_of.pointer, at=as_of.at)
+        found = checkpoints_as_of(view, as_of)
         return view.operators, records_of_stages(self._open_storage, view, found)
 
     def _loaded(self, records: Sequence[tuple[OperatorRecord, CheckpointRecord]]) -> tuple[StageContents, ...]:

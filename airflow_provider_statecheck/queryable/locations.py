@@ -10,9 +10,7 @@ listed in the state files, which are read only if a name is unknown.
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set as AbstractSet
+from collections.abc import Callable, Iterable, Iterator, Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -46,8 +44,6 @@ from airflow_provider_statecheck.state.serializers.resolve import restored_user_
 from airflow_provider_statecheck.state.serializers.serializer import TypeSerializer, describe
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import load_document
-
-log = logging.getLogger(__name__)
 
 Claim = tuple[str, str, str]
 """Queryable name, uid of the function, and name of the state."""
@@ -408,121 +404,3 @@ def _present(record: CheckpointRecord) -> Iterator[None]:
             f"subsumed it; query the latest checkpoint.",
             checkpoint_id=record.checkpoint_id,
         ) from error
-
-
-class JobLocations:
-    """
-    Locations of the named states of all stages of a job. Not safe for threads.
-
-    The states that functions register in ``open`` claim their names first, then those that they register later, each in the
-    order of the uids of the stages. The owner of a name therefore does not depend on which state files were read.
-
-    The owner of a name is *in doubt* while it is not known whether a state with an earlier claim exists. A name in doubt is
-    not registered for readers. Two things raise doubt:
-
-    - The checkpoint of a stage cannot be read that may have an earlier claim, unless the state owned the name when the
-      checkpoints of all stages were read last.
-    - The state was registered after ``open``, and the state files of an earlier stage have not been read.
-    """
-
-    def __init__(self, job_id: JobId) -> None:
-        self.stages: tuple[StageStates, ...] = ()
-        self._registry = KvStateLocationRegistry(job_id, {})
-        self._refused: dict[Claim, QueryableName] = {}
-        self._logged: set[Claim] = set()
-        self._owners: dict[str, str] = {}
-        self._in_doubt: AbstractSet[str] = frozenset()
-
-    def update(self, stages: Sequence[StageStates], unread: AbstractSet[str] = frozenset()) -> None:
-        """
-        Replace the stages.
-
-        A name that several functions claim is registered again in the order of claims, so all processes agree on its owner.
-
-        :param stages: The stages in the order of their uids.
-        :param unread: Uids of the stages whose checkpoints cannot be read.
-        """
-        before, self.stages = self.stages, tuple(stages)
-        kept = set(map(id, before)) & set(map(id, stages))
-        contested = _contested(before) | _contested(stages)
-        for state in _affected(before, kept, contested):
-            self._unregister(state)
-        self._registry.operators = {state.uid: state.num_key_groups for stage in stages for state in stage.named}
-        self._refused = {}
-        for state in _affected(stages, kept, contested):
-            self._register(state)
-        self._in_doubt = self._doubtful(unread)
-        if not unread:
-            settled = set(self._registry.names) - self._in_doubt
-            self._owners = {name: owner for name in settled if (owner := self._registry.owner_of(name))}
-
-    def location(self, name: str) -> KvStateLocation:
-        """
-        Return the location of a name.
-
-        :raises UnknownKvStateLocationError: if the name is not registered, or its owner is in doubt.
-        """
-        if name in self._in_doubt:
-            raise UnknownKvStateLocationError(
-                f"Expected one owner of the queryable name {name!r}, found a stage that may also claim it and whose "
-                f"checkpoint is not read; repeat the query.",
-                name=name,
-            )
-        return self._registry.location(name)
-
-    def names(self) -> tuple[QueryableName, ...]:
-        """Return the served and then the refused states, without those whose names have an owner in doubt."""
-        named = (state for stage in self.stages for state in stage.named)
-        served = (state for state in named if state.claim not in self._refused and state.name not in self._in_doubt)
-        refused = (state for state in self._refused.values() if state.name not in self._in_doubt)
-        return (*(state.listed() for state in served), *refused)
-
-    def _doubtful(self, unread: AbstractSet[str]) -> AbstractSet[str]:
-        named = ((stage, state) for stage in self.stages for state in stage.named)
-        owning = ((stage, state) for stage, state in named if state.claim not in self._refused)
-        return {state.name for stage, state in owning if self._is_doubtful(stage, state, unread)}
-
-    def _is_doubtful(self, stage: StageStates, state: NamedState, unread: AbstractSet[str]) -> bool:
-        has_rivals = any(state.is_late or uid < stage.uid for uid in unread)
-        if has_rivals and self._owners.get(state.name) != state.uid:
-            return True
-        return state.is_late and not all(each.is_complete for each in self.stages if each.uid < stage.uid)
-
-    def _register(self, state: NamedState) -> None:
-        try:
-            self._require_first(state)
-            for key_groups, address in state.registrations:
-                self._registry.register(state.uid, key_groups, state.name, address)
-        except DuplicateNameError as error:
-            self._refuse(state, error)
-
-    def _require_first(self, state: NamedState) -> None:
-        # The registry would take it as a new registration of the same state.
-        if self._registry.owner_of(state.name) == state.uid:
-            raise DuplicateNameError(
-                f"Expected each queryable name for one state of {state.uid!r}, found {state.name!r} for several; give each "
-                f"state its own queryable_name.",
-                name=state.name,
-            )
-
-    def _unregister(self, state: NamedState) -> None:
-        if self._registry.owner_of(state.name) == state.uid:
-            for key_groups, _ in state.registrations:
-                self._registry.unregister(state.uid, key_groups, state.name)
-
-    def _refuse(self, state: NamedState, error: DuplicateNameError) -> None:
-        self._refused[state.claim] = state.listed(refused=str(error))
-        if state.claim not in self._logged:
-            self._logged.add(state.claim)
-            log.warning("A state is not served: %s", error)
-
-
-def _contested(stages: Sequence[StageStates]) -> set[str]:
-    claims = Counter(state.name for stage in stages for state in stage.named)
-    return {name for name, count in claims.items() if count > 1}
-
-
-def _affected(stages: Sequence[StageStates], kept: set[int], contested: set[str]) -> list[NamedState]:
-    named = ((stage, state) for stage in stages for state in stage.named)
-    affected = (state for stage, state in named if id(stage) not in kept or state.name in contested)
-    return sorted(affected, key=lambda state: state.is_late)

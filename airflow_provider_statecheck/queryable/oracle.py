@@ -1,5 +1,5 @@
 """
-Oracles of the locations of a job's queryable state.
+Oracles of the locations of a job's queryable state, and the owners of its names.
 
 An oracle follows the rows of its job by their version: each request checks the version, and only a changed one makes the
 oracle read the newest checkpoints. Of these, it loads the metadata of those that it does not know.
@@ -8,7 +8,8 @@ oracle read the newest checkpoints. Of these, it loads the metadata of those tha
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -20,19 +21,22 @@ from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, OperatorRecord, RowsVersion
 from airflow_provider_statecheck.checkpoint.store import JobView, LatestCheckpoints
 from airflow_provider_statecheck.exceptions import (
+    DuplicateNameError,
     StateCheckError,
     UnknownKvStateIdError,
     UnknownKvStateLocationError,
 )
-from airflow_provider_statecheck.gateway.time_travel import checkpoints_as_of
+from airflow_provider_statecheck.gateway.time_travel import LATEST, AsOf, checkpoints_as_of
 from airflow_provider_statecheck.queryable.locations import (
-    JobLocations,
+    Claim,
     KvStateLocation,
+    KvStateLocationRegistry,
+    NamedState,
     OpenStorage,
     StageStates,
     records_of_stages,
 )
-from airflow_provider_statecheck.queryable.queries import LATEST, AsOf, QueryableName
+from airflow_provider_statecheck.queryable.queries import QueryableName
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +175,7 @@ class CheckpointLocationOracle:
         return found
 
     def _find(self, view: JobView, as_of: AsOf) -> tuple[CheckpointRecord, ...]:
-        found = checkpoints_as_of(view, checkpoint_id=as_of.checkpoint_id, pointer=as_of.pointer, at=as_of.at)
+        found = checkpoints_as_of(view, as_of)
         return records_of_stages(self._open_storage, view, found)
 
     def _current_view(self) -> JobView:
@@ -199,14 +203,26 @@ class LoadedLocations:
     """
     Locations of the states of a job in some of its checkpoints, one of each operator. Safe for threads.
 
-    A checkpoint that cannot be read hides its own names, and the names of other stages that it may claim first: those whose
-    owner is in doubt, see :class:`~airflow_provider_statecheck.queryable.locations.JobLocations`.
+    The states that functions register in ``open`` claim their names first, then those that they register later, each in the
+    order of the uids of the stages. The owner of a name therefore does not depend on which state files were read.
+
+    The owner of a name is *in doubt* while it is not known whether a state with an earlier claim exists. A name in doubt is
+    not registered for readers. Two things raise doubt:
+
+    - The checkpoint of a stage cannot be read that may have an earlier claim, unless the state owned the name when the
+      checkpoints of all stages were read last.
+    - The state was registered after ``open``, and the state files of an earlier stage have not been read.
     """
 
     def __init__(self, job_id: JobId, open_storage: OpenStorage) -> None:
         self._open_storage = open_storage
-        self._locations = JobLocations(job_id)
+        self._stages: tuple[StageStates, ...] = ()
         self._problems: Mapping[str, StateCheckError] = {}
+        self._registry = KvStateLocationRegistry(job_id, {})
+        self._refused: dict[Claim, QueryableName] = {}
+        self._logged: set[Claim] = set()
+        self._owners: dict[str, str] = {}
+        self._in_doubt: AbstractSet[str] = frozenset()
         self._replacing = Lock()
         self._lock = Lock()
 
@@ -225,7 +241,7 @@ class LoadedLocations:
         :raises StorageError: if the storage fails.
         """
         uids = {operator.operator_id: operator.uid for operator in operators}
-        known = {stage.record.operator_id: stage for stage in self._locations.stages}
+        known = {stage.record.operator_id: stage for stage in self._stages}
         return _loaded(
             (uids[each.operator_id], partial(self._stage, each, uids[each.operator_id], known.get(each.operator_id)))
             for each in sorted(records, key=lambda each: uids[each.operator_id])
@@ -256,34 +272,109 @@ class LoadedLocations:
             raise next(iter(self._problems.values()), unknown).with_traceback(None) from None
 
     def names(self) -> tuple[QueryableName, ...]:
-        """Return the served and then the refused states, also those that were registered after ``open``."""
+        """
+        Return the served and then the refused states, also those that were registered after ``open``.
+
+        Those whose names have an owner in doubt are left out.
+        """
         about_to_wait()
         with self._replacing:
             self._complete()
-            return self._locations.names()
+            served = (state.listed() for _, state in _named(self._stages) if state.claim not in self._refused)
+            return tuple(each for each in (*served, *self._refused.values()) if each.name not in self._in_doubt)
 
     def _registered(self, name: str) -> KvStateLocation:
         with self._lock:
-            return self._locations.location(name)
+            if name in self._in_doubt:
+                raise UnknownKvStateLocationError(
+                    f"Expected one owner of the queryable name {name!r}, found a stage that may also claim it and whose "
+                    f"checkpoint is not read; repeat the query.",
+                    name=name,
+                )
+            return self._registry.location(name)
 
     def _complete(self) -> None:
-        stages = {stage.uid: stage for stage in self._locations.stages}
+        stages = {stage.uid: stage for stage in self._stages}
         if not all(stage.is_complete for stage in stages.values()):
             completed = _loaded((uid, stage.completed) for uid, stage in stages.items())
             stages |= {stage.uid: stage for stage in completed.stages}
             self._apply(tuple(stages.values()), {**self._problems, **completed.problems})
-
-    def _apply(self, stages: Sequence[StageStates], problems: Mapping[str, StateCheckError]) -> None:
-        unread = problems.keys() - {stage.uid for stage in stages}
-        with self._lock:
-            self._locations.update(stages, unread)
-            self._problems = problems
 
     def _stage(self, record: CheckpointRecord, uid: str, known: StageStates | None) -> StageStates:
         if known is not None and known.uid == uid and _key_of(known.record) == _key_of(record):
             return known
         stage = StageStates.load(self._open_storage, record, uid)
         return stage.completed() if known is not None and known.has_late_names else stage
+
+    def _apply(self, stages: Sequence[StageStates], problems: Mapping[str, StateCheckError]) -> None:
+        """
+        Replace the stages, which are in the order of their uids.
+
+        A name that several functions claim is registered again in the order of claims, so all processes agree on its owner.
+        """
+        unread = problems.keys() - {stage.uid for stage in stages}
+        with self._lock:
+            before, self._stages, self._problems = self._stages, tuple(stages), problems
+            kept = set(map(id, before)) & set(map(id, stages))
+            contested = _contested(before) | _contested(stages)
+            for state in _affected(before, kept, contested):
+                self._unregister(state)
+            self._registry.operators = {state.uid: state.num_key_groups for _, state in _named(stages)}
+            self._refused = {}
+            for state in _affected(stages, kept, contested):
+                self._register(state)
+            owning = [(stage, state) for stage, state in _named(stages) if state.claim not in self._refused]
+            self._in_doubt = {state.name for stage, state in owning if self._is_doubtful(stage, state, unread)}
+            if not unread:
+                self._owners = {state.name: state.uid for _, state in owning if state.name not in self._in_doubt}
+
+    def _is_doubtful(self, stage: StageStates, state: NamedState, unread: AbstractSet[str]) -> bool:
+        has_rivals = any(state.is_late or uid < stage.uid for uid in unread)
+        if has_rivals and self._owners.get(state.name) != state.uid:
+            return True
+        return state.is_late and not all(each.is_complete for each in self._stages if each.uid < stage.uid)
+
+    def _register(self, state: NamedState) -> None:
+        try:
+            self._require_first(state)
+            for key_groups, address in state.registrations:
+                self._registry.register(state.uid, key_groups, state.name, address)
+        except DuplicateNameError as error:
+            self._refuse(state, error)
+
+    def _require_first(self, state: NamedState) -> None:
+        # The registry would take it as a new registration of the same state.
+        if self._registry.owner_of(state.name) == state.uid:
+            raise DuplicateNameError(
+                f"Expected each queryable name for one state of {state.uid!r}, found {state.name!r} for several; give each "
+                f"state its own queryable_name.",
+                name=state.name,
+            )
+
+    def _unregister(self, state: NamedState) -> None:
+        if self._registry.owner_of(state.name) == state.uid:
+            for key_groups, _ in state.registrations:
+                self._registry.unregister(state.uid, key_groups, state.name)
+
+    def _refuse(self, state: NamedState, error: DuplicateNameError) -> None:
+        self._refused[state.claim] = state.listed(refused=str(error))
+        if state.claim not in self._logged:
+            self._logged.add(state.claim)
+            log.warning("A state is not served: %s", error)
+
+
+def _named(stages: Sequence[StageStates]) -> Iterator[tuple[StageStates, NamedState]]:
+    return ((stage, state) for stage in stages for state in stage.named)
+
+
+def _contested(stages: Sequence[StageStates]) -> set[str]:
+    claims = Counter(state.name for _, state in _named(stages))
+    return {name for name, count in claims.items() if count > 1}
+
+
+def _affected(stages: Sequence[StageStates], kept: set[int], contested: set[str]) -> list[NamedState]:
+    affected = (state for stage, state in _named(stages) if id(stage) not in kept or state.name in contested)
+    return sorted(affected, key=lambda state: state.is_late)
 
 
 def _loaded(loads: Iterable[tuple[str, Callable[[], StageStates]]]) -> LoadedStages:

@@ -1,5 +1,5 @@
 """
-Proxy of queryable state: looks up the location of a key, and asks the state server there.
+Proxy of queryable state, which looks up where a key is, and state server, which reads it.
 
 A location may be stale: a newer checkpoint subsumes the old one, whose files are deleted. The proxy then looks the location
 up again and repeats the query, so a reader gets the newer value and no error.
@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 from airflow_provider_statecheck.cached_reads import LruCache, about_to_wait
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.exceptions import (
+    CheckpointNotFoundError,
     CoordinatorUnavailableError,
     InvalidConfigurationError,
     StateCheckError,
@@ -21,16 +22,12 @@ from airflow_provider_statecheck.exceptions import (
     UnknownKvStateLocationError,
     UnknownLocationError,
 )
-from airflow_provider_statecheck.queryable.locations import KvStateAddress, KvStateLocation
+from airflow_provider_statecheck.gateway.time_travel import LATEST, AsOf
+from airflow_provider_statecheck.queryable.immutable_states import KeyInGroup, OpenedState, StateCache
+from airflow_provider_statecheck.queryable.locations import KvStateAddress, KvStateLocation, OpenStorage
 from airflow_provider_statecheck.queryable.oracle import KvStateLocationOracle
-from airflow_provider_statecheck.queryable.queries import (
-    LATEST,
-    AsOf,
-    QueryableName,
-    StateQuery,
-    StateReply,
-    ValueLimit,
-)
+from airflow_provider_statecheck.queryable.queries import QueryableName, StateQuery, StateReply, ValueLimit
+from airflow_provider_statecheck.state.arrow.part_files import PartBytes
 from airflow_provider_statecheck.storage.failures import RetryPolicy
 
 MAX_ORACLES: Final = 200
@@ -71,25 +68,58 @@ class KvStateClientProxy(Protocol):
         """Return the oracle of a job, or ``None``."""
 
 
-class KeyReader(Protocol):
-    """State server that reads keys at an address."""
+class KvStateServer:
+    """
+    Reads keys at an address. Of a file, only the blocks of the requested keys are read.
+
+    Safe for threads. Several servers may share a cache.
+
+    :param cache: Opened states and blocks, by default with the default bounds.
+    """
+
+    def __init__(self, open_storage: OpenStorage, cache: StateCache | None = None) -> None:
+        self._open_storage = open_storage
+        self._cache = cache or StateCache()
 
     def read(
         self,
         address: KvStateAddress,
-        keys: Sequence[tuple[Any, int]],
+        keys: Sequence[KeyInGroup],
         namespace: str = "",
         user_key: Any = None,
         limit: ValueLimit | None = None,
     ) -> list[Any]:
         """
-        Return the value of each key, :data:`~airflow_provider_statecheck.queryable.queries.ABSENT` for one without state.
+        Return the value of each key, :data:`ABSENT` for a key without one. Expiry is decided by the time of the checkpoint.
 
-        :param keys: Keys in normal form with their key groups.
+        Values need no class of the user: a record is a dictionary, an enum member its name, and the value of a custom
+        serializer bytes. A map is a dictionary, and the value of an aggregating state its accumulator.
+
+        :param keys: Keys in normal form with their key groups; the address covers all of these key groups.
+        :param user_key: Key of the map entry to return; ``None`` for all entries.
         :param limit: Limit that counts the values; by default they may have any size.
-        :raises UnknownKvStateIdError: if the files of the state are gone.
         :raises RequestLimitError: if the values are above the limit.
+        :raises UnknownKvStateIdError: if the files of the checkpoint are gone.
+        :raises InvalidConfigurationError: if there is a user key, but the state is no map.
+        :raises UnsupportedStateError: if the user key does not fit its type, or this release does not support a type.
+        :raises LocationNotAllowedError: if a file is not in an allowed location.
+        :raises CorruptStateError: if a file is corrupt.
+        :raises IncompatibleCheckpointError: if a newer version wrote a file.
+        :raises StorageError: if the storage fails.
         """
+        try:
+            state = self._cache.state_at(address, lambda: self._opened(address))
+            return state.read(keys, namespace, user_key, limit)
+        except CheckpointNotFoundError as error:
+            raise UnknownKvStateIdError(
+                f"Expected the state files of checkpoint {address.checkpoint_id} at {address.pointer}, found that they are "
+                f"deleted; look the location up again, because a newer checkpoint may have subsumed it.",
+                kv_state_id=address.kv_state_id,
+            ) from error
+
+    def _opened(self, address: KvStateAddress) -> OpenedState:
+        storage = self._open_storage(address.pointer)
+        return OpenedState(address.content, storage, PartBytes(storage, self._cache.files), self._cache.blocks)
 
 
 class StateProxy:
@@ -104,7 +134,7 @@ class StateProxy:
 
     def __init__(
         self,
-        server: KeyReader,
+        server: KvStateServer,
         create_oracle: OracleFactory | None = None,
         *,
         max_oracles: int = MAX_ORACLES,

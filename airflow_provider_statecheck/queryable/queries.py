@@ -14,7 +14,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, Final
 
-from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError, require
+from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
@@ -22,6 +22,7 @@ from airflow_provider_statecheck.exceptions import (
     UnknownKeyOrNamespaceError,
     UnsupportedStateError,
 )
+from airflow_provider_statecheck.gateway.time_travel import LATEST, AsOf
 from airflow_provider_statecheck.queryable.json_values import JsonForm, decoded_text, json_form_of, scalar_form
 from airflow_provider_statecheck.state.descriptors import StateKind, require_queryable_name
 from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
@@ -119,45 +120,6 @@ class TextUserKey:
             return decoded_text(_exact_form(serializer), self.text)
         except MalformedMessageError as error:
             raise _unfit_user_key(self.text, serializer, error) from error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AsOf:
-    """
-    The checkpoint to read, by default the latest completed one.
-
-    :raises InvalidConfigurationError: for more than one condition, and for what is no id from 1 on or no time with a time zone.
-    """
-
-    checkpoint_id: int | None = None
-    pointer: str | None = None
-    """Pointer of a retained checkpoint or savepoint of the job."""
-    at: datetime | None = None
-    """Time at which the checkpoint was the latest completed one."""
-
-    def __post_init__(self) -> None:
-        if sum(each is not None for each in (self.checkpoint_id, self.pointer, self.at)) > 1:
-            raise InvalidConfigurationError(
-                "Expected one of checkpoint_id, pointer and at, found several; pass only one."
-            )
-        require("checkpoint_id", self.checkpoint_id, _is_id_or_none, "a checkpoint id, 1 or more")
-        require("at", self.at, _is_zoned_or_none, "a datetime with a time zone")
-
-    @property
-    def is_latest(self) -> bool:
-        """Return whether the latest completed checkpoint is read."""
-        return self.checkpoint_id is None and self.pointer is None and self.at is None
-
-
-def _is_id_or_none(value: Any) -> bool:
-    return value is None or (isinstance(value, int) and value >= 1)
-
-
-def _is_zoned_or_none(value: Any) -> bool:
-    return value is None or (isinstance(value, datetime) and value.tzinfo is not None)
-
-
-LATEST: Final = AsOf()
 
 
 class ValueLimit:

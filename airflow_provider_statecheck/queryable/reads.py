@@ -1,4 +1,4 @@
-"""Reads that each client of queryable state offers, the state server, and the local client."""
+"""Reads that each client of queryable state offers, and the local client."""
 
 from __future__ import annotations
 
@@ -18,22 +18,20 @@ from airflow_provider_statecheck.exceptions import (
     UnknownKvStateIdError,
 )
 from airflow_provider_statecheck.gateway.in_process import open_gateway
+from airflow_provider_statecheck.gateway.time_travel import AsOf
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.queryable.immutable_states import KeyInGroup, OpenedState, StateCache, immutable_state
+from airflow_provider_statecheck.queryable.immutable_states import StateCache, immutable_state
 from airflow_provider_statecheck.queryable.json_values import json_of
-from airflow_provider_statecheck.queryable.locations import KvStateAddress, OpenStorage
+from airflow_provider_statecheck.queryable.locations import OpenStorage
 from airflow_provider_statecheck.queryable.oracle import CheckpointLocationOracle, LatestRows
-from airflow_provider_statecheck.queryable.proxy import StateProxy
+from airflow_provider_statecheck.queryable.proxy import KvStateServer, StateProxy
 from airflow_provider_statecheck.queryable.queries import (
-    AsOf,
     JsonUserKey,
     PythonKeys,
     QueryableName,
     StateQuery,
     StateReply,
-    ValueLimit,
 )
-from airflow_provider_statecheck.state.arrow.part_files import PartBytes
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 if TYPE_CHECKING:
@@ -267,60 +265,6 @@ class StateReads(ABC):
         return immutable_state(self.get(job, name, key, **options), descriptor)
 
 
-class KvStateServer:
-    """
-    Reads keys at an address. Of a file, only the blocks of the requested keys are read.
-
-    Safe for threads. Several servers may share a cache.
-
-    :param cache: Opened states and blocks, by default with the default bounds.
-    """
-
-    def __init__(self, open_storage: OpenStorage, cache: StateCache | None = None) -> None:
-        self._open_storage = open_storage
-        self._cache = cache or StateCache()
-
-    def read(
-        self,
-        address: KvStateAddress,
-        keys: Sequence[KeyInGroup],
-        namespace: str = "",
-        user_key: Any = None,
-        limit: ValueLimit | None = None,
-    ) -> list[Any]:
-        """
-        Return the value of each key, :data:`ABSENT` for a key without one. Expiry is decided by the time of the checkpoint.
-
-        Values need no class of the user: a record is a dictionary, an enum member its name, and the value of a custom
-        serializer bytes. A map is a dictionary, and the value of an aggregating state its accumulator.
-
-        :param keys: Keys in normal form with their key groups; the address covers all of these key groups.
-        :param user_key: Key of the map entry to return; ``None`` for all entries.
-        :param limit: Limit that counts the values; by default they may have any size.
-        :raises RequestLimitError: if the values are above the limit.
-        :raises UnknownKvStateIdError: if the files of the checkpoint are gone.
-        :raises InvalidConfigurationError: if there is a user key, but the state is no map.
-        :raises UnsupportedStateError: if the user key does not fit its type, or this release does not support a type.
-        :raises LocationNotAllowedError: if a file is not in an allowed location.
-        :raises CorruptStateError: if a file is corrupt.
-        :raises IncompatibleCheckpointError: if a newer version wrote a file.
-        :raises StorageError: if the storage fails.
-        """
-        try:
-            state = self._cache.state_at(address, lambda: self._opened(address))
-            return state.read(keys, namespace, user_key, limit)
-        except CheckpointNotFoundError as error:
-            raise UnknownKvStateIdError(
-                f"Expected the state files of checkpoint {address.checkpoint_id} at {address.pointer}, found that they are "
-                f"deleted; look the location up again, because a newer checkpoint may have subsumed it.",
-                kv_state_id=address.kv_state_id,
-            ) from error
-
-    def _opened(self, address: KvStateAddress) -> OpenedState:
-        storage = self._open_storage(address.pointer)
-        return OpenedState(address.content, storage, PartBytes(storage, self._cache.files), self._cache.blocks)
-
-
 class LocalStateClient(StateReads):
     """
     Reads of queryable state in this process. Safe for threads.
@@ -354,10 +298,8 @@ class LocalStateClient(StateReads):
 
     @override
     def ask(self, query: StateQuery) -> StateReply:
-        """Return the reply to a query; raises as ``StateReads.ask``."""
         return self._proxy.get(query)
 
     @override
     def names(self, job: str, **checkpoint: Unpack[CheckpointChoice]) -> tuple[QueryableName, ...]:
-        """Return the queryable states of a job; raises as ``StateReads.names``."""
         return self._proxy.names(given_job_id(job), AsOf(**checkpoint))

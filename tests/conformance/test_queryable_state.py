@@ -11,8 +11,9 @@ from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinato
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.gateway.http import HttpClient
+from airflow_provider_statecheck.gateway.time_travel import LATEST, AsOf
 from airflow_provider_statecheck.queryable.client import QueryableStateClient
-from airflow_provider_statecheck.queryable.queries import LATEST, AsOf, QueryableName, StateQuery, StateReply
+from airflow_provider_statecheck.queryable.queries import QueryableName, StateQuery, StateReply
 from airflow_provider_statecheck.queryable.reads import LocalStateClient, StateReads
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.conformance.databases import OnSqlite

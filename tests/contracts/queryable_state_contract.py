@@ -33,12 +33,11 @@ from airflow_provider_statecheck.exceptions import (
     UnknownKvStateLocationError,
     UnsupportedStateError,
 )
+from airflow_provider_statecheck.gateway.time_travel import LATEST, AsOf
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.queryable.json_values import json_of
 from airflow_provider_statecheck.queryable.queries import (
     ABSENT,
-    LATEST,
-    AsOf,
     JsonUserKey,
     PythonKeys,
     QueryableName,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import create_engine
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
-from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint, TriggerCheckpoint
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef, RequestSavepoint, TriggerCheckpoint
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
@@ -24,6 +25,7 @@ from airflow_provider_statecheck.maintenance.savepoints import serve_idle
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from tests.conformance.test_aligned_checkpoints import on_database
 from tests.unit.written_stage import JOB, WrittenStage
 
 OPERATORS = ("orders", "customers", "totals")
@@ -93,3 +95,18 @@ def settle(url: str, base: str) -> WrittenStage:
             attempt.finish(AttemptStatus.FAILED)
     _clean(stage, random.Random(0), base)
     return stage
+
+
+def acknowledge(url: str, folder: str, leader: AttemptRef, task: int, ids: range, told: Any, begin: Any) -> None:
+    """Acknowledge each checkpoint twice, and tell of which ones the completion was announced here."""
+    engine = create_engine(url)
+    job = on_database(engine, Path(folder))
+    job.leader = leader
+    coordinator = job.coordinator()
+    begin.wait(30)
+    for number in ids:
+        message = job.acknowledgement(job.tasks[task], number)
+        assert coordinator.receive_acknowledge_message(message)
+        assert coordinator.receive_acknowledge_message(message)
+    told.put(job.tasks[task].heard("complete"))
+    engine.dispose()

@@ -361,7 +361,6 @@ class World:
         self.zombies: list[Any] = []
         self.log: list[str] = []
         self.checkpoints: dict[tuple[str, int], list[Row]] = {}
-        self.counts: dict[str, int] = {}
         self.known: set[str] = set()
 
     def open(self, base: str) -> CheckpointStorage:
@@ -378,9 +377,6 @@ class World:
     def say(self, text: str) -> None:
         self.log.append(text)
 
-    def count(self, what: str) -> None:
-        self.counts[what] = self.counts.get(what, 0) + 1
-
     def pause(self, _: float) -> None:
         """Let another process take savepoints while a stage waits, until the task of the stage is ended."""
         self.pauses += 1
@@ -391,7 +387,6 @@ class World:
 
     def fails(self, life: Life, uid: str, error: StateCheckError) -> None:
         self.say(f"{life.job} {uid}: {type(error).__name__}: {error}")
-        self.count(f"{uid}: {type(error).__name__}")
 
     def refused(self, life: Life, uid: str, error: StateCheckError) -> None:
         assert uid not in life.unwarned, f"no warning told of {error}"
@@ -428,7 +423,6 @@ class World:
             action(life)
         except StateCheckError as error:
             self.say(f"{life.job} {action.__name__}: {type(error).__name__}: {error}")
-            self.count(f"{action.__name__}: {type(error).__name__}")
         self.check()
 
     def advance(self, life: Life) -> None:
@@ -508,9 +502,7 @@ class World:
         self.say(
             f"{life.job} restored in place from {pointer[-12:]}: {[(o.uid, o.part.checkpoint_id if o.part else None) for o in done.operators]}"
         )
-        self.count("restored in place")
         life.unwarned = {each.uid for each in done.operators if not each.warning}
-        self.count("warned" if any(each.warning for each in done.operators) else "not warned")
         # A stage without a part starts without state, whatever its job has started from.
         life.parts -= {each.uid for each in done.operators if each.part is None}
         for each in done.operators:
@@ -527,7 +519,6 @@ class World:
             rewound = self.stage.actions._rewinding.rewind(
                 RewindJob(job_id=life.job_id, run_key=f"2026-01-{day:02d}T00:00:00+00:00", uid=uid)
             )
-            self.count("rewound")
             self.say(
                 f"{life.job} rewinds {uid} before {day}: {[(r.uid, [c.checkpoint_id for c in r.taken_back]) for r in rewound]}"
             )
@@ -549,7 +540,6 @@ class World:
                     requested_by="walk",
                 )
                 self.stage.actions.request(wanted)
-                self.count("chosen")
                 self.say(f"{life.job} chooses {row.checkpoint_id}")
 
     def withdraw(self, life: Life) -> None:
@@ -589,7 +579,6 @@ class World:
             name, pointer = f"fork{len(self.lives)}", self.chance.choice(life.savepoints)
             forked = Life(self, name, pointer=pointer, first_version=self.version)
             self.say(f"{name} forks {life.job} at {pointer[-12:]}")
-            self.count("forked")
             storage = CheckpointStorage.open(pointer)
             document, _ = resolve_checkpoint(storage, pointer).read()
             for part in document.parts:
@@ -614,7 +603,6 @@ class World:
                 self.stage.clock.advance(1)
         except StateCheckError as error:
             self.fails(life, uid, error)
-            self.count(f"at the end: {type(error).__name__}")
             life.ended[uid] = None
             return
         body.require_complete()
@@ -623,7 +611,6 @@ class World:
         if life.pointer and uid not in life.parts:
             above = None  # it reads only what this job commits
         assert above is None or sorted(body.rows) == sorted(above), f"{life.job} {uid}: {body.rows} of {above}"
-        self.count("ended well")
 
     # Invariants
 
@@ -651,14 +638,12 @@ class World:
             if row.location not in self.known:
                 self.known.add(row.location)
                 life.savepoints.append(row.location)
-                self.count("savepoints")
                 self.require_consistent(life, row)
         failed = [r for r in view.requests if r.operator_id == ALIGNED_OPERATOR_ID and r.status is RequestStatus.FAILED]
         for request in failed:
             if request.request_key not in self.known:
                 self.known.add(request.request_key)
                 self.say(f"{life.job} savepoint failed: {request.failure_message}")
-                self.count("savepoint failed: " + (request.failure_message or "").split(":")[0][:20])
 
     def require_consistent(self, life: Life, row: CheckpointRecord) -> None:
         document = load_document(CheckpointStorage.open(row.location), row)

@@ -32,8 +32,7 @@ from airflow_provider_statecheck.storage.metadata_file import document_uris, loa
 from tests.aligned_job import CHECKPOINT
 from tests.conformance.databases import own_schema
 from tests.conformance.test_aligned_checkpoints import is_loadable, on_database
-from tests.integration.acknowledging import acknowledge
-from tests.integration.hammering import hammer, settle
+from tests.integration.hammering import acknowledge, hammer, settle
 from tests.messages import complete_checkpoint, make_registration
 from tests.unit.written_stage import JOB, WrittenStage
 

@@ -11,9 +11,8 @@ from sqlalchemy.engine import Engine
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.queryable.oracle import CheckpointLocationOracle
-from airflow_provider_statecheck.queryable.proxy import StateProxy
+from airflow_provider_statecheck.queryable.proxy import KvStateServer, StateProxy
 from airflow_provider_statecheck.queryable.queries import StateReply
-from airflow_provider_statecheck.queryable.reads import KvStateServer
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.contracts.hammered_job import KEYS, HammeredJob, Readers

@@ -66,7 +66,6 @@ class PageRoute(APIRoute):
 
     @override
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the handler of FastAPI with pages for errors."""
         handle = super().get_route_handler()
 
         async def handled(request: Request) -> Response:

@@ -123,13 +123,21 @@ def test_the_hash_is_read_with_and_without_quotes(task: RunningTask, written: st
     _prove(task)
 
 
-def test_a_hash_under_another_key_proves_nothing(task: RunningTask) -> None:
-    task.announce(key="mine")
-    with pytest.raises(AccessDeniedError):
-        _prove(task)
-
-
-def test_nothing_announced_proves_nothing(task: RunningTask) -> None:
+@pytest.mark.parametrize(
+    "announce",
+    [
+        lambda task: None,
+        lambda task: task.announce(key="mine", map_index=0),
+        lambda task: task.announce(map_index=1),
+        lambda task: RunningTask.start(task.engine).announce(),
+    ],
+    ids=["nothing", "another key", "another instance of a mapped task", "another task"],
+)
+def test_a_secret_that_the_task_did_not_announce_proves_nothing(
+    engine: Engine, announce: Callable[[RunningTask], None]
+) -> None:
+    task = RunningTask.start(engine, map_index=0)
+    announce(task)
     with pytest.raises(AccessDeniedError):
         _prove(task)
 
@@ -144,21 +152,6 @@ def test_a_task_that_does_not_run_gets_nothing(task: RunningTask, state: str) ->
         _prove(task)
     task.become("running")
     _prove(task)
-
-
-def test_the_secret_of_another_task_proves_nothing(engine: Engine, task: RunningTask) -> None:
-    other = RunningTask.start(engine)
-    other.announce()
-    with pytest.raises(AccessDeniedError):
-        _prove(task)
-    _prove(other)
-
-
-def test_the_secret_of_another_instance_of_a_mapped_task_proves_nothing(engine: Engine) -> None:
-    task = RunningTask.start(engine, map_index=0)
-    task.announce(map_index=1)
-    with pytest.raises(AccessDeniedError):
-        _prove(task)
 
 
 def test_an_unknown_id_is_refused(engine: Engine) -> None:

@@ -225,6 +225,12 @@ def test_nested_lists_are_refused_before_and_after_the_token(stage: Stage, route
         ("acknowledge", {"counts": {"a\x00b": 1}}, "counts.a key to be a text without U+0000"),
         ("confirm-commits", {"checkpoint_ids": [1, 2**63]}, "checkpoint_ids.1 to be a whole number of 64 bits"),
         ("trigger", {"attempt": {"epoch": "1"}}, "attempt.epoch: Expected a whole number"),
+        ("trigger", {"request_key": 2**63}, "request_key: Expected a text"),
+        ("acknowledge", {"metadata_uri": "\ud800"}, "metadata_uri to be a text without U+0000 and lone surrogates"),
+        ("acknowledge", {"counts": {"items": float("inf")}}, "counts.items: Expected a whole number"),
+        ("acknowledge", {"counts": {"items": 10**400}}, "counts.items to be a whole number of 64 bits"),
+        ("register", {"checkpoint_timeout_seconds": float("nan")}, "checkpoint_timeout_seconds to be a finite number"),
+        ("finish", {"status": -(2**63) - 1}, "status: Expected"),
     ],
 )
 def test_the_field_that_no_database_keeps_is_named(
@@ -236,6 +242,7 @@ def test_the_field_that_no_database_keeps_is_named(
         "trigger": {"attempt": stage.attempt.ref, "request_key": new_key()},
         "acknowledge": acknowledgement(stage.attempt, stage.pending),
         "confirm-commits": {"attempt": stage.attempt.ref, "checkpoint_ids": []},
+        "finish": {"attempt": stage.attempt.ref},
     }
     body = bodies[verb]
     for name, value in change.items():
@@ -243,9 +250,12 @@ def test_the_field_that_no_database_keeps_is_named(
     token = stage.task_token() if verb == "register" else stage.attempt.token
     before = _without_tokens(stage.api.rows())
 
-    response = stage.api.post(verb, token, body)
+    text = json.dumps(body).encode(errors="surrogatepass")
+    path, json_header = f"/v1/attempts/{verb}", {"Content-Type": "application/json"}
+    response = _send(stage.api, ("POST", path), path, token, text, json_header)
 
     assert response.status_code in (400, 422), response.text
+    assert response.json()["code"] == "invalid_configuration"
     assert named in response.json()["message"]
     assert _without_tokens(stage.api.rows()) == before
 
@@ -255,12 +265,14 @@ def _without_tokens(rows: dict[str, list[str]]) -> dict[str, list[str]]:
     return {table: kept for table, kept in rows.items() if table != "statecheck_token"}
 
 
-def test_the_longest_names_and_the_largest_numbers_are_kept(lasting: Stage) -> None:
+def test_the_longest_names_the_largest_numbers_and_any_other_text_are_kept(lasting: Stage) -> None:
     job, uid = "j" * 500, "u" * 500
     attempt = lasting.api.attempt(job, uid, num_retained=2**31 - 1, retained_runs=2**31 - 1)
-    body = acknowledgement(attempt, lasting.api.trigger(attempt)) | {"counts": {"epoch": 2**63 - 1}}
-    reply = accepted(lasting.api.post("acknowledge", attempt.token, body))
-    assert reply["checkpoint"]["counts"] == {"epoch": 2**63 - 1}
+    numbers = {"metadata_size": 2**63 - 1, "counts": {"epoch": 2**63 - 1, "𝄞 \t\n\x7f": 1}}
+    reply = accepted(
+        lasting.api.post("acknowledge", attempt.token, acknowledgement(attempt, lasting.api.trigger(attempt)) | numbers)
+    )
+    assert {name: reply["checkpoint"][name] for name in numbers} == numbers
 
 
 def test_a_key_that_another_job_has_used_is_refused(lasting: Stage) -> None:

@@ -18,7 +18,7 @@ from airflow_provider_statecheck.state.descriptors import MapStateDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from tests.key_values import EDGES, STRATEGIES, TYPES
 from tests.soak import every_nth
-from tests.unit.api.served_stage import ServedStage
+from tests.unit.api.served_stage import COMPOSITE, DESCRIPTORS, RECEIPT, ServedStage
 from tests.unit.api.server import ROOT
 from tests.unit.api.test_any_input import ANYTHING
 
@@ -104,5 +104,22 @@ def test_no_user_key_of_any_type_makes_a_query_fail(served: ServedStage, kind: t
     def is_answered(text: str, value: Any) -> None:
         _is_answered(served, "GET", f"{path}?key=ann&user_key={quote(text, safe='')}", token)
         _is_answered(served, "POST", path, token, {"keys": ["ann"], "user_key": value})
+
+    is_answered()
+
+
+def test_no_key_of_several_columns_and_no_namespace_make_a_query_fail(served: ServedStage) -> None:
+    stage = served.make("shops", DESCRIPTORS, keys=COMPOSITE)
+    stage.put("balance", {RECEIPT: 1})
+    stage.checkpoint()
+    token, path = served.api.task_token(), served.path("balances", job_id=stage.job_id)
+
+    @given(ANYTHING | st.lists(ANYTHING | TEXTS, min_size=3, max_size=3), ANYTHING | TEXTS)
+    @TRIES
+    @example(["center", "2026-01-31", 2**63], "a")
+    @example(["center", 5, 7], "\ud800")
+    def is_answered(key: Any, namespace: Any) -> None:
+        _is_answered(served, "POST", path, token, {"keys": [key]})
+        _is_answered(served, "POST", path, token, {"keys": [["center", "2026-01-31", 7]], "namespace": namespace})
 
     is_answered()

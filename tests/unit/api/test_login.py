@@ -163,12 +163,6 @@ class TestJobList:
         assert found == ["list/theirs", "list/mine", "list/both"]
         assert (first["counts"], second["following"]) == ({"running": 3}, None)
 
-    def test_one_who_may_not_read_task_instances_gets_none(
-        self, airflow: TestClient, tokens: dict[str, str], permit: Permit
-    ) -> None:
-        permit(lambda **_: False)
-        assert accepted(self.ask(airflow, tokens[VIEWER]))["jobs"] == []
-
     @pytest.mark.parametrize("query", [{}, {"dag_id": "many-00"}])
     def test_it_takes_as_many_statements_for_many_dags_as_for_few(
         self, airflow: TestClient, engine: Engine, tokens: dict[str, str], query: dict[str, Any]

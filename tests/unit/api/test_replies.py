@@ -23,7 +23,7 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
 )
 from airflow_provider_statecheck.metadata.tables import METADATA
-from tests.unit.api.server import SECRET, ApiServer, accepted, acknowledgement, description, registration
+from tests.unit.api.server import SECRET, ApiServer, accepted, description, registration
 from tests.unit.api.stage import Stage
 
 OPERATIONS = [
@@ -120,43 +120,9 @@ class TestMalformedMessages:
         body = {"ti_id": HIDDEN, "secret": HIDDEN, "job_id": HIDDEN}
         assert HIDDEN not in api.call("POST", path, api.task_token(), body).text
 
-    @pytest.mark.parametrize("value", ["a\x00b", "\ud800", 2**63, -(2**63) - 1, float("inf"), float("nan"), 10**400])
-    def test_what_a_database_cannot_keep_is_refused_and_changes_nothing(self, stage: Stage, value: Any) -> None:
-        acknowledged = acknowledgement(stage.attempt, stage.pending)
-        messages = {
-            "acknowledge": [acknowledged | {"metadata_uri": value}, acknowledged | {"counts": {"items": value}}],
-            "finish": [{"attempt": stage.attempt.ref, "status": value}],
-            "confirm-discards": [
-                {"attempt": stage.attempt.ref, "job_id": stage.attempt.job_id, "checkpoint_ids": [1, value]}
-            ],
-            "confirm-commits": [{"attempt": stage.attempt.ref, "checkpoint_ids": [value]}],
-            "trigger": [{"attempt": stage.attempt.ref, "request_key": value}],
-        }
-        before = stage.api.rows()
-        for verb, bodies in messages.items():
-            for body in bodies:
-                response = _post_text(stage.api, verb, stage.attempt.token, json.dumps(body))
-                assert response.status_code in (400, 422)
-                assert response.json()["code"] == "invalid_configuration"
-        assert stage.api.rows() == before
-
     def test_a_place_in_the_path_is_looked_at_too(self, api: ApiServer) -> None:
         path = f"/v1/jobs/{PLACES['job_id']}/operators/a%00b/latest"
         assert api.call("GET", path, api.task_token()).status_code == 400
-
-    def test_the_largest_numbers_and_any_other_text_are_kept(self, stage: Stage) -> None:
-        body = acknowledgement(stage.attempt, stage.pending) | {
-            "metadata_size": 2**63 - 1,
-            "counts": {"𝄞 \t\n\x7f": 1},
-        }
-        reply = accepted(stage.api.post("acknowledge", stage.attempt.token, body))
-        assert reply["checkpoint"]["metadata_size"] == 2**63 - 1
-        assert reply["checkpoint"]["counts"] == {"𝄞 \t\n\x7f": 1}
-
-
-def _post_text(api: ApiServer, verb: str, token: str, text: str) -> Any:
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-    return api.client.post(f"/statecheck/v1/attempts/{verb}", content=text, headers=headers)
 
 
 class TestErrors:

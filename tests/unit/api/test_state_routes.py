@@ -15,16 +15,13 @@ import pytest
 from airflow_provider_statecheck.api import state_reads, state_routes
 from airflow_provider_statecheck.api.state_reads import MAX_KEYS, MAX_TEXT, small_json
 from airflow_provider_statecheck.checkpoint.codec import encode, json_parts
-from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.configuration import StateServingSettings
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, RequestLimitError
 from airflow_provider_statecheck.gateway.verbs import MAX_BODY_BYTES, decode_error
 from airflow_provider_statecheck.queryable.answers import decode_reply
-from airflow_provider_statecheck.queryable.queries import ABSENT
-from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.unit.api.served_stage import COMPOSITE, DESCRIPTORS, RECEIPT, ServedStage, refused
-from tests.unit.api.server import OTHER_TASK, ROOT, ApiServer, accepted, description
+from tests.unit.api.server import OTHER_TASK, ApiServer, accepted, description
 
 
 class TestSingleKeys:
@@ -69,14 +66,6 @@ class TestSingleKeys:
 
 
 class TestBatches:
-    def test_values_are_in_the_order_of_the_keys_and_absent_ones_are_marked(self, served: ServedStage) -> None:
-        served.stage.put("balance", {f"account {n}": n for n in range(50)})
-        served.stage.checkpoint()
-        keys = ["account 49", "nobody", "account 0", "account 49"]
-        answer = accepted(served.post("balances", {"keys": keys}))
-        assert decode_reply(answer).values == (49, ABSENT, 0, 49)
-        assert [each.get("absent", False) for each in answer["entries"]] == [False, True, False, False]
-
     def test_batch_above_the_limit_is_refused(self, served: ServedStage) -> None:
         served.stage.put("balance", {"ann": 1})
         served.stage.checkpoint()
@@ -85,44 +74,7 @@ class TestBatches:
         assert "split them" in message
 
 
-class TestNames:
-    def test_names_are_listed_with_their_types_and_only_named_states(self, served: ServedStage) -> None:
-        served.stage.put("balance", {"ann": 1})
-        checkpoint_id = served.stage.checkpoint()
-        listed = {each["name"]: each for each in accepted(served.get())}
-        assert set(listed) == {"balances", "totals[eu]/net 100%", "prices"}
-        balances = listed["balances"]
-        assert (balances["kind"], balances["key_columns"], balances["value_type"]) == (
-            "value",
-            [["account", "string"]],
-            "int64",
-        )
-        assert (balances["checkpoint_id"], balances["pointer"]) == (checkpoint_id, served.stage.pointer(checkpoint_id))
-
-    def test_second_state_of_a_name_is_listed_as_refused(self, served: ServedStage) -> None:
-        again = ValueStateDescriptor("again", int, queryable_name="balances")
-        stage = served.make("twice", [*DESCRIPTORS, again])
-        stage.checkpoint()
-        token = served.api.reading_token(stage.job_id)
-        listed = accepted(served.get("", token, job_id=stage.job_id))
-        (second,) = [each for each in listed if each["refused"]]
-        assert second["name"] == "balances"
-        assert listed[-1] == second
-
-
 class TestUnknown:
-    def test_job_is_not_found(self, served: ServedStage) -> None:
-        unknown = job_id_of("no such job")
-        token = served.api.task_token()
-        refused(served.get("balances", token, job_id=unknown, key="ann"), 404, "checkpoint_not_found")
-        refused(served.get("", token, job_id=unknown), 404, "checkpoint_not_found")
-
-    def test_name_is_answered_with_the_names_that_there_are(self, served: ServedStage) -> None:
-        served.stage.checkpoint()
-        for name in ("nothing", "internal"):
-            message = refused(served.get(name, key="ann"), 404, "unknown_kv_state_location")
-            assert "balances" in message
-
     def test_key_is_answered_with_its_checkpoint(self, served: ServedStage) -> None:
         served.stage.put("balance", {"ann": 1})
         checkpoint_id = served.stage.checkpoint()
@@ -190,45 +142,6 @@ class TestWrongRequests:
     def test_query_without_key_is_refused(self, served: ServedStage) -> None:
         served.stage.checkpoint()
         refused(served.get("balances"), 422, "invalid_configuration")
-
-    def test_user_key_of_a_value_is_refused(self, served: ServedStage) -> None:
-        served.stage.put("balance", {"ann": 1})
-        served.stage.checkpoint()
-        refused(served.get("balances", key="ann", user_key="x"), 400, "invalid_configuration")
-
-    @pytest.mark.parametrize(
-        "key",
-        [
-            *("", "a\x00b", "\ud800", "x" * 70_000, 0, -1, 2**63, 10**400, 0.5, 1e300, float("inf"), float("nan")),
-            *(
-                None,
-                True,
-                [],
-                {},
-                [None],
-                [[]],
-                {"": ""},
-                ["center", "2026-01-31", 2**63],
-                ["center", 5, 7],
-                ["\ud800"] * 3,
-            ),
-        ],
-        ids=repr,
-    )
-    def test_no_key_makes_the_server_fail(self, served: ServedStage, key: Any) -> None:
-        shops = served.make("shops", DESCRIPTORS, keys=COMPOSITE)
-        tokens = {stage.job_id: served.api.reading_token(stage.job_id) for stage in (served.stage, shops)}
-        for stage in (served.stage, shops):
-            stage.put("balance", {RECEIPT if stage is shops else "ann": 1})
-            stage.checkpoint()
-            for body in ({"keys": [key]}, {"keys": ["ann"], "user_key": key}, {"keys": ["ann"], "namespace": key}):
-                text = json.dumps(body).encode(errors="surrogatepass")
-                answer = served.api.client.post(
-                    f"{ROOT}{served.path('balances', job_id=stage.job_id)}",
-                    content=text,
-                    headers={"Authorization": f"Bearer {tokens[stage.job_id]}", "Content-Type": "application/json"},
-                )
-                assert answer.status_code < 500, answer.text
 
     def test_body_above_the_limit_is_refused(self, served: ServedStage) -> None:
         body = {"keys": ["x" * MAX_BODY_BYTES]}

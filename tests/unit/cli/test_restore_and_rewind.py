@@ -102,22 +102,6 @@ def test_tells_where_each_stage_starts_and_which_tasks_run_again(saved, run):
     ]
 
 
-def test_the_next_attempts_load_their_parts(saved, run):
-    run("restore", JOB, "--from", saved.pointer, "--yes")
-    for uid, number in (("load", 2), ("count", 1)):
-        attempt = saved.attempt(uid=uid, owner=owner_of(number, uid, clear_marker=AGAIN), num_retained=5)
-        restored = attempt.restore()
-        assert [handle.name for handle in restored.document.snapshots] == [f"step {uid} {number}"]
-        assert restored.checkpoint.properties.unclaimed
-        saved.take(attempt, saved.snapshot(attempt, "again"))
-        attempt.finish(AttemptStatus.FINISHED)
-    late = saved.attempt(uid="late", owner=owner_of(3, "late"), num_retained=5)
-    assert late.restore() is None
-    [waiting] = [action for action in view_of(saved).actions if action.status.is_open]
-    assert waiting.restore.source is None
-    assert waiting.requested_by == "airflow statecheck restore"
-
-
 def test_tasks_of_equal_runs_are_cleared_together(stage):
     newest = stage.attempt(owner=owner_of(3, "load"))
     row = stage.store.describe(job_id_of(JOB)).attempts[0]
@@ -172,16 +156,6 @@ def test_parts_of_stages_that_are_gone_are_listed(saved, run):
     *_, last = rows(run("restore", JOB, "--from", saved.pointer, "--yes", "-o", "json"))
     assert (last["operator"], last["start"]) == ("loads[b]", "not in the job")
     assert len(view_of(saved).actions) == 3
-
-
-def test_a_part_that_another_job_took_takes_back_all_checkpoints(saved, run):
-    rewrite(saved.pointer, lambda d: replace(d, parts=tuple(replace(p, job_id=job_id_of("other")) for p in d.parts)))
-    found = rows(run("restore", JOB, "--from", saved.pointer, "--dry-run", "-o", "json"))
-    assert {row["operator"]: row["rolled_back"] for row in found} == {
-        "count": [6, 5, 4],
-        "late": [7],
-        "load": [3, 2, 1],
-    }
 
 
 def test_a_stage_that_has_started_over_is_named(saved, run):
@@ -245,18 +219,6 @@ def test_tells_what_is_taken_back_and_where_the_state_stands(three_days, run):
     ]
     assert "clear that run and all later runs" in outcome.err
     assert three_days.statuses() == {1: "completed", 2: "SUBSUMED", 3: "SUBSUMED"}
-
-
-def test_the_run_after_it_restores_what_the_run_before_left(three_days, run):
-    run("rewind", JOB, "--before", SECOND, "--yes")
-    assert three_days.attempt(owner=day(2), retained_runs=3).grant.candidates[0].checkpoint_id == 1
-
-
-def test_what_is_taken_back_can_be_found_and_stays_on_storage_until_something_is_newer(three_days, run):
-    before = three_days.files()
-    run("rewind", JOB, "--before", SECOND, "--yes")
-    run("gc", JOB)
-    assert three_days.files() == before
 
 
 def test_what_is_taken_back_stays_on_storage_although_the_clock_was_set_back(three_days, run):

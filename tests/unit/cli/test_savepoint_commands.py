@@ -24,7 +24,7 @@ from airflow_provider_statecheck.checkpoint.records import (
 )
 from airflow_provider_statecheck.checkpoint.transitions import SAVEPOINT_TIMEOUT
 from airflow_provider_statecheck.cli import savepoint_commands
-from airflow_provider_statecheck.exceptions import StoppedWithSavepointError, StorageError
+from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.maintenance.savepoints import serve_idle
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import decode_metadata
@@ -156,15 +156,6 @@ def test_a_running_stage_need_not_be_waited_for(stage: WrittenStage, run: Run) -
     assert run("savepoint", JOB, "--no-wait").status == 0
 
 
-def test_gc_goes_on_with_a_savepoint_that_no_command_waits_for(stage: WrittenStage, run: Run) -> None:
-    attempt = stage.attempt()
-    run("savepoint", JOB, "--no-wait")
-    stage.clock.advance(1)
-    stage.take(attempt)
-    run("gc", JOB)
-    assert [row.status for row in savepoints(stage)] == [CheckpointStatus.COMPLETED]
-
-
 @pytest.mark.parametrize(("stop", "kind"), [("suspend", "savepoint_suspend"), ("terminate", "savepoint_terminate")])
 @of_job_or_stage
 def test_stopping_is_asked_of_the_job_or_of_one_stage(
@@ -175,23 +166,6 @@ def test_stopping_is_asked_of_the_job_or_of_one_stage(
     [request] = stage.coordinator.describe(job_id_of(JOB)).requests
     assert request.properties.snapshot_type == kind
     assert (request.operator_id == ALIGNED_OPERATOR_ID) is (uid == ())
-
-
-def test_the_command_waits_until_the_stages_of_the_job_have_stopped(
-    stage: WrittenStage, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    service = vars(savepoint_commands)["job_savepoints"](storage_conn_id=None)
-    attempt = stage.attempt(driver={"pause": lambda _: service.take(job_id_of(JOB))})
-
-    def drive(_: float) -> None:
-        stage.clock.advance(1)
-        with pytest.raises(StoppedWithSavepointError) as stopped:
-            stage.take(attempt)
-        attempt.fail(stopped.value)
-
-    changed(monkeypatch, pause=drive)
-    outcome = run("savepoint", JOB, "--stop", "suspend", "--output", "json")
-    assert (outcome.status, rows(outcome)[0]["status"]) == (0, "completed")
 
 
 def test_a_stage_that_does_not_stop_is_an_error_that_names_the_savepoint(

@@ -120,19 +120,13 @@ class TestALostReply:
         assert type(failure) is CommitStateUnknownError
         assert failure.retryable
 
-    def test_a_server_that_closes_after_the_request_does_too(self) -> None:
-        def read(connection: socket.socket) -> None:
+    @pytest.mark.parametrize("half", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"], ids=["none", "half"])
+    def test_so_does_a_server_that_dies_before_the_end_of_its_reply(self, half: bytes) -> None:
+        def serve(connection: socket.socket) -> None:
             connection.recv(65536)
+            connection.sendall(half)
 
-        with _server(read) as url:
-            assert type(_failure(HttpClient(url))) is CommitStateUnknownError
-
-    def test_so_does_one_that_dies_in_the_middle_of_its_reply(self) -> None:
-        def half(connection: socket.socket) -> None:
-            connection.recv(65536)
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
-
-        with _server(half) as url:
+        with _server(serve) as url:
             assert type(_failure(HttpClient(url))) is CommitStateUnknownError
 
     def test_so_does_one_that_never_answers(self) -> None:
@@ -291,13 +285,9 @@ def test_an_unknown_code_is_a_coordinator_error_that_is_not_repeated(code: Any) 
     assert (str(arrived), arrived.epoch, arrived.retryable) == ("text", 1, False)
 
 
-@pytest.mark.parametrize("attributes", [None, [], "text", 5, [["a", 1]]])
-def test_facts_of_another_form_are_left_out(attributes: Any) -> None:
-    assert vars(decode_error({"code": "coordinator", "message": "text", "attributes": attributes})) == {}
-
-
-def test_no_facts_at_all_are_none() -> None:
-    assert vars(decode_error({"code": "stale_attempt", "message": "text"})) == {}
+@pytest.mark.parametrize("sent", [{}, *({"attributes": each} for each in (None, [], "text", 5, [["a", 1]]))], ids=str)
+def test_facts_of_another_form_are_left_out(sent: dict[str, Any]) -> None:
+    assert vars(decode_error({"code": "coordinator", "message": "text"} | sent)) == {}
 
 
 def test_a_fact_cannot_take_the_place_of_the_text() -> None:

@@ -77,13 +77,13 @@ def test_a_retryable_failure_is_repeated_after_each_pause_in_turn(error, times, 
     assert len(caplog.records) == times
 
 
-def test_the_last_error_is_raised_when_the_pauses_are_used_up():
+@pytest.mark.parametrize("pauses", [(), (1.0, 2.0)])
+def test_the_last_error_is_raised_when_the_pauses_are_used_up(pauses):
     target = Failing(100, CoordinatorUnavailableError("away"))
-    gateway, slept = _retrying(target, (1.0, 2.0))
+    gateway, slept = _retrying(target, pauses)
     with pytest.raises(CoordinatorUnavailableError, match="away"):
         gateway.jobs()
-    assert target.calls == 3
-    assert slept == [1.0, 2.0]
+    assert (target.calls, slept) == (len(pauses) + 1, list(pauses))
 
 
 @pytest.mark.parametrize("error", [StaleAttemptError("replaced"), CheckpointNotFoundError("none"), OSError("broken")])
@@ -93,14 +93,6 @@ def test_any_other_error_is_raised_at_once(error):
     with pytest.raises(type(error)):
         gateway.jobs()
     assert (target.calls, slept) == (1, [])
-
-
-def test_without_pauses_nothing_is_repeated():
-    target = Failing(1, CoordinatorUnavailableError("away"))
-    gateway, _ = _retrying(target, ())
-    with pytest.raises(CoordinatorUnavailableError):
-        gateway.jobs()
-    assert target.calls == 1
 
 
 def _decline(gateway: CheckpointCoordinatorGateway, attempt: AttemptRef, checkpoint_id: int) -> object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
 )
 from airflow_provider_statecheck.gateway.time_travel import (
+    AsOf,
     checkpoints_as_of,
     find_checkpoint,
     find_fork_source,
@@ -60,9 +61,8 @@ class Job:
 
     def as_of(self, **wanted: Any) -> list[int]:
         """Return the ids of the checkpoints of all operators."""
-        return [
-            each.checkpoint_id for each in checkpoints_as_of(self.coordinator.describe(job_id_of("sales")), **wanted)
-        ]
+        view = self.coordinator.describe(job_id_of("sales"))
+        return [each.checkpoint_id for each in checkpoints_as_of(view, AsOf(**wanted))]
 
     def find(self, **wanted: Any) -> str:
         return find_checkpoint("sales", "aggregate", metadata=self.coordinator, **wanted)
@@ -107,11 +107,23 @@ def test_unknown_job_or_stage_is_told(job: Job) -> None:
         find_checkpoint("sales", "none", metadata=job.coordinator)
 
 
-def test_one_condition_at_a_time_and_times_with_a_zone(job: Job) -> None:
-    with pytest.raises(InvalidConfigurationError, match="one of"):
-        job.find(run="2026-01-01", checkpoint_id=1)
-    with pytest.raises(InvalidConfigurationError, match="zone"):
-        job.find(at=datetime(2026, 1, 1))  # noqa: DTZ001 - that is what is refused
+@pytest.mark.parametrize(
+    ("conditions", "expected"),
+    [
+        ({"run": "2026-01-01", "checkpoint_id": 1}, "one of checkpoint_id, run and at"),
+        ({"at": datetime(2026, 1, 1, tzinfo=UTC), "checkpoint_id": 1}, "one of"),
+        ({"pointer": "file:///x", "checkpoint_id": 1}, "one of"),
+        ({"checkpoint_id": 0}, "1 or more"),
+        ({"checkpoint_id": "1"}, "1 or more"),
+        ({"at": datetime(2026, 1, 1)}, "zone"),  # noqa: DTZ001 - that is what is refused
+        ({"at": "2026-01-01T00:00:00Z"}, "zone"),
+    ],
+)
+def test_contradictory_and_unusable_conditions_are_rejected(
+    job: Job, conditions: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(InvalidConfigurationError, match=expected):
+        (job.as_of if "pointer" in conditions else job.find)(**conditions)
 
 
 def test_newest_of_each_operator_at_a_time_are_found(job: Job) -> None:
@@ -143,11 +155,6 @@ def test_pointer_that_is_none_of_the_jobs_is_not_found(job: Job) -> None:
             job.as_of(pointer=pointer)
     with pytest.raises(InvalidConfigurationError, match="a path or a URI"):
         job.as_of(pointer="")
-
-
-def test_only_one_condition_applies_to_all_operators(job: Job) -> None:
-    with pytest.raises(InvalidConfigurationError, match="one of"):
-        job.as_of(checkpoint_id=1, pointer=job.taken[1].location)
 
 
 def test_checkpoint_is_left_out_as_of_a_time_after_its_operator_began_anew(job: Job) -> None:

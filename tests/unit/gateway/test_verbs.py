@@ -12,7 +12,7 @@ from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus, RowsVersion
 from airflow_provider_statecheck.checkpoint.store import CheckpointPage
 from airflow_provider_statecheck.exceptions import CoordinatorError
-from airflow_provider_statecheck.gateway.http import GivenToken, HttpCalls
+from airflow_provider_statecheck.gateway.http import GivenToken, HttpCalls, HttpClient
 from airflow_provider_statecheck.gateway.verbs import COORDINATOR, verbs_of
 
 JOB = JobId("0" * 32)
@@ -47,6 +47,7 @@ class Answering:
         return self.reply
 
     get = post
+    call = HttpClient.call
 
 
 class Rows:

@@ -12,8 +12,6 @@ from airflow.sdk.execution_time.context import set_current_context
 
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
-    UnknownKeyOrNamespaceError,
-    UnknownKvStateLocationError,
 )
 from airflow_provider_statecheck.hooks.statecheck import StatecheckHook
 from airflow_provider_statecheck.queryable.client import QueryableStateClient
@@ -47,37 +45,16 @@ def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[QueriedSta
 def test_a_task_reads_the_newest_value_of_a_key_by_name(stage: QueriedStage) -> None:
     hook = StatecheckHook()
     for x in (1, 2):
-        stage.put("place", {"ann": Point(x, "a")})
+        stage.put("place", {"ann": Point(x, "a"), "bo": Point(7)})
+        stage.state("ann", "visits").put(Point(x, "a"), 3)
         checkpoint_id = stage.checkpoint()
         reply = hook.query_state("sales", "places", "ann")
         assert (reply.value, reply.checkpoint_id) == ({"x": x, "label": "a"}, checkpoint_id)
     assert hook.query_state("sales", "places", "ann", checkpoint_id=1).value["x"] == 1
+    assert hook.query_state("sales", "visits", "ann", user_key=Point(2, "a")).value == 3
+    many = hook.query_states("sales", "places", ["ann", "cy", "bo"]).found
+    assert {key: each["x"] for key, each in many.items()} == {"ann": 2, "bo": 7}
     assert hook.state_client().get_kv_state("sales", "places", "ann", PLACE).value() == Point(2, "a")
-
-
-def test_a_task_reads_many_keys_and_entries_of_maps(stage: QueriedStage) -> None:
-    stage.put("place", {name: Point(len(name)) for name in ("ann", "bo")})
-    stage.state("ann", "visits").put(Point(1, "a"), 3)
-    stage.checkpoint()
-    hook = StatecheckHook()
-    assert {
-        key: each["x"] for key, each in hook.query_states("sales", "places", ["ann", "cy", "bo"]).found.items()
-    } == {
-        "ann": 3,
-        "bo": 2,
-    }
-    assert hook.query_state("sales", "visits", "ann", user_key=Point(1, "a")).value == 3
-
-
-def test_a_task_lists_the_names_and_gets_the_errors_of_the_server(stage: QueriedStage) -> None:
-    stage.put("place", {"ann": Point(1)})
-    stage.checkpoint()
-    hook = StatecheckHook()
-    assert [each.name for each in hook.queryable_names("sales")] == ["places", "visits"]
-    with pytest.raises(UnknownKeyOrNamespaceError):
-        hook.query_state("sales", "places", "nobody")
-    with pytest.raises(UnknownKvStateLocationError, match="'places'"):
-        hook.query_state("sales", "place", "ann")
 
 
 @pytest.mark.parametrize(

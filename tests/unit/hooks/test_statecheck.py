@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -13,11 +16,46 @@ from airflow.providers_manager import ProvidersManager
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
 from airflow_provider_statecheck.hooks.connection import coordinator_address
 from airflow_provider_statecheck.hooks.statecheck import StatecheckHook
-from tests.unit.hooks.canned import HEALTH, LOGIN, PAGE, VERSION, answering
 from tests.unit.worker import ServedJobs
 
 # Airflow's own connection form asks for hooks in a way that Airflow deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:ProvidersManager.hooks is deprecated")
+
+Answers = Mapping[str, tuple[int, Any]]
+
+HEALTH, VERSION, LOGIN = "/statecheck/v1/health", "/api/v2/version", "/auth/token"
+PAGE = "<!doctype html><title>a page for any path</title>"
+
+
+@contextmanager
+def answering(answers: Answers, otherwise: tuple[int, Any]) -> Iterator[str]:
+    """Serve some paths, and one answer for all others; return the root."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            status, content = answers.get(self.path, otherwise)
+            body = (content if isinstance(content, str) else json.dumps(content)).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: Any) -> None:
+            """Print nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
 
 OURS = {HEALTH: (200, {"status": "ok", "version": "0.1.0"})}
 AIRFLOW = {VERSION: (200, {"version": "3.3.2"})}
@@ -58,42 +96,42 @@ def test_a_user_that_airflow_knows_is_logged_in(tested) -> None:
     assert "'user'" in text
 
 
-def test_a_wrong_login_is_told_without_the_password(tested) -> None:
-    with answering(OURS | {LOGIN: (401, {"detail": "Invalid credentials"})}, (404, "none")) as url:
+@pytest.mark.parametrize(
+    ("url", "extra", "told"),
+    [
+        ("http://127.0.0.1:9", {}, "found no server"),
+        *((url, {}, "Expected a URL") for url in ("htp://127.0.0.1", "http://127.0.0.1:many")),
+        *(
+            ("http://127.0.0.1:9", {"timeout": timeout}, "Expected the timeout of connection")
+            for timeout in ("soon", "nan", "inf", -1)
+        ),
+    ],
+    ids=str,
+)
+def test_a_connection_without_a_server_is_told(tested, url: str, extra: dict[str, Any], told: str) -> None:
+    is_reached, text = tested(url, extra=json.dumps(extra))
+    assert (is_reached, told in text) == (False, True), text
+
+
+@pytest.mark.parametrize(
+    ("answers", "otherwise", "told"),
+    [
+        ({}, (404, "none"), "found another server"),
+        ({}, (200, PAGE), "found another server"),
+        ({}, (200, {"status": "ok"}), "found another server"),
+        (AIRFLOW, (200, PAGE), "found Airflow 3.3.2 without it"),
+        (OURS | {LOGIN: (401, {"detail": "Invalid credentials"})}, (404, "none"), "correct the login or the password"),
+    ],
+    ids=["404", "page", "json", "Airflow without the provider", "wrong login"],
+)
+def test_a_server_that_is_not_the_coordinator_or_knows_no_such_user_is_told_without_what_it_says(
+    tested, answers: Answers, otherwise: tuple[int, Any], told: str
+) -> None:
+    with answering(answers, otherwise) as url:
         is_reached, text = tested(url, login="user", password=PASSWORD)
-    assert not is_reached
-    assert "correct the login or the password" in text
-    assert PASSWORD not in text
-
-
-def test_no_server_is_told(tested) -> None:
-    is_reached, text = tested("http://127.0.0.1:9")
-    assert not is_reached
-    assert "found no server" in text
-
-
-@pytest.mark.parametrize("url", ["htp://127.0.0.1", "http://127.0.0.1:many"])
-def test_what_is_no_address_is_told(tested, url: str) -> None:
-    is_reached, text = tested(url)
-    assert not is_reached
-    assert "Expected a URL" in text
-
-
-@pytest.mark.parametrize("answer", [(404, "none"), (200, PAGE), (200, {"status": "ok"})], ids=["404", "page", "json"])
-def test_another_server_is_told_and_what_it_says_is_not(tested, answer: tuple[int, Any]) -> None:
-    with answering({}, answer) as url:
-        is_reached, text = tested(url)
-    assert not is_reached
-    assert "found another server" in text
+    assert (is_reached, told in text) == (False, True), text
     assert "page" not in text
-
-
-def test_an_airflow_without_the_provider_is_told(tested) -> None:
-    """It answers any path with a page."""
-    with answering(AIRFLOW, (200, PAGE)) as url:
-        is_reached, text = tested(url)
-    assert not is_reached
-    assert "found Airflow 3.3.2 without it" in text
+    assert PASSWORD not in text
 
 
 def test_missing_tables_are_told(served: ServedJobs, tested) -> None:
@@ -101,13 +139,6 @@ def test_missing_tables_are_told(served: ServedJobs, tested) -> None:
     is_reached, text = tested(served.url)
     assert not is_reached
     assert "run 'airflow db migrate'" in text
-
-
-@pytest.mark.parametrize("timeout", ["soon", "nan", "inf", -1])
-def test_a_timeout_that_is_none_is_told(tested, timeout) -> None:
-    is_reached, text = tested("http://127.0.0.1:9", extra=json.dumps({"timeout": timeout}))
-    assert not is_reached
-    assert "Expected the timeout of connection" in text
 
 
 def test_the_connection_is_tested_over_http_where_the_database_is_open(tested, monkeypatch) -> None:

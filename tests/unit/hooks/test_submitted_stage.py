@@ -14,7 +14,6 @@ from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinato
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import (
-    AcknowledgeCheckpoint,
     AttemptRef,
     ConfirmRestore,
     DeclineCheckpoint,
@@ -61,16 +60,7 @@ def attempts(gateway: Gateway) -> tuple[AttemptRecord, ...]:
 
 def complete_epoch(gateway: Gateway, epoch: int) -> None:
     ref = AttemptRef(job_id=job_id_of("sales"), operator_id=operator_id_of("aggregate"), epoch=epoch)
-    pending = gateway.trigger(TriggerCheckpoint(attempt=ref, request_key=f"request {epoch}"))
-    gateway.acknowledge(
-        AcknowledgeCheckpoint(
-            attempt=ref,
-            checkpoint_id=pending.checkpoint_id,
-            metadata_uri=f"{pending.location}/_metadata",
-            metadata_size=1,
-            metadata_sha256="00",
-        )
-    )
+    complete_checkpoint(gateway, ref)
 
 
 def test_handover_has_the_token_of_the_attempt_and_the_registration_to_repeat(gateway) -> None:

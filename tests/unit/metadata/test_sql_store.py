@@ -1,16 +1,18 @@
-"""What a transition writes, reads and leaves behind on its connection."""
+"""What a transition writes, reads and leaves behind on its connection, and how a script opens a database."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, event
+from sqlalchemy import create_engine, event, inspect
 from sqlalchemy.engine import Engine
 from sqlalchemy.pool import QueuePool
 
@@ -23,8 +25,11 @@ from airflow_provider_statecheck.exceptions import (
     CommitStateUnknownError,
     CoordinatorError,
     CoordinatorUnavailableError,
+    InvalidConfigurationError,
 )
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.metadata.tables import METADATA
+from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from tests.messages import complete_checkpoint, make_registration, present
 from tests.sqlite_rows import new_engine
 
@@ -198,3 +203,49 @@ def test_a_transition_reads_no_figures_of_open_checkpoints_and_leaves_them_as_th
     complete_checkpoint(coordinator, attempt)
     complete_checkpoint(coordinator, attempt)
     assert [c.summary for c in coordinator.describe(attempt.job_id).checkpoints] == [figures, None, None]
+
+
+def test_scripts_that_open_a_new_database_at_once_all_find_its_tables(tmp_path: Path) -> None:
+    together = Barrier(4)
+
+    def tables_found(database: Path) -> set[str]:
+        together.wait()
+        engine = open_engine(f"sqlite:///{database}")
+        found = set(inspect(engine).get_table_names())
+        engine.dispose()
+        return found
+
+    with ThreadPoolExecutor(4) as threads:
+        for number in range(5):
+            found = threads.map(tables_found, [tmp_path / f"{number}.db"] * 4)
+            assert all(METADATA.tables.keys() <= each for each in found)
+
+
+def test_a_database_that_cannot_be_written_is_opened_for_reading(tmp_path: Path) -> None:
+    open_engine(f"sqlite:///{tmp_path}/state.db").dispose()
+    open_engine(f"sqlite:///file:{tmp_path}/state.db?mode=ro&uri=true").dispose()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "planted",
+        "postgresql://me:planted@host:port/db",
+        "nosuch://me:planted@host/db",
+        "mysql+nosuch://me:planted@host/db",
+    ],
+)
+def test_what_is_no_url_of_a_database_is_refused_without_being_shown(url: str) -> None:
+    with pytest.raises(InvalidConfigurationError, match="Expected the SQLAlchemy URL of a database") as caught:
+        open_engine(url)
+    assert "planted" not in f"{caught.value} {caught.value.__cause__}"
+
+
+def test_an_asynchronous_driver_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfigurationError, match="found the asynchronous driver aiosqlite"):
+        open_engine(f"sqlite+aiosqlite:///{tmp_path}/state.db")
+
+
+def test_a_database_in_a_missing_directory_is_told(tmp_path: Path) -> None:
+    with pytest.raises(CoordinatorUnavailableError, match="unable to open database file"):
+        open_engine(f"sqlite:///{tmp_path}/missing/state.db")

@@ -9,8 +9,8 @@ from typing import Any, Self
 from airflow_provider_statecheck.checkpoint.states.handles import KeyGroupRange, key_group_range_of
 from airflow_provider_statecheck.queryable.immutable_states import StateCache
 from airflow_provider_statecheck.queryable.locations import KvStateAddress
+from airflow_provider_statecheck.queryable.proxy import KvStateServer
 from airflow_provider_statecheck.queryable.queries import ABSENT
-from airflow_provider_statecheck.queryable.reads import KvStateServer
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.state.reading.state_reader import StateReader
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

@@ -19,8 +19,8 @@ from airflow_provider_statecheck.exceptions import (
     UnknownKvStateIdError,
     UnknownKvStateLocationError,
 )
+from airflow_provider_statecheck.gateway.time_travel import AsOf
 from airflow_provider_statecheck.queryable.oracle import CheckpointLocationOracle, SharedCall
-from airflow_provider_statecheck.queryable.queries import AsOf
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.job_savepoints import SAVEPOINT_ID, add_row, save_job

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,9 +23,10 @@ from airflow_provider_statecheck.exceptions import (
     UnknownKvStateLocationError,
     UnknownLocationError,
 )
+from airflow_provider_statecheck.gateway.time_travel import LATEST, AsOf
 from airflow_provider_statecheck.queryable.locations import KvStateAddress, KvStateLocation, KvStateLocationRegistry
-from airflow_provider_statecheck.queryable.proxy import RETRIES, StateProxy
-from airflow_provider_statecheck.queryable.queries import LATEST, AsOf, PythonKeys, QueryableName, StateQuery
+from airflow_provider_statecheck.queryable.proxy import RETRIES, KvStateServer, StateProxy
+from airflow_provider_statecheck.queryable.queries import PythonKeys, QueryableName, StateQuery
 from tests.unit.queryable.test_locations import address
 
 JOB = job_id_of("job")
@@ -60,18 +61,18 @@ class Oracle:
 
 
 @dataclass
-class Server:
+class Server(KvStateServer):
     """State server that has the files of the checkpoints from one on, and answers with the id of the checkpoint."""
 
     oldest: int = 0
     error: Callable[[], StateCheckError] = lambda: UnknownKvStateIdError("gone")
     reads: list[list[Any]] = field(default_factory=list)
 
-    def read(self, at: KvStateAddress, keys: Iterable[Any], *_: Any) -> list[Any]:
+    def read(self, address: KvStateAddress, keys: Sequence[Any], *_: Any, **__: Any) -> list[Any]:
         self.reads.append(list(keys))
-        if at.checkpoint_id < self.oldest:
+        if address.checkpoint_id < self.oldest:
             raise self.error()
-        return [at.checkpoint_id for _ in self.reads[-1]]
+        return [address.checkpoint_id for _ in self.reads[-1]]
 
 
 class Time:
@@ -140,16 +141,6 @@ def test_look_up_that_stays_stale_ends_with_the_last_error_after_three_retries(p
     assert raised.value is error
     assert refreshes(proxy) == [False, True, True, True]
     assert time.pauses == [0.05, 0.1]
-
-
-def test_files_that_stay_gone_end_with_the_last_error_after_three_retries(proxy_of, time):
-    server = Server(oldest=2)
-    proxy = proxy_of(server, location(1))
-
-    with pytest.raises(UnknownKvStateIdError):
-        proxy.get(QUERY)
-
-    assert len(server.reads) == 4
 
 
 def test_query_recovers_after_a_failed_connection(proxy_of, time):

@@ -16,8 +16,6 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError, Un
 from airflow_provider_statecheck.queryable.json_values import json_of
 from airflow_provider_statecheck.queryable.queries import (
     ABSENT,
-    LATEST,
-    AsOf,
     JsonKeys,
     JsonUserKey,
     PythonKeys,
@@ -237,27 +235,6 @@ def test_a_python_value_of_another_class_is_no_user_key(key_type, value):
 def test_a_user_key_of_another_type_is_rejected_with_the_form_to_write(form, expected):
     with pytest.raises(UnsupportedStateError, match=f"int64 as the key of a map's entry.*write {expected}"):
         form.decoded(serializer_of(int))
-
-
-def test_the_default_is_the_latest_checkpoint():
-    assert LATEST.is_latest
-    assert not any(each.is_latest for each in (AsOf(checkpoint_id=1), AsOf(pointer="file:///x"), AsOf(at=NOON)))
-
-
-@pytest.mark.parametrize(
-    "conditions",
-    [
-        {"checkpoint_id": 1, "at": NOON},
-        {"checkpoint_id": 1, "pointer": "file:///x"},
-        {"checkpoint_id": 0},
-        {"checkpoint_id": "1"},
-        {"at": NOON.replace(tzinfo=None)},
-        {"at": NOON.isoformat()},
-    ],
-)
-def test_contradictory_and_unusable_conditions_are_rejected(conditions):
-    with pytest.raises(InvalidConfigurationError):
-        AsOf(**conditions)
 
 
 def test_absent_is_one_value_in_all_processes():

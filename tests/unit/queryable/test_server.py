@@ -121,22 +121,6 @@ def test_every_kind_of_state_is_read_like_the_whole_state(make: Any, name: str, 
         assert [served.get(pointer, name, each)[0] for each in wanted] == expected
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_values_need_no_class_of_the_user(make: Any, name: str) -> None:
-    served = make(*descriptors())
-    change(served.job.state("ann", name), name, 3)
-    shown = {
-        "value": {"x": 3, "y": None},
-        "list": ["RED"],
-        "reducing": 3,
-        "aggregating": {"_1": 3, "_2": 1},
-        "folding": "3",
-        "map": {tuple({"x": 0, "y": None}.items()): None},
-    }
-    (found,) = served.get(served.job.save(), name, "ann")
-    assert ({tuple(key.items()): value for key, value in found.items()} if name == "map" else found) == shown[name]
-
-
 def test_one_entry_of_a_map_is_read_by_its_user_key(make: Any) -> None:
     served = make(MapStateDescriptor("map", Point, float | None))
     served.job.state("ann", "map").put(Point(1, 0.5), 2.5)
@@ -151,47 +135,6 @@ def test_one_entry_of_a_map_is_read_by_its_user_key(make: Any) -> None:
     assert served.get(pointer, "map", "ann", user_key=HashableRecord(x=1, y=0.5)) == [ABSENT]
     with pytest.raises(UnsupportedStateError):
         served.get(pointer, "map", "ann", user_key="text")
-
-
-def test_namespaces_are_apart(make: Any) -> None:
-    served = make(ValueStateDescriptor("value", int), MapStateDescriptor("map", str, int))
-    served.job.state("ann", "value").update(1)
-    before = served.job.save()
-    assert served.get(before, "value", "ann", namespace="window") == [ABSENT]
-    served.job.state("ann", "value", "window").update(2)
-    served.job.state("bob", "value", "window").update(3)
-    served.job.state("ann", "map", "window").put("a", 4)
-    pointer = served.job.save()
-    assert served.get(pointer, "value", "ann", "bob") == [1, ABSENT]
-    assert served.get(pointer, "value", "ann", "bob", namespace="window") == [2, 3]
-    assert served.get(pointer, "value", "ann", namespace="other") == [ABSENT]
-    assert served.get(pointer, "map", "ann") == [ABSENT]
-    assert served.get(pointer, "map", "ann", namespace="window") == [{"a": 4}]
-    assert served.get(pointer, "map", "ann", namespace="window", user_key="a") == [4]
-
-
-def test_what_expired_by_the_time_of_the_checkpoint_is_absent(make: Any) -> None:
-    served = make(
-        ValueStateDescriptor("value", int, ttl=TTL),
-        ListStateDescriptor("list", int, ttl=TTL),
-        MapStateDescriptor("map", str, int, ttl=TTL),
-    )
-    served.job.state("ann", "value").update(1)
-    served.job.state("ann", "list").add(1)
-    served.job.state("ann", "map").put("a", 1)
-    served.job.now_ms += 60
-    served.job.state("ann", "list").add(2)
-    served.job.state("ann", "map").put("b", 2)
-    served.job.now_ms += 39
-    pointer = served.job.save()
-    assert [served.get(pointer, name, "ann")[0] for name in ("value", "list", "map")] == [1, [1, 2], {"a": 1, "b": 2}]
-    served.job.now_ms += 1
-    pointer = served.job.save()
-    assert [served.get(pointer, name, "ann")[0] for name in ("value", "list", "map")] == [ABSENT, [2], {"b": 2}]
-    assert served.get(pointer, "map", "ann", user_key="a") == [ABSENT]
-    served.job.now_ms += 60
-    pointer = served.job.save()
-    assert [served.get(pointer, name, "ann")[0] for name in ("list", "map")] == [ABSENT, ABSENT]
 
 
 @pytest.mark.parametrize("kind", key_values.TYPES)

@@ -33,8 +33,8 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.queryable import immutable_states
 from airflow_provider_statecheck.queryable.immutable_states import StateCache
 from airflow_provider_statecheck.queryable.locations import KvStateAddress
+from airflow_provider_statecheck.queryable.proxy import KvStateServer
 from airflow_provider_statecheck.queryable.queries import ABSENT, ValueLimit
-from airflow_provider_statecheck.queryable.reads import KvStateServer
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings, Block
 from airflow_provider_statecheck.state.arrow.part_files import LocalFiles
 from airflow_provider_statecheck.state.arrow.runs import FileRun

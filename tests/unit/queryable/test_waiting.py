@@ -15,9 +15,8 @@ from airflow_provider_statecheck.api.state_reads import ProxyReads
 from airflow_provider_statecheck.cached_reads import WouldWaitError, without_waiting
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.queryable.oracle import CheckpointLocationOracle, SharedCall
-from airflow_provider_statecheck.queryable.proxy import StateProxy
+from airflow_provider_statecheck.queryable.proxy import KvStateServer, StateProxy
 from airflow_provider_statecheck.queryable.queries import PythonKeys, StateQuery, StateReply
-from airflow_provider_statecheck.queryable.reads import KvStateServer
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.contracts.queried_stage import QueriedStage

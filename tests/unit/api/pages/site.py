@@ -170,6 +170,7 @@ class Site:
     states: dict[Caller, str]
     templates: dict[tuple[str, str], str]
     """The argument ``from_checkpoint`` by Dag and task."""
+    actions: JobActions
 
     def job(self, name: str = "sales", **values: Any) -> MadeJob:
         """Return a job that has no attempts yet."""
@@ -195,7 +196,9 @@ def open_site(monkeypatch: pytest.MonkeyPatch, root: str = ROOT) -> Iterator[Sit
     services = Services(lambda: pytest.fail("the pages need no database"), None, clock=clock)  # type: ignore[arg-type]
     services.__dict__["rows"] = store
     services.__dict__["coordinator"] = AttemptCoordinator(store)
-    services.__dict__["actions"] = JobActions(store, JobSavepoints(store), JobRewinding(store, UnknownLiveness()))
+    services.__dict__["actions"] = actions = JobActions(
+        store, JobSavepoints(store), JobRewinding(store, UnknownLiveness())
+    )
     app = create_app(services)
     app.include_router(routes.router)
     app.mount("/static", PageFiles())
@@ -208,4 +211,4 @@ def open_site(monkeypatch: pytest.MonkeyPatch, root: str = ROOT) -> Iterator[Sit
     monkeypatch.setattr(action_routes, "_conf_of", lambda point: {"restore_from": "latest", "output": "<i>here</i>"})
     outer = FastAPI(openapi_url=None)
     outer.mount(root, app)
-    yield Site(store, clock, outer, TestClient(outer), manager, user, states, templates)
+    yield Site(store, clock, outer, TestClient(outer), manager, user, states, templates, actions)

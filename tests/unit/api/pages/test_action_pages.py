@@ -15,10 +15,7 @@ from airflow_provider_statecheck.checkpoint.messages import ConfirmRestore, Skip
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, JobAction
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary, StepSummary
 from airflow_provider_statecheck.maintenance.action_targets import UserAction
-from airflow_provider_statecheck.maintenance.actions import JobActions
 from airflow_provider_statecheck.maintenance.job_restore import JobRestoring, JobSavepoint, RestoreJob, SavepointPart
-from airflow_provider_statecheck.maintenance.rewind import JobRewinding
-from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from tests.messages import make_source
 from tests.unit.api.pages.html import Page
 from tests.unit.api.pages.site import MadeJob, Site
@@ -44,10 +41,8 @@ def offered(page: Page) -> list[str]:
 
 
 def request(site: Site, action: JobAction, by: str = "ann", **wanted: Any) -> None:
-    actions = JobActions(site.store, JobSavepoints(site.store), JobRewinding(site.store, UnknownLiveness()))
-    actions.request(
-        UserAction(job_id=job_id_of("sales"), action=action, request_key=new_key(), requested_by=by, **wanted)
-    )
+    wanted |= {"job_id": job_id_of("sales"), "request_key": new_key(), "requested_by": by}
+    site.actions.request(UserAction(action=action, **wanted))
 
 
 def test_an_idle_stage_is_not_stopped(site: Site, failed: MadeJob) -> None:
@@ -270,12 +265,11 @@ def test_the_preview_shows_what_is_restored_and_done_again_and_the_params(site: 
 
 
 def test_the_job_lists_the_fork_with_a_link_to_its_run(site: Site, page_of: str) -> None:
-    actions = JobActions(site.store, JobSavepoints(site.store), JobRewinding(site.store, UnknownLiveness()))
     job_id = job_id_of("sales")
     wanted = UserAction(
         job_id=job_id, action=JobAction.FORK, checkpoint_id=2, request_key=new_key(), requested_by="ann"
     )
-    actions.fork(wanted, lambda point: "fork__1")
+    site.actions.fork(wanted, lambda point: "fork__1")
     page = site.read(f"/jobs/{job_id}")
     (row,) = page.table("Newest requests to restore, fork, rewind and dispose of aggregate")
     assert (row["Action"], row["Status"], row["Of"]) == ("Fork from here", "✓ completed", "Checkpoint 2")

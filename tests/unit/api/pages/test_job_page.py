@@ -346,16 +346,9 @@ def test_the_page_of_a_run_is_the_same_table_over_all_its_jobs(site: Site) -> No
     )
 
 
-@pytest.mark.parametrize("query", ["page=0", "page=x", "sort=x"])
-def test_an_unknown_page_of_the_table_is_not_found(site: Site, query: str) -> None:
-    operators = mapped(site, 2)
-    page_of(site, operators)
-    site.read(f"/jobs/{operators[0].attempt.job_id}?{query}", status=404)
-
-
-def test_an_operator_that_the_job_does_not_have_is_not_found(site: Site) -> None:
-    operators = mapped(site, 2)
-    site.read(f"/jobs/{operators[0].attempt.job_id}/operators/{operator_id_of('other')}", status=404)
+@pytest.mark.parametrize("place", ["?page=0", "?page=x", "?sort=x", f"/operators/{operator_id_of('other')}"])
+def test_an_unknown_page_of_the_table_or_operator_is_not_found(site: Site, place: str) -> None:
+    site.read(f"/jobs/{mapped(site, 2)[0].attempt.job_id}{place}", status=404)
 
 
 def test_an_operator_of_an_unreadable_dag_is_not_found(site: Site) -> None:
