@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,3 +90,10 @@ def test_airflow_db_migrate_makes_the_tables_and_stamps_their_revision(airflow_d
         assert stamped == _scripts().get_current_head()
     finally:
         engine.dispose()
+
+
+@pytest.mark.soak
+@pytest.mark.airflow
+def test_airflow_check_migrations_is_content(airflow_db: Path) -> None:
+    command = [sys.executable, "-m", "airflow", "db", "check-migrations", "--migration-wait-timeout", "1"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0

@@ -147,6 +147,15 @@ class TestStandAlone(StandAlone):
                 with pytest.raises(AccessDeniedError):
                     self.read(Client(QueryableStateClient(server.url, other)), "balances", "ann")
 
+    def test_rate_of_a_caller_is_limited(
+        self, state_processes: StateServerProcess, api_url: str, token: str, stage: QueriedStage
+    ) -> None:
+        stage.checkpoint()
+        with state_processes.running(api_url, requests_per_second=0.001) as (server,):
+            url = url_of(server.url, f"jobs/{self.job_id}/state")
+            statuses = [httpx.get(url, headers=headers_for(token)).status_code for _ in range(2)]
+            assert statuses == [200, 429]
+
     def test_health_needs_neither_a_token_nor_the_api(self, state_processes: StateServerProcess) -> None:
         with state_processes.running("http://127.0.0.1:1") as (server,):
             assert HttpClient(server.url).get("health")["status"] == "ok"
