@@ -25,7 +25,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.commit_log import CommitLog, CommitRange, LogChange, Publication, Start
-from airflow_provider_statecheck.spark.sinks.committer import CommitDestination
+from airflow_provider_statecheck.spark.sinks.committer import CommitDestination, other_output_error
 from airflow_provider_statecheck.spark.sinks.iceberg_writer import RowChange, is_file_of, require_marks, rows_of_files
 from airflow_provider_statecheck.spark.sinks.sink import SinkContext
 from airflow_provider_statecheck.spark.sinks.target_files import missing_file_cause
@@ -234,12 +234,8 @@ class IcebergDestination(CommitDestination):
     def require_same(self, committed: Publication) -> None:
         known, again = self._ledger.find(committed.epoch, committed.checkpoint_id), TableCommit.of(committed)
         if known is None or not known.is_same(again):
-            raise CorruptStateError(
-                f"Expected the same output with each commit of checkpoint {again.checkpoint_id} to {self.name}, found "
-                f"{again.rows} rows and {known.rows if known else 'no'} committed rows; another checkpoint with this id was "
-                "committed. Start over.",
-                checkpoint_id=again.checkpoint_id,
-            )
+            found = f"{again.rows} rows and {known.rows if known else 'no'} committed rows"
+            raise other_output_error(committed, self.name, found)
 
     @override
     def apply(self, epoch: int, change: LogChange) -> StateCheckError | None:
