@@ -11,7 +11,7 @@ from sqlalchemy.engine import Engine
 
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.conformance.served import OverHttp
-from tests.contracts.id_counter_contract import JOB, CheckpointIDCounterContract
+from tests.contracts.state_handle_store_contract import JOB, CheckpointIDCounterContract
 
 PROCESSES = 3
 DRAWS = 20

@@ -404,8 +404,7 @@ class InPlaceRestoreContract(RunsWithTasks):
     def test_the_result_names_what_is_taken_back(self) -> None:
         (done,) = self.restore().operators
         assert [c.checkpoint_id for c in done.taken_back] == [6, 5, 4]
-        assert done.newest is not None
-        assert (done.first_run, done.newest.owner) == (day(2).run_key, day(3))
+        assert (done.first_run, present(done.newest).owner) == (day(2).run_key, day(3))
 
     def test_nothing_is_restored_while_a_task_runs(self) -> None:
         self.week(1, 2, uid="aggregate")
@@ -422,8 +421,7 @@ class InPlaceRestoreContract(RunsWithTasks):
     def test_an_attempt_whose_task_is_dead_is_fenced(self) -> None:
         dead = self.begin(day(4))
         (done,) = self.restore().operators
-        assert done.fenced is not None
-        assert done.fenced.owner == day(4)
+        assert present(done.fenced).owner == day(4)
         with pytest.raises(StaleAttemptError):
             complete_checkpoint(self.gateway, dead.attempt)
 

@@ -55,6 +55,7 @@ from tests.messages import (
     make_leadership,
     make_owner,
     make_registration,
+    present,
 )
 from tests.soak import rest_in_soak
 
@@ -74,11 +75,6 @@ def names(listed: JobList) -> list[str]:
 
 class JobListContract:
     """What holds for the list of jobs, whatever keeps the rows."""
-
-    @pytest.fixture
-    def clock(self) -> ManualClock:
-        """Return the clock that the store uses."""
-        return ManualClock()
 
     @pytest.fixture(autouse=True)
     def _parts(self, store: JobStore) -> None:
@@ -149,8 +145,7 @@ class JobListContract:
         complete_checkpoint(self.coordinator, retry)
         overview = self.only()
         assert (overview.status, overview.failed_at) == (ListedStatus.RUNNING, failed_at)
-        assert overview.failure is not None
-        assert overview.failure.startswith("disk full xxx")
+        assert present(overview.failure).startswith("disk full xxx")
         assert len(overview.failure) == 300
 
     def test_a_killed_driver_and_a_declined_checkpoint_are_failures(self, clock: ManualClock) -> None:

@@ -232,11 +232,6 @@ class ChangedJobContract:
     """Each change of a job is noticed by its version, with the newest checkpoints after it."""
 
     @pytest.fixture
-    def clock(self) -> ManualClock:
-        """Return the clock that the store uses."""
-        return ManualClock()
-
-    @pytest.fixture
     def job(self, store: JobStore, clock: ManualClock) -> Job:
         """Return a job with checkpoints 1 and 2 of its first run, and 3 and 4 of its second."""
         return Job(store, clock)
@@ -305,8 +300,7 @@ class ChangedJobContract:
             try:
                 for _ in range(20):
                     reply = complete_checkpoint(job.coordinator, attempt)
-                    assert reply.checkpoint is not None
-                    committed.append(reply.checkpoint.checkpoint_id)
+                    committed.append(present(reply.checkpoint).checkpoint_id)
             finally:
                 is_over.set()
         assert [reader.result() for reader in readers] == [[], [], []]

@@ -14,11 +14,9 @@ from airflow_provider_statecheck.checkpoint.messages import (
     ConfirmDiscards,
     ConfirmRestore,
     PendingCheckpoint,
-    RequestSavepoint,
     RestoreSource,
     TriggerCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
@@ -26,8 +24,7 @@ from airflow_provider_statecheck.spark.checkpoint_files import StageSavepoints
 from airflow_provider_statecheck.storage.discarding import EffectDiscards
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache
-from airflow_provider_statecheck.storage.pointers import find_source
-from tests.messages import make_acknowledgement, make_registration, present
+from tests.messages import make_acknowledgement, make_registration, make_savepoint_request, present, source_at
 from tests.written_state import StatefulJob
 
 
@@ -97,8 +94,14 @@ class QueriedStage:
         for key, value in values.items():
             self.state(key, name).update(value)
 
-    def checkpoint(self) -> int:
-        """Take a checkpoint, delete the files that only older ones need, and return its id."""
+    def checkpoint(self, **values: dict[Any, Any]) -> int:
+        """
+        Take a checkpoint, delete the files that only older ones need, and return its id.
+
+        :param values: Values by key to set before, by the names of value states.
+        """
+        for name, of_keys in values.items():
+            self.put(name, of_keys)
         pending, data = self.write()
         reply = self._coordinator.acknowledge(
             make_acknowledgement(
@@ -124,9 +127,7 @@ class QueriedStage:
 
     def savepoint(self) -> str:
         """Take a savepoint of the latest checkpoint and return its pointer."""
-        request = JobSavepoints(self.store).request(
-            RequestSavepoint(job_id=self.job_id, operator_id=self.attempt.operator_id, request_key=new_key())
-        )
+        request = JobSavepoints(self.store).request(make_savepoint_request(self.attempt))
         source = present(self._coordinator.latest(self.job_id, self.attempt.operator_id))
         directory = f"{self.storage.base_uri}/savepoints"
         StageSavepoints(self._coordinator, self.storage, self._documents, self.attempt, directory).serve(
@@ -138,16 +139,7 @@ class QueriedStage:
 
     def source(self, pointer: str) -> RestoreSource:
         """Return a savepoint as an attempt finds it that starts from it."""
-        found = find_source(
-            self.storage,
-            pointer,
-            uid=self.written[0].stage,
-            mode=RestoreMode.NO_CLAIM,
-            renamed_uids={},
-            allow_non_restored_state=False,
-        )
-        assert found is not None
-        return found
+        return present(source_at(self.storage, pointer, self.written[0].stage))
 
     def pointer(self, checkpoint_id: int) -> str:
         """Return the pointer of a checkpoint."""

@@ -14,7 +14,7 @@ from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, Finish
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobView
 from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway as Gateway
-from tests.messages import ManualClock, complete_checkpoint, make_owner, make_registration
+from tests.messages import complete_checkpoint, make_owner, make_registration
 
 
 class RunningTasks:
@@ -97,11 +97,6 @@ class RunsOfAJob:
 
 class RunsWithTasks(RunsOfAJob):
     """Runs of a job whose tasks the test lets run or end."""
-
-    @pytest.fixture
-    def clock(self) -> ManualClock:
-        """Return the clock that the store uses."""
-        return ManualClock()
 
     @pytest.fixture(autouse=True)
     def _coordinator(self, store: JobStore) -> None:

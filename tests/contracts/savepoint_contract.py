@@ -35,7 +35,6 @@ from airflow_provider_statecheck.checkpoint.messages import (
     OpenEffects,
     PendingCheckpoint,
     PinParts,
-    RequestSavepoint,
     RestoreSource,
     SkippedCheckpoint,
     TriggerCheckpoint,
@@ -73,6 +72,7 @@ from tests.messages import (
     make_leadership,
     make_owner,
     make_registration,
+    make_savepoint_request,
     make_source,
     present,
 )
@@ -84,11 +84,6 @@ JOB = job_id_of("sales")
 
 class SavepointContract:
     """The rules, each a test."""
-
-    @pytest.fixture
-    def clock(self) -> ManualClock:
-        """Return the store's clock."""
-        return ManualClock()
 
     @pytest.fixture(autouse=True)
     def _parts(self, store: JobStore) -> None:
@@ -168,8 +163,7 @@ class SavepointContract:
         assert self.confirmed(running, 1).stop is None, "it is from before the trigger"
         reply = complete_checkpoint(self.coordinator, running, has_commit=True)
         assert (reply.effects.stop, reply.checkpoint is None) == (None, False), "its commits are open"
-        assert reply.checkpoint is not None
-        stop = self.confirmed(running, reply.checkpoint.checkpoint_id).stop
+        stop = self.confirmed(running, present(reply.checkpoint).checkpoint_id).stop
         assert (
             stop
             == self.coordinator.checkpoint(JOB, begun.checkpoint_id)
@@ -207,8 +201,7 @@ class SavepointContract:
 
     def ask(self, attempt: AttemptRef, **changes: Any) -> SnapshotRequest:
         """Ask for a savepoint of an attempt's operator."""
-        values = {"job_id": attempt.job_id, "operator_id": attempt.operator_id, "request_key": new_key()}
-        return self.savepoints.request(RequestSavepoint(**values | changes))
+        return self.savepoints.request(make_savepoint_request(attempt, **changes))
 
     def trigger(self, attempt: AttemptRef, asked: SnapshotRequest) -> PendingCheckpoint:
         """Let a stage begin a savepoint."""
@@ -504,8 +497,7 @@ class SavepointContract:
         done = self.completed(ended)
         self.savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=done.location))
         again = self.savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=done.location))
-        assert again.checkpoint is not None
-        assert again.checkpoint.status is CheckpointStatus.DISPOSED
+        assert present(again.checkpoint).status is CheckpointStatus.DISPOSED
         grant = self.coordinator.register(make_registration())
         assert [c.checkpoint_id for c in grant.effects.discards] == [done.checkpoint_id]
         self.coordinator.confirm_discards(
@@ -583,8 +575,7 @@ class SavepointContract:
         begun = self.begin_from()
         savepoint = begun.candidates[0].checkpoint_id
         self.coordinator.confirm_restore(ConfirmRestore(attempt=begun.attempt, checkpoint_id=savepoint))
-        damaged = complete_checkpoint(self.coordinator, begun.attempt).checkpoint
-        assert damaged is not None
+        damaged = present(complete_checkpoint(self.coordinator, begun.attempt).checkpoint)
         retry = self.begin_from().attempt
         skipped = (SkippedCheckpoint(checkpoint_id=damaged.checkpoint_id, reason="a file is missing"),)
         self.coordinator.confirm_restore(ConfirmRestore(attempt=retry, checkpoint_id=savepoint, skipped=skipped))
@@ -630,8 +621,7 @@ class SavepointContract:
         disposed = self.savepoints.dispose(
             DisposeSavepoint(job_id=JOB, pointer=begun.location.replace("s3a://", "s3://"))
         )
-        assert disposed.checkpoint is not None
-        assert disposed.checkpoint.location == begun.location
+        assert present(disposed.checkpoint).location == begun.location
 
     def test_a_savepoint_that_a_running_attempt_restored_without_a_claim_is_not_disposed(
         self, ended: AttemptRef

@@ -28,7 +28,6 @@ from airflow_provider_statecheck.checkpoint.messages import (
     EndSavepoint,
     FinishAttempt,
     PendingCheckpoint,
-    RequestSavepoint,
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, StatisticsRecord
@@ -43,6 +42,7 @@ from tests.messages import (
     make_acknowledgement,
     make_owner,
     make_registration,
+    make_savepoint_request,
     make_source,
     present,
 )
@@ -63,11 +63,6 @@ def tracker_of(store: JobStore, operator_id: OperatorId, **options: int) -> Chec
 
 class StatisticsContract:
     """The rules, each a test."""
-
-    @pytest.fixture
-    def clock(self) -> ManualClock:
-        """Return the store's clock."""
-        return ManualClock()
 
     @pytest.fixture(autouse=True)
     def _parts(self, store: JobStore) -> None:
@@ -101,9 +96,7 @@ class StatisticsContract:
 
     def begin_savepoint(self, attempt: AttemptRef) -> PendingCheckpoint:
         """Let a stage begin a savepoint."""
-        asked = JobSavepoints(self.rows).request(
-            RequestSavepoint(job_id=JOB, operator_id=attempt.operator_id, request_key=new_key())
-        )
+        asked = JobSavepoints(self.rows).request(make_savepoint_request(attempt))
         return self.coordinator.trigger(
             TriggerCheckpoint(
                 attempt=attempt, request_key=new_key(), serves=asked.request_key, savepoint_dir=SAVEPOINTS
@@ -222,9 +215,8 @@ class StatisticsContract:
         newer = self.complete(attempt)
         snapshot = self.tracker.create_snapshot()
         assert self.numbers(snapshot) == (2, 0, 1, 1)
-        assert snapshot.latest_completed is not None
-        assert snapshot.latest_failed is not None
-        assert (snapshot.latest_completed.checkpoint_id, snapshot.latest_failed.checkpoint_id) == (newer, older)
+        assert present(snapshot.latest_completed).checkpoint_id == newer
+        assert present(snapshot.latest_failed).checkpoint_id == older
 
     def test_a_repeated_message_is_counted_once(self, attempt: AttemptRef) -> None:
         request = TriggerCheckpoint(attempt=attempt, request_key=new_key())
@@ -260,8 +252,7 @@ class StatisticsContract:
             self.complete(attempt)
         snapshot = self.tracker.create_snapshot()
         assert failed not in [entry.checkpoint_id for entry in snapshot.history]
-        assert snapshot.latest_failed is not None
-        assert snapshot.latest_failed.checkpoint_id == failed
+        assert present(snapshot.latest_failed).checkpoint_id == failed
 
     def test_a_history_of_size_zero_still_has_counts_summary_and_latest(self, attempt: AttemptRef) -> None:
         self.complete(attempt, state_size_bytes=5)
@@ -286,17 +277,15 @@ class StatisticsContract:
         self.coordinator.acknowledge(make_acknowledgement(attempt, savepoint))
         snapshot = self.tracker.create_snapshot()
         assert (snapshot.checkpoints.completed, snapshot.savepoints.completed) == (1, 1)
-        assert snapshot.latest_savepoint is not None
-        assert snapshot.latest_completed is not None
-        assert snapshot.latest_savepoint.location == savepoint.location
-        assert snapshot.latest_completed.checkpoint_id == checkpoint_id
+        assert present(snapshot.latest_savepoint).location == savepoint.location
+        assert present(snapshot.latest_completed).checkpoint_id == checkpoint_id
 
     def test_a_savepoint_that_is_copied_where_nothing_runs_is_counted_at_its_end(self, attempt: AttemptRef) -> None:
         self.complete(attempt)
         self.coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
         savepoints = JobSavepoints(self.rows)
         for failure in (None, "the disk is full"):
-            asked = savepoints.request(RequestSavepoint(job_id=JOB, operator_id=OPERATOR, request_key=new_key()))
+            asked = savepoints.request(make_savepoint_request(attempt))
             begun = savepoints.begin(
                 BeginSavepoint(
                     job_id=JOB, request_key=asked.request_key, savepoint_dir=SAVEPOINTS, trigger_key=new_key()
@@ -337,8 +326,7 @@ class StatisticsContract:
         for checkpoint_id in (newer, older):
             self.coordinator.confirm_restore(ConfirmRestore(attempt=again, checkpoint_id=checkpoint_id))
         snapshot = self.tracker.create_snapshot()
-        assert snapshot.latest_restored is not None
-        assert (snapshot.counts.restored, snapshot.latest_restored.checkpoint_id) == (1, older)
+        assert (snapshot.counts.restored, present(snapshot.latest_restored).checkpoint_id) == (1, older)
 
     def test_a_savepoint_that_an_operator_begins_from_is_restored_but_not_taken(self) -> None:
         grant = self.coordinator.register(make_registration(restore_from=make_source(PLACE)))
@@ -349,8 +337,7 @@ class StatisticsContract:
         )
         snapshot = self.tracker.create_snapshot()
         assert (self.numbers(snapshot), snapshot.savepoints.restored) == ((0, 0, 0, 0), 1)
-        assert snapshot.latest_restored is not None
-        assert snapshot.latest_restored.location == PLACE
+        assert present(snapshot.latest_restored).location == PLACE
 
     def test_a_late_acknowledgement_updates_the_numbers_of_a_failed_entry_and_no_count(
         self, attempt: AttemptRef, clock: ManualClock
@@ -385,8 +372,7 @@ class StatisticsContract:
             )
         snapshot = self.tracker.create_snapshot()
         assert self.numbers(snapshot) == (1, 0, 0, 1)
-        assert snapshot.latest_failed is not None
-        assert snapshot.latest_failed.failure_cause == "StorageError: bucket is full"
+        assert present(snapshot.latest_failed).failure_cause == "StorageError: bucket is full"
 
     def test_a_report_without_a_cause_leaves_what_the_row_says(self, attempt: AttemptRef) -> None:
         self.tracker.report_failed_checkpoint(self.fail(attempt, "disk full"), CheckpointException(IO))

@@ -1,10 +1,13 @@
-"""Completed checkpoints with files in a folder."""
+"""Completed checkpoints with files in a folder, and calls to the rows of aligned checkpoints."""
 
 from __future__ import annotations
 
 import hashlib
 from datetime import UTC, datetime
 
+import pytest
+
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.ids import (
     METADATA_FILE,
@@ -23,6 +26,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorState,
     OperatorSubtaskState,
 )
+from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, encode_metadata
 
@@ -31,6 +35,15 @@ OPERATOR = operator_id_of("aggregate")
 NEVER = CheckpointProperties.for_checkpoint(CheckpointRetentionPolicy.NEVER_RETAIN_AFTER_TERMINATION)
 SAVEPOINT = CheckpointProperties.for_savepoint()
 UNCLAIMED = CheckpointProperties.for_unclaimed_snapshot()
+
+
+class OnAlignedRows:
+    """The rows of jobs as a process calls them that takes savepoints of whole jobs."""
+
+    @pytest.fixture
+    def rows(self, jobs: JobStore) -> AlignedCheckpoints:
+        """Return the calls to the rows."""
+        return AlignedCheckpoints(jobs)
 
 
 class WrittenCheckpoints:

@@ -47,11 +47,6 @@ def _brief(change: Change) -> tuple[str, str | None, str]:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def witness() -> Witness:
     return Witness()
 

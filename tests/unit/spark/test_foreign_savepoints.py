@@ -32,7 +32,7 @@ from airflow_provider_statecheck.state.writing.canonical import write_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, SnapshotHandle, encode_metadata
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotManifest
-from tests.messages import make_savepoint_request, source_at
+from tests.messages import make_savepoint_request, present, source_at
 from tests.unit.storage.keyed_files import keyed
 from tests.unit.written_stage import WrittenStage
 
@@ -128,8 +128,7 @@ def test_a_place_that_the_setting_allows_is_read(stage: WrittenStage, tmp_path: 
     elsewhere = (tmp_path / "archive").as_uri()
     pointer = foreign(stage, tmp_path, **naming(stage, f"{elsewhere}/state", "state"))
     stage.storage = stage.storage.allowing(locations=[elsewhere])
-    restored = begin(stage, pointer)
-    assert restored is not None
+    restored = present(begin(stage, pointer))
     assert restored.state == {}
 
 
@@ -146,8 +145,7 @@ def test_a_savepoint_that_was_moved_names_what_moved_with_it(stage: WrittenStage
     )
     attempt.finish(AttemptStatus.FAILED)
     Path(directory.removeprefix("file://")).rename(tmp_path / "moved")
-    restored = begin(stage, f"{tmp_path}/moved")
-    assert restored is not None
+    restored = present(begin(stage, f"{tmp_path}/moved"))
     assert restored.state == {"done": ["x" * 50_000]}
     assert [handle.uri.startswith(f"file://{tmp_path}/moved/") for handle in restored.document.snapshots] == [True]
 
@@ -159,8 +157,7 @@ def test_the_own_checkpoints_go_on_in_a_directory_of_an_earlier_configuration(
     stage.take(attempt, stage.snapshot(attempt, "orders"))
     attempt.finish(AttemptStatus.FAILED)
     stage.storage = CheckpointStorage.open(f"{tmp_path}/new")
-    restored = stage.attempt("mine").restore()
-    assert restored is not None
+    restored = present(stage.attempt("mine").restore())
     assert restored.document.snapshots[0].uri.startswith(f"file://{tmp_path}/checkpoints/")
 
 
@@ -171,8 +168,7 @@ def moved_on(stage: WrittenStage, tmp_path: Path) -> SnapshotHandle:
     attempt.finish(AttemptStatus.FAILED)
     stage.storage = CheckpointStorage.open(f"{tmp_path}/new")
     attempt = stage.attempt("mine")
-    restored = attempt.restore()
-    assert restored is not None
+    restored = present(attempt.restore())
     handles = restored.document.snapshots
     attempt.take_checkpoint(handles, {}, finished_items=0, new_bytes=0, pinned=frozenset())
     attempt.finish(AttemptStatus.FAILED)
@@ -182,8 +178,7 @@ def moved_on(stage: WrittenStage, tmp_path: Path) -> SnapshotHandle:
 
 def test_a_snapshot_in_an_earlier_directory_outlives_the_checkpoints_there(stage: WrittenStage, tmp_path: Path) -> None:
     handle = moved_on(stage, tmp_path)
-    restored = stage.attempt("mine").restore()
-    assert restored is not None
+    restored = present(stage.attempt("mine").restore())
     assert restored.document.snapshots == (handle,)
 
 
@@ -209,8 +204,7 @@ def claimed(stage: WrittenStage, tmp_path: Path) -> None:
     attempt.finish(AttemptStatus.FAILED)
     source = replace(source_at(stage.storage, directory), mode=RestoreMode.CLAIM)
     heir = stage.attempt("mine", restore_from=source)
-    restored = heir.restore()
-    assert restored is not None
+    restored = present(heir.restore())
     stage.take(heir, *restored.document.snapshots)
     heir.finish(AttemptStatus.FAILED)
 

@@ -33,7 +33,7 @@ from airflow_provider_statecheck.spark.snapshots.live_snapshots import StageSnap
 from airflow_provider_statecheck.spark.status_log import stopping_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle
-from tests.messages import make_owner, make_savepoint_request, source_at
+from tests.messages import make_owner, make_savepoint_request, present, source_at
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
 LARGE_STATE = ["an item that is finished"] * 2000
@@ -76,8 +76,7 @@ def begin_from(
     stage: WrittenStage, pointer: str, job: str = "heir", **changes: Any
 ) -> tuple[StageAttempt, RestoredStage]:
     attempt = stage.attempt(job, restore_from=source_at(stage.storage, pointer, **changes))
-    restored = attempt.restore()
-    assert restored is not None
+    restored = present(attempt.restore())
     return attempt, restored
 
 
@@ -97,8 +96,7 @@ def test_a_savepoint_has_the_figures_of_the_checkpoint_that_it_copies(stage: Wri
     ask(stage, target)
     serve_idle(stage.savepoints, stage.coordinator.describe(job_id_of(JOB)), CheckpointStorage.open, None)
     of_running, of_idle = (savepoint.summary for savepoint in savepoints_of(stage))
-    assert of_running is not None
-    assert of_running.steps == figures.steps
+    assert present(of_running).steps == figures.steps
     assert of_idle == of_running
 
 
@@ -219,8 +217,7 @@ def test_stopping_with_a_savepoint_stops_the_stage_which_may_go_on_from_its_last
         stage.take(attempt, stage.snapshot(attempt, "orders"))
     assert stopped.value.pointer == savepoints_of(stage)[0].location
     attempt.finish(AttemptStatus.FAILED)
-    restored = stage.attempt().restore()
-    assert restored is not None
+    restored = present(stage.attempt().restore())
     assert [h.name for h in restored.document.snapshots] == ["orders"]
 
 
@@ -300,8 +297,7 @@ def test_a_checkpoint_after_an_unclaimed_savepoint_names_none_of_its_files(stage
     stage.take(attempt, *snapshots.handles)
     attempt.finish(AttemptStatus.FAILED)
     shutil.rmtree(local_path(savepoint.location))
-    retry = stage.attempt("heir").restore()
-    assert retry is not None
+    retry = present(stage.attempt("heir").restore())
     assert [(h.name, h.rows) for h in retry.document.snapshots] == [("orders", 2000)]
 
 
@@ -339,8 +335,7 @@ def test_a_savepoint_that_its_own_operator_claimed_ends_with_the_checkpoint_that
     attempt = stage.attempt(
         owner=cleared, num_retained=1, restore_from=source_at(stage.storage, savepoint.location, mode=RestoreMode.CLAIM)
     )
-    restored = attempt.restore()
-    assert restored is not None
+    restored = present(attempt.restore())
     assert restored.checkpoint.location == savepoint.location
     stage.take(attempt, stage.snapshot(attempt, "orders anew"))
     attempt.finish(AttemptStatus.FINISHED)
@@ -348,8 +343,7 @@ def test_a_savepoint_that_its_own_operator_claimed_ends_with_the_checkpoint_that
     again.restore()
     stage.take(again, stage.snapshot(again, "orders again"))
     again.finish(AttemptStatus.FINISHED)
-    row = stage.coordinator.checkpoint(job_id_of(JOB), savepoint.checkpoint_id)
-    assert row is not None
+    row = present(stage.coordinator.checkpoint(job_id_of(JOB), savepoint.checkpoint_id))
     is_there = (local_path(savepoint.location) / "_metadata").exists()
     assert (row.status is CheckpointStatus.COMPLETED) is is_there
     assert row.status is CheckpointStatus.DISPOSED
@@ -385,8 +379,7 @@ def test_a_savepoint_of_another_operator_is_refused_and_both_uids_are_named(stag
 
 def test_an_operator_that_was_renamed_is_restored(stage: WrittenStage, target: str) -> None:
     savepoint = saved(stage, target)
-    found = source_at(stage.storage, savepoint.location, uid="totals", renamed_uids={"aggregate": "totals"})
-    assert found is not None
+    found = present(source_at(stage.storage, savepoint.location, uid="totals", renamed_uids={"aggregate": "totals"}))
     assert found.pointer == savepoint.location
 
 
