@@ -23,10 +23,13 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.spark.sinks.commit_files import seal, unseal
+from airflow_provider_statecheck.spark.sinks.delta_output import DeltaCommittable
+from airflow_provider_statecheck.spark.sinks.iceberg_writer import IcebergCommittable
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink, committed_files
-from airflow_provider_statecheck.spark.sinks.sink import Sink
+from airflow_provider_statecheck.spark.sinks.sink import Committable, Sink
 from airflow_provider_statecheck.spark.sinks.table_sinks import DeltaSink, IcebergSink, SqlSink
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
+from airflow_provider_statecheck.spark.sinks.two_phase_commit_sink import TransactionCommittable
 from airflow_provider_statecheck.spark.tables.data_files import FileLayout
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA, SinkAttempt
 from tests.unit.spark.sinks.attempts import Attempt, committed_in, hidden_in, seen_in
@@ -172,6 +175,28 @@ def test_another_lineage_with_another_schema_is_refused(path):
         Attempt(path, 1, partition_by=["name"]).open()
     with pytest.raises(UnsupportedStateError, match="no column has a name in common"):
         Attempt(path, 1, schema=pa.schema([("other", pa.int64())])).open()
+
+
+# Committables
+
+
+KINDS = [Committable, DeltaCommittable, IcebergCommittable, TransactionCommittable]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_committable_of_the_sink_is_refused(kind):
+    others = [{**each.FORMAT, "lineage": "x", "epoch": 1, "subtask": 0} for each in KINDS if each.FORMAT != kind.FORMAT]
+    for document in ({}, {**kind.FORMAT, "format_version": 9}, {**kind.FORMAT, "lineage": "x", "files": 3}, *others):
+        with pytest.raises(CorruptStateError, match=f"Expected {kind.KIND} of format 1"):
+            kind.from_json(document)
+
+
+def test_a_commit_with_the_committables_of_another_sink_is_refused(path, tmp_path):
+    for settings in ({}, {"upsert_by": ["key"]}):
+        sink = DeltaSink(str(tmp_path / f"delta-{len(settings)}"), **settings)
+        written = SinkAttempt(sink, 1).open().write(1)
+        with pytest.raises(CorruptStateError, match="Expected a committable of a Parquet sink of format 1"):
+            Attempt(path, 1).open().commit(1, written)
 
 
 # The schema over time

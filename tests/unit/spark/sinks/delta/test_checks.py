@@ -11,13 +11,11 @@ from deltalake.schema import PrimitiveType
 
 from airflow_provider_statecheck.exceptions import (
     CoordinatorError,
-    CorruptStateError,
     EnvironmentNotReadyError,
     InvalidConfigurationError,
     StorageError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.spark.sinks.sink import Committable
 from airflow_provider_statecheck.spark.sinks.table_sinks import DeltaSink
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA, table_of
@@ -55,19 +53,6 @@ def test_missing_package_is_named_with_its_extra(path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "deltalake", None)
     with pytest.raises(EnvironmentNotReadyError, match=r"airflow-provider-statecheck\[delta\]"):
         DeltaAttempt(path, 1).open()
-
-
-@pytest.mark.parametrize("damaged", [{}, {"format_version": 2}, {"format_version": 1, "lineage": "x", "files": 3}])
-def test_committable_of_another_kind_is_refused(path, damaged):
-    with pytest.raises(CorruptStateError, match="Expected a committable of a Delta sink of format 1"):
-        DeltaAttempt(path, 1).open().commit(1, [damaged])
-
-
-@pytest.mark.parametrize("settings", [{}, {"upsert_by": ["key"]}])
-def test_committable_of_a_delta_sink_is_refused_by_a_sink_of_files(path, settings):
-    written = DeltaAttempt(path, 1, **settings).open().write(1)
-    with pytest.raises(CorruptStateError, match="Expected a committable of a Parquet sink of format 1"):
-        Committable.from_json(written[0])
 
 
 @pytest.mark.parametrize(
