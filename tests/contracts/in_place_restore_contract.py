@@ -99,12 +99,10 @@ class InPlaceRestoreContract(RunsWithTasks):
         return self.restoring.restore(RestoreJob(job_id=JOB, savepoint=savepoint, requested_by="anna", dry_run=dry_run))
 
     def confirm(self, grant: AttemptGrant, **changes: Any) -> None:
-        """Let a driver confirm what it was granted."""
         restored = grant.candidates[0].checkpoint_id
         self.gateway.confirm_restore(ConfirmRestore(attempt=grant.attempt, checkpoint_id=restored, **changes))
 
     def fail(self, grant: AttemptGrant) -> None:
-        """Let an attempt fail."""
         self.gateway.finish(FinishAttempt(attempt=grant.attempt, status=FAILED))
 
     def restored_run(self, number: int, **settings: Any) -> AttemptGrant:
@@ -121,7 +119,6 @@ class InPlaceRestoreContract(RunsWithTasks):
         return [(each.status, each.message) for each in listed if each.pointer is not None]
 
     def operator(self, uid: str = "aggregate") -> OperatorRecord:
-        """Return the row of an operator."""
         return next(o for o in self.gateway.describe(JOB).operators if o.uid == uid)
 
     @staticmethod
@@ -549,7 +546,6 @@ class InPlaceRestoreContract(RunsWithTasks):
 
     @staticmethod
     def wanted(action: JobAction, **changes: Any) -> UserAction:
-        """Return an action of a user."""
         return UserAction(
             **{"job_id": JOB, "action": action, "request_key": new_key(), "requested_by": "bob"} | changes
         )

@@ -69,7 +69,6 @@ def owned_by(dag_id: str | None, **changes: Any) -> AttemptOwner:
 
 
 def names(listed: JobList) -> list[str]:
-    """Return the names of the jobs on a page."""
     return [overview.name for overview in listed.jobs]
 
 
@@ -87,7 +86,6 @@ class JobListContract:
         return self.coordinator.register(registration).attempt
 
     def only(self, **page: Any) -> JobOverview:
-        """Return the only job of the list."""
         [overview] = self.rows.job_overviews(JobsPage(**page)).jobs
         return overview
 
@@ -355,7 +353,6 @@ class JobListContract:
 
 
 def overview_of(view: JobView) -> JobOverview:
-    """Return the overview of a job."""
     epochs = {operator.operator_id: operator.epoch for operator in view.operators}
     attempts = view.attempts_of_stages
     newest = _newest_checkpoint(view)

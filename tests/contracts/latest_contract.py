@@ -211,7 +211,6 @@ class Job:
         return copy_checkpoint(self.store, JOB, operator_id)
 
     def dispose(self, savepoint: CheckpointRecord) -> None:
-        """Dispose of a savepoint."""
         JobSavepoints(self.store).dispose(DisposeSavepoint(job_id=JOB, pointer=savepoint.location))
 
     def recreate(self) -> None:
@@ -220,7 +219,6 @@ class Job:
         self.work(1)
 
     def remove(self) -> None:
-        """Remove the job."""
         MaintenanceContract.remove(self.maintenance, JOB)
 
     def add_operator(self) -> None:

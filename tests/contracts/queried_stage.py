@@ -142,7 +142,6 @@ class QueriedStage:
         return present(source_at(self.storage, pointer, self.written[0].stage))
 
     def pointer(self, checkpoint_id: int) -> str:
-        """Return the pointer of a checkpoint."""
         return f"{self.storage.base_uri}/{self.job_id}/chk-{checkpoint_id}"
 
     def close(self) -> None:

@@ -129,7 +129,6 @@ class QueriedJob:
 
     @pytest.fixture
     def storage(self, tmp_path: Path) -> CheckpointStorage:
-        """Return the checkpoint storage."""
         return CheckpointStorage.open((tmp_path / "checkpoints").as_uri())
 
     @pytest.fixture
@@ -166,11 +165,9 @@ class QueriedJob:
         return make_stage()
 
     def query(self, name: str, *keys: Any, job_id: JobId | None = None, **changes: Any) -> StateQuery:
-        """Return a query of keys."""
         return StateQuery(job_id=job_id or self.job_id, name=name, keys=PythonKeys(keys), **changes)
 
     def read(self, reader: Reader, name: str, key: Any, **changes: Any) -> Any:
-        """Return the value of one key."""
         (value,) = reader.get(self.query(name, key, **changes)).values
         return value
 

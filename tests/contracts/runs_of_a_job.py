@@ -91,7 +91,6 @@ class RunsOfAJob:
         return [c.checkpoint_id for c in grant.candidates]
 
     def ids(self, status: CheckpointStatus = CheckpointStatus.COMPLETED) -> list[int]:
-        """Return the checkpoints of a status."""
         return [c.checkpoint_id for c in self.gateway.describe(JOB).checkpoints if c.status is status]
 
 

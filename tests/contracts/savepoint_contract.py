@@ -191,12 +191,10 @@ class SavepointContract:
         return begun
 
     def confirmed(self, attempt: AttemptRef, checkpoint_id: int) -> OpenEffects:
-        """Confirm the commits of a checkpoint."""
         return self.coordinator.confirm_commits(ConfirmCommits(attempt=attempt, checkpoint_ids=(checkpoint_id,)))
 
     @staticmethod
     def pinned(store: JobStore) -> list[int]:
-        """Return the pinned checkpoints."""
         return [o.pinned_checkpoint for o in store.describe(JOB).operators if o.pinned_checkpoint is not None]
 
     def ask(self, attempt: AttemptRef, **changes: Any) -> SnapshotRequest:
@@ -212,7 +210,6 @@ class SavepointContract:
         )
 
     def row(self, checkpoint_id: int) -> CheckpointRecord:
-        """Return the row of a checkpoint."""
         rows = self.coordinator.describe(JOB).checkpoints
         return next(c for c in rows if c.checkpoint_id == checkpoint_id)
 

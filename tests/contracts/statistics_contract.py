@@ -56,7 +56,6 @@ LARGEST_ROW = 64 * 1024
 
 
 def tracker_of(store: JobStore, operator_id: OperatorId, **options: int) -> CheckpointStatsTracker:
-    """Return a tracker of an operator."""
     attempt = AttemptRef(job_id=JOB, operator_id=operator_id, epoch=1)
     return CheckpointStatsTracker(AlignedCheckpoints(store), attempt, **options)
 
@@ -76,7 +75,6 @@ class StatisticsContract:
         return self.coordinator.register(make_registration()).attempt
 
     def trigger(self, attempt: AttemptRef, **changes: Any) -> int:
-        """Begin a checkpoint."""
         values: dict[str, Any] = {"attempt": attempt, "request_key": new_key()}
         return self.coordinator.trigger(TriggerCheckpoint(**values | changes)).checkpoint_id
 

@@ -56,7 +56,6 @@ class WrittenCheckpoints:
     def write(
         self, checkpoint_id: int, shared: tuple[str, ...] = ("common",), properties: CheckpointProperties = NEVER
     ) -> CompletedCheckpoint:
-        """Write the files of a checkpoint and return it."""
         location = checkpoint_uri(self._storage.base_uri, JOB, checkpoint_id)
         handle = KeyedStateHandle(
             backend_id="backend",

@@ -75,6 +75,11 @@ def foreign(stage: WrittenStage, tmp_path: Path, **changes: Any) -> str:
     return uri.removesuffix("/_metadata")
 
 
+def write(storage: CheckpointStorage, document: CheckpointDocument, directory: str) -> None:
+    properties = CheckpointProperties.for_savepoint()
+    write_savepoint(storage, document, directory=directory, checkpoint_id=9, properties=properties)
+
+
 def begin(stage: WrittenStage, pointer: str, **changes: Any) -> RestoredStage | None:
     return stage.attempt("mine", restore_from=source_at(stage.storage, pointer), **changes).restore()
 
@@ -136,13 +141,7 @@ def test_a_savepoint_that_was_moved_names_what_moved_with_it(stage: WrittenStage
     attempt = stage.attempt("theirs")
     taken = stage.take(attempt, stage.snapshot(attempt, "orders"), state=["x" * 50_000])
     directory = f"{stage.storage.base_uri}/savepoint-012345-0123456789ab"
-    write_savepoint(
-        stage.storage,
-        attempt._documents.load(taken),
-        directory=directory,
-        checkpoint_id=9,
-        properties=CheckpointProperties.for_savepoint(),
-    )
+    write(stage.storage, attempt._documents.load(taken), directory)
     attempt.finish(AttemptStatus.FAILED)
     Path(directory.removeprefix("file://")).rename(tmp_path / "moved")
     restored = present(begin(stage, f"{tmp_path}/moved"))
@@ -194,13 +193,7 @@ def claimed(stage: WrittenStage, tmp_path: Path) -> None:
     attempt = stage.attempt("theirs")
     taken = stage.take(attempt, stage.snapshot(attempt, "orders"), state=["x" * 50_000])
     directory = f"{tmp_path.as_uri()}/downloads/savepoint-012345-0123456789ab"
-    write_savepoint(
-        stage.storage.allowing(directory),
-        attempt._documents.load(taken),
-        directory=directory,
-        checkpoint_id=9,
-        properties=CheckpointProperties.for_savepoint(),
-    )
+    write(stage.storage.allowing(directory), attempt._documents.load(taken), directory)
     attempt.finish(AttemptStatus.FAILED)
     source = replace(source_at(stage.storage, directory), mode=RestoreMode.CLAIM)
     heir = stage.attempt("mine", restore_from=source)
@@ -246,21 +239,11 @@ def test_commands_and_readers_of_state_open_nothing_else_either(
     with pytest.raises(LocationNotAllowedError):
         states.values()
     with pytest.raises(LocationNotAllowedError):
-        _copied(stage, states.document, tmp_path)
+        write(stage.storage, states.document, f"{stage.storage.base_uri}/savepoint-aaaaaa-0123456789ab")
     assert paths == []
     allowed = CheckpointStates.load(pointer, allowed_locations=[url.removesuffix("/admin")])
     assert allowed.values() == {}
     assert paths
-
-
-def _copied(stage: WrittenStage, document: CheckpointDocument, tmp_path: Path) -> None:
-    write_savepoint(
-        stage.storage,
-        document,
-        directory=f"{stage.storage.base_uri}/savepoint-aaaaaa-0123456789ab",
-        checkpoint_id=1,
-        properties=CheckpointProperties.for_savepoint(),
-    )
 
 
 def test_spark_is_given_no_path_elsewhere(stage: WrittenStage, tmp_path: Path) -> None:
