@@ -27,6 +27,7 @@ from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenan
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle
 from airflow_provider_statecheck.storage.pointers import find_source
@@ -95,7 +96,7 @@ class WrittenStage:
         """Complete a checkpoint; what it subsumes stays, as after a driver that died right then."""
         attempt._cleaner.discard = lambda *_: ()  # type: ignore[method-assign]
         state = {"done": state if state is not None else []}
-        taken = attempt.take_checkpoint(snapshots, state, finished_items=0, new_bytes=0, pinned=frozenset())
+        taken = attempt.take_checkpoint(CheckpointContent(snapshots=snapshots, state=state))
         assert taken is not None
         return taken
 

@@ -24,6 +24,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 from airflow_provider_statecheck.exceptions import LocationNotAllowedError
 from airflow_provider_statecheck.maintenance.savepoints import serve_idle
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier, verify_job
+from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot
 from airflow_provider_statecheck.state.arrow.part_files import PartBytes
@@ -169,7 +170,7 @@ def moved_on(stage: WrittenStage, tmp_path: Path) -> SnapshotHandle:
     attempt = stage.attempt("mine")
     restored = present(attempt.restore())
     handles = restored.document.snapshots
-    attempt.take_checkpoint(handles, {}, finished_items=0, new_bytes=0, pinned=frozenset())
+    attempt.take_checkpoint(CheckpointContent(snapshots=handles))
     attempt.finish(AttemptStatus.FAILED)
     assert stage.statuses("mine") == {1: "subsumed", 2: "completed"}
     return handles[0]

@@ -28,6 +28,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.maintenance.savepoints import serve_idle
 from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import StageSnapshots
 from airflow_provider_statecheck.spark.status_log import stopping_savepoint
@@ -69,7 +70,7 @@ def saved(stage: WrittenStage, target: str, state: Any = None) -> CheckpointReco
 
 def discarding(attempt: StageAttempt, *snapshots: SnapshotHandle) -> None:
     """Complete a checkpoint and delete what it subsumes."""
-    attempt.take_checkpoint(snapshots, {}, finished_items=0, new_bytes=0, pinned=frozenset())
+    attempt.take_checkpoint(CheckpointContent(snapshots=snapshots))
 
 
 def begin_from(
@@ -91,7 +92,7 @@ def test_a_savepoint_has_the_figures_of_the_checkpoint_that_it_copies(stage: Wri
     attempt = stage.attempt()
     ask(stage, target)
     orders = stage.snapshot(attempt, "orders")
-    attempt.take_checkpoint((orders,), {}, finished_items=0, new_bytes=0, pinned=frozenset(), summary=figures)
+    attempt.take_checkpoint(CheckpointContent(snapshots=(orders,), summary=figures))
     attempt.finish(AttemptStatus.FINISHED)
     ask(stage, target)
     serve_idle(stage.savepoints, stage.coordinator.describe(job_id_of(JOB)), CheckpointStorage.open, None)

@@ -11,6 +11,7 @@ from hypothesis import given, strategies as st
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.checkpoint.snapshot_summary import LoopSummary, SnapshotSummary, StepSummary
 from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.spark.status_log import (
     SmoothedRate,
     StageProgress,
@@ -343,7 +344,5 @@ def test_the_row_of_a_checkpoint_has_the_time_to_write_its_metadata(stage: Writt
     registration = make_registration(storage_base=stage.storage.base_uri)
     attempt = StageAttempt(stage.coordinator, stage.storage, registration, monotonic=lambda: float(next(ticks)))
     snapshot = stage.snapshot(attempt, "a")
-    taken = attempt.take_checkpoint(
-        (snapshot,), {}, finished_items=0, new_bytes=0, pinned=frozenset(), summary=SnapshotSummary()
-    )
+    taken = attempt.take_checkpoint(CheckpointContent(snapshots=(snapshot,), summary=SnapshotSummary()))
     assert present(taken).summary == SnapshotSummary(write_seconds=1.0)
