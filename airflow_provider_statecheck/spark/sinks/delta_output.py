@@ -145,9 +145,7 @@ class UpsertedRows(DeltaDestination):
     @override
     def _require_removable(self, snapshot: DeltaSnapshot, ranges: Sequence[CommitRange]) -> None:
         recorded = self.records.publications(each for each in ranges if each.last != ALL_CHECKPOINTS)
-        appended = [
-            f.name for each in recorded for t in each.committables for f in t.files if lineage_of_data_file(f.name)
-        ]
+        appended = [file.name for each in recorded for file in each.files if lineage_of_data_file(file.name)]
         if any(each.last == ALL_CHECKPOINTS for each in ranges):
             appended += [name for name in own_files(snapshot) if lineage_of_data_file(name) == self.files.lineage]
         if appended:
@@ -267,7 +265,7 @@ class AppendedFiles(DeltaDestination):
     @override
     def _write(self, snapshot: DeltaSnapshot, change: LogChange, commit: DeltaCommit) -> StorageError | None:
         published = change.publication
-        added = [file for task in published.committables for file in task.files] if published else []
+        added = published.files if published else []
         if published is not None:
             require_files_exist(self.files, published.checkpoint_id, added)
         removed = self._removed(snapshot, change.retracted)
@@ -340,7 +338,7 @@ class AppendedFiles(DeltaDestination):
 
     def _recorded(self, ranges: Iterable[CommitRange]) -> dict[str, int]:
         found = self.records.publications(ranges)
-        return {file.name: file.size_bytes for each in found for task in each.committables for file in task.files}
+        return {file.name: file.size_bytes for each in found for file in each.files}
 
     def _files_in(self, snapshot: DeltaSnapshot | None) -> set[str]:
         names = frozenset() if snapshot is None else own_files(snapshot)

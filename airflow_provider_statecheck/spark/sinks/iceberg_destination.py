@@ -112,7 +112,7 @@ class TableCommit(NamedTuple):
     @classmethod
     def of(cls, publication: Publication) -> Self:
         """Return the commit of the output of a checkpoint, without its snapshot."""
-        files = [file for task in publication.committables for file in task.files]
+        files = publication.files
         return cls(
             generation=publication.generation,
             checkpoint_id=publication.checkpoint_id,
@@ -302,7 +302,7 @@ class IcebergDestination(CommitDestination):
         return replace(edit, add=[*edit.add, *add], remove=[*edit.remove, *remove])
 
     def _new_files(self, published: Publication) -> list[Any]:
-        files = [decode_data_file(file) for task in published.committables for file in task.files]
+        files = [decode_data_file(file) for file in published.files]
         # An object store is the same for the driver and the executors, a disk may not be.
         local = (file.file_path for file in files if _is_local(file.file_path))
         removed = next((path for path in local if not self._loaded.io.new_input(path).exists()), None)

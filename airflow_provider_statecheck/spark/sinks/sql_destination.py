@@ -104,7 +104,7 @@ class SqlDestination(CommitDestination):
     def require_same(self, committed: Publication) -> None:
         from sqlalchemy import select
 
-        commits, rows = self._commits, sum(file.rows for task in committed.committables for file in task.files)
+        commits, rows = self._commits, sum(file.rows for file in committed.files)
         wanted = select(commits.c.row_count).where(
             *self._is_own(commits),
             commits.c.generation == committed.generation,

@@ -247,7 +247,7 @@ def sweep_staged(files: TargetFiles, last_epoch: int) -> None:
 
 def delete_after_commit(files: TargetFiles, publication: Publication) -> None:
     """Delete the staged files of a committed checkpoint; those that cannot be deleted are left to a later sweep."""
-    names = [file.name for task in publication.committables for file in task.files]
+    names = [file.name for file in publication.files]
     try:
         in_parallel(files.delete, names, is_local=files.is_local)
     except StateCheckError as error:
