@@ -15,9 +15,7 @@ import pyarrow.parquet
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
-from airflow_provider_statecheck.checkpoint.ids import MANIFEST_FILE, epoch_name, job_id_of, new_key, shared_uri, slug
-from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
-from airflow_provider_statecheck.checkpoint.properties import RestoreMode, RestoreSource
+from airflow_provider_statecheck.checkpoint.ids import MANIFEST_FILE, epoch_name, job_id_of, shared_uri, slug
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import StorageError
@@ -30,10 +28,9 @@ from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle
-from airflow_provider_statecheck.storage.pointers import find_source
 from airflow_provider_statecheck.storage.snapshot_manifest import build_manifest
 from tests.contracts.maintenance_contract import KnownRuns, NoTokens
-from tests.messages import ManualClock, make_registration
+from tests.messages import ManualClock, make_registration, make_savepoint_request, source_at
 from tests.sqlite_rows import new_store
 from tests.written_snapshots import spark_schema
 
@@ -108,22 +105,13 @@ class WrittenStage:
         attempt.finish(AttemptStatus.FAILED)
         return attempt
 
-    def source_at(self, pointer: str, **changes: Any) -> RestoreSource | None:
+    def source_at(self, pointer: str, **changes: Any) -> Any:
         """Return what a new attempt restores from a snapshot, without a claim; ``None`` if the snapshot has no part of it."""
-        values: dict[str, Any] = {
-            "uid": "aggregate",
-            "mode": RestoreMode.NO_CLAIM,
-            "renamed_uids": {},
-            "allow_non_restored_state": False,
-        }
-        return find_source(self.storage, pointer, **values | changes)
+        return source_at(self.storage, pointer, **changes)
 
     def request_savepoint(self, attempt: StageAttempt, target: str) -> None:
         """Request a savepoint, which the attempt takes with its next checkpoint."""
-        ref = attempt.grant.attempt
-        self.savepoints.request(
-            RequestSavepoint(job_id=ref.job_id, operator_id=ref.operator_id, request_key=new_key(), target=target)
-        )
+        self.savepoints.request(make_savepoint_request(attempt.grant.attempt, target=target))
 
     def files(self) -> dict[str, int]:
         """Return every file and its size."""
