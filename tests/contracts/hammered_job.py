@@ -106,7 +106,8 @@ class HammeredJob:
         directory = new_savepoint_uri(self.storage.base_uri, self.job_id)
         document = load_document(self.storage, latest)
         rescale_max_parallelism(self.storage, document, directory=directory, max_parallelism=max_parallelism)
-        return present(source_at(self.storage, directory, self._function.stage, mode=RestoreMode.CLAIM))
+        found: RestoreSource = present(source_at(self.storage, directory, self._function.stage, mode=RestoreMode.CLAIM))
+        return found
 
 
 class Reader(Protocol):

@@ -139,7 +139,8 @@ class QueriedStage:
 
     def source(self, pointer: str) -> RestoreSource:
         """Return a savepoint as an attempt finds it that starts from it."""
-        return present(source_at(self.storage, pointer, self.written[0].stage))
+        found: RestoreSource = present(source_at(self.storage, pointer, self.written[0].stage))
+        return found
 
     def pointer(self, checkpoint_id: int) -> str:
         return f"{self.storage.base_uri}/{self.job_id}/chk-{checkpoint_id}"

@@ -180,7 +180,7 @@ def test_another_lineage_with_another_schema_is_refused(path):
 # Committables
 
 
-KINDS = [Committable, DeltaCommittable, IcebergCommittable, TransactionCommittable]
+KINDS: list[Any] = [Committable, DeltaCommittable, IcebergCommittable, TransactionCommittable]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -192,8 +192,8 @@ def test_what_is_no_committable_of_the_sink_is_refused(kind):
 
 
 def test_a_commit_with_the_committables_of_another_sink_is_refused(path, tmp_path):
-    for settings in ({}, {"upsert_by": ["key"]}):
-        sink = DeltaSink(str(tmp_path / f"delta-{len(settings)}"), **settings)
+    for keys in ([], ["key"]):
+        sink = DeltaSink(str(tmp_path / f"delta-{len(keys)}"), upsert_by=keys)
         written = SinkAttempt(sink, 1).open().write(1)
         with pytest.raises(CorruptStateError, match="Expected a committable of a Parquet sink of format 1"):
             Attempt(path, 1).open().commit(1, written)
