@@ -144,6 +144,17 @@ def test_nothing_is_lost_or_doubled_wherever_attempts_end(orders, runs, rows, re
     assert sorted(in_order) == sorted((key is not None, key or 0) for key in expected)
 
 
+def test_a_new_run_reads_first_what_the_one_before_left(orders):
+    orders.add_keys(range(6))
+    state = after_one(source_of(orders))
+    orders.add_keys([6])
+
+    enumerator = source_of(orders).open(None, state, new_run=True)
+
+    assert keys_of(increments(enumerator)) == [4, 5, 6]
+    assert enumerator.snapshot()["increments"] == 2
+
+
 def test_the_state_of_many_runs_does_not_grow(orders):
     state, sizes = None, []
     for day in range(6):

@@ -145,6 +145,19 @@ def test_several_sinks_of_one_directory_are_one_source(path, source):
     assert sorted(read(source().open(None))) == [[1], [2]]
 
 
+def test_a_new_run_reads_first_what_the_one_before_left(path, source):
+    attempt = Attempt(path, 1).open()
+    attempt.add(1, 1)
+    attempt.add(2, 2)
+    state = after(source(), 1)
+    attempt.add(3, 3)
+
+    enumerator = source().open(None, state, new_run=True)
+
+    assert read(enumerator) == [[2], [3]]
+    assert enumerator.snapshot()["increments"] == 3
+
+
 def upstream_of_three(path):
     attempt = Attempt(path, 1).open()
     attempt.add(1, 1)
