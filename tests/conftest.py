@@ -16,6 +16,7 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
+    from tests.messages import ManualClock
     from tests.object_store import ObjectStore
     from tests.standalone_cluster import StandaloneCluster
 
@@ -117,6 +118,14 @@ def object_store() -> Iterator[ObjectStore]:
 
     with running_object_store() as store:
         yield store
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """The clock of the rows, which the test sets."""
+    from tests.messages import ManualClock
+
+    return ManualClock()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Set as AbstractSet
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from airflow_provider_statecheck.checkpoint.failure import (
     UNKNOWN_CHECKPOINT_ID,
@@ -55,10 +55,9 @@ from airflow_provider_statecheck.spark.checkpoint_files import (
 )
 from airflow_provider_statecheck.spark.restore import RestoredStage, restore_latest
 from airflow_provider_statecheck.spark.status_log import CheckpointLog, fenced_line, leftover_line, retained_line
-from airflow_provider_statecheck.state.progress import named_snapshots
 from airflow_provider_statecheck.storage.discarding import EffectDiscards
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import DocumentCache, SnapshotHandle, state_uris
+from airflow_provider_statecheck.storage.metadata_file import DocumentCache, state_uris
 from airflow_provider_statecheck.storage.orphans import newest_checkpoint_id, sweep
 
 log = logging.getLogger(__name__)
@@ -203,38 +202,15 @@ class StageAttempt:
         """Return whether the attempt restores a savepoint for the first time."""
         return any(candidate.is_adoption for candidate in self.grant.candidates)
 
-    def take_checkpoint(
-        self,
-        snapshots: tuple[SnapshotHandle, ...],
-        state: dict[str, Any],
-        *,
-        finished_items: int,
-        new_bytes: int,
-        pinned: AbstractSet[str],
-        summary: SnapshotSummary | None = None,
-    ) -> CheckpointRecord | None:
+    def take_checkpoint(self, content: CheckpointContent) -> CheckpointRecord | None:
         """
         Take a checkpoint of the stage.
 
-        :param snapshots: All live snapshots; their files are already on storage.
-        :param state: State of the driver as JSON.
-        :param finished_items: Number of finished loop items, for logs and pages.
-        :param new_bytes: Bytes that were written since the last checkpoint.
-        :param pinned: URIs of snapshots that must not be deleted even if no checkpoint references them.
-        :param summary: Figures for pages; ``None`` if they are unknown.
         :return: The completed checkpoint, or ``None`` if it failed and the failure is tolerated.
         :raises StaleAttemptError: if a newer attempt has taken over.
         :raises CheckpointDeclinedError: if more checkpoints failed than are tolerated.
         :raises StoppedWithSavepointError: if a stop with a savepoint was requested; the checkpoint is complete.
         """
-        content = CheckpointContent(
-            snapshots=snapshots,
-            state=state,
-            counts={"snapshots": len(named_snapshots(snapshots)), "items": finished_items},
-            summary=summary,
-            new_bytes=new_bytes,
-            pinned=pinned,
-        )
         pending = self.begin_checkpoint(None)
         return None if pending is None else self.complete_checkpoint(pending, content)
 

@@ -13,6 +13,7 @@ from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSumm
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError, UnsupportedStateError
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.spark.pacing import Pace
 from airflow_provider_statecheck.spark.plan_digest import step_fingerprint
 from airflow_provider_statecheck.spark.restore import RestoredStage
@@ -35,6 +36,7 @@ from airflow_provider_statecheck.state.progress import (
     Scope,
     StepKey,
     describe,
+    named_snapshots,
 )
 from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 
@@ -136,18 +138,22 @@ class StageCheckpointer:
             return None
         content, before = self._content(), self.costs.spent_seconds
         with self.costs.timed():
-            completed = self._attempt.take_checkpoint(
-                self.snapshots.handles,
-                content[1] | self._costs_and_run(),
-                finished_items=self.progress.finished_items,
-                new_bytes=self.unsaved_bytes,
-                pinned=self.snapshots.pinned,
-                summary=figures_or_none(self._summary),
-            )
+            completed = self._attempt.take_checkpoint(self._checkpoint_content(content[1]))
         if completed is not None:
             self._saved, self.unsaved_bytes, self.unsaved_seconds = content, 0, 0.0
             self.pace.completed(self.costs.spent_seconds - before)
         return completed
+
+    def _checkpoint_content(self, state: dict[str, Any]) -> CheckpointContent:
+        snapshots = self.snapshots.handles
+        return CheckpointContent(
+            snapshots=snapshots,
+            state=state | self._costs_and_run(),
+            counts={"snapshots": len(named_snapshots(snapshots)), "items": self.progress.finished_items},
+            summary=figures_or_none(self._summary),
+            new_bytes=self.unsaved_bytes,
+            pinned=self.snapshots.pinned,
+        )
 
     def report_restored(self) -> None:
         """

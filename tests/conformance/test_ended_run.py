@@ -182,10 +182,6 @@ def test_nothing_is_raised_into_the_scheduler(
 
 
 class Contract:
-    @pytest.fixture
-    def clock(self) -> ManualClock:
-        return ManualClock()
-
     @pytest.fixture(autouse=True)
     def _work(self, store: JobStore, clock: ManualClock) -> None:
         for job, dag_id, run_id, task_id in (

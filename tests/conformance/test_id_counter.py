@@ -11,7 +11,8 @@ from sqlalchemy.engine import Engine
 
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.conformance.served import OverHttp
-from tests.contracts.id_counter_contract import JOB, CheckpointIDCounterContract
+from tests.contracts.state_handle_store_contract import CheckpointIDCounterContract
+from tests.contracts.written_checkpoints import JOB
 
 PROCESSES = 3
 DRAWS = 20

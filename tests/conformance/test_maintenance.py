@@ -14,7 +14,7 @@ from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReas
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, FinishAttempt
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, JobStatus
-from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus, SnapshotRequest
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, SnapshotRequest
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance, RetireJob
@@ -26,10 +26,8 @@ from tests.contracts.maintenance_contract import (
     BY_RUN,
     DAY,
     TEST,
-    KnownRuns,
     MaintainedJobs,
     MaintenanceContract,
-    NoTokens,
 )
 from tests.job_savepoints import begin_savepoint
 from tests.messages import ManualClock, make_leadership, make_owner, make_registration
@@ -193,14 +191,11 @@ class RunWithSavepoint(MaintainedJobs):
         assert self.maintenance.settle_run(stage.job_id) == (1, 2)
 
     def test_a_savepoint_that_comes_while_the_run_is_looked_at_keeps_them(
-        self, store: JobStore, clock: ManualClock, stage: AttemptRef
+        self, store: JobStore, stage: AttemptRef
     ) -> None:
-        class Requesting(KnownRuns):
-            def ended_as(self, owner: AttemptOwner) -> JobStatus | None:
-                RunWithSavepoint.ask(store, stage.job_id)
-                return JobStatus.FINISHED
-
-        assert JobMaintenance(store, Requesting(), NoTokens(), clock).settle_run(stage.job_id) == ()
+        self.runs.ended["run-1"] = JobStatus.FINISHED
+        self.runs.meanwhile = lambda: self.ask(store, stage.job_id)
+        assert self.maintenance.settle_run(stage.job_id) == ()
 
     def test_the_job_is_removed_although_a_savepoint_was_taken_lately(
         self, store: JobStore, clock: ManualClock, stage: AttemptRef

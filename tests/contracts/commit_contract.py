@@ -47,7 +47,6 @@ class CommitContract:
         return [c.checkpoint_id for c in rows if c.status is CheckpointStatus.COMPLETED]
 
     def finish_attempt(self, attempt: AttemptRef, status: AttemptStatus = AttemptStatus.FINISHED) -> OpenEffects:
-        """End an attempt."""
         return self.gateway.finish(FinishAttempt(attempt=attempt, status=status))
 
     def test_a_completed_checkpoint_of_a_sink_is_an_open_commit_until_it_is_confirmed(self) -> None:

@@ -46,10 +46,11 @@ from tests.contracts.written_checkpoints import (
     JOB,
     SAVEPOINT,
     UNCLAIMED,
+    OnAlignedRows,
     WrittenCheckpoints,
     with_other_metadata,
 )
-from tests.messages import ManualClock, make_leadership
+from tests.messages import ManualClock, make_leadership, present
 
 Store = CompletedCheckpointStore
 
@@ -76,18 +77,8 @@ class _Deleting(EffectDiscards):
         return deleted
 
 
-class CompletedCheckpointStoreContract:
+class CompletedCheckpointStoreContract(OnAlignedRows):
     """What holds for every store of completed checkpoints."""
-
-    @pytest.fixture
-    def clock(self) -> ManualClock:
-        """Return the clock of the rows."""
-        return ManualClock()
-
-    @pytest.fixture
-    def rows(self, jobs: JobStore) -> AlignedCheckpoints:
-        """Return the calls to the rows."""
-        return AlignedCheckpoints(jobs)
 
     @pytest.fixture(autouse=True)
     def _parts(self, jobs: JobStore, rows: AlignedCheckpoints, clock: ManualClock, tmp_path: Path) -> None:
@@ -178,8 +169,7 @@ class CompletedCheckpointStoreContract:
 
     def test_the_latest_is_the_one_with_the_largest_id(self) -> None:
         store = self.filled(9, 10)
-        latest = store.get_latest_checkpoint()
-        assert latest is not None
+        latest = present(store.get_latest_checkpoint())
         assert (latest.checkpoint_id, store.get_latest_checkpoint_id(), store.get_number_of_retained()) == (10, 10, 2)
 
     def test_what_is_given_out_is_a_copy(self) -> None:
@@ -242,8 +232,7 @@ class CompletedCheckpointStoreContract:
     def test_a_savepoint_is_completed_and_neither_retained_nor_restored(self) -> None:
         store = self.filled(1, num_retained=1)
         assert self.add(store, self.written(2, properties=SAVEPOINT)) is None
-        row = self.job_rows.checkpoint(JOB, 2)
-        assert row is not None
+        row = present(self.job_rows.checkpoint(JOB, 2))
         assert row.completed_at is not None
         assert (self.ids(store), self.ids(self.opened())) == ([1], [1])
 
@@ -262,16 +251,14 @@ class CompletedCheckpointStoreContract:
 
     def test_a_new_checkpoint_subsumes_the_oldest(self) -> None:
         store = self.filled(1, 2, 3, num_retained=3)
-        dropped = self.add(store, self.written(4))
-        assert dropped is not None
+        dropped = present(self.add(store, self.written(4)))
         assert dropped.checkpoint_id == 1
         assert (self.ids(store), self.names()) == ([2, 3, 4], [handle_name(i) for i in (2, 3, 4)])
 
     def test_of_several_that_are_subsumed_the_newest_is_returned(self) -> None:
         self.filled(1, 2, 3)
         store = self.opened(num_retained=1)
-        dropped = self.add(store, self.written(4))
-        assert dropped is not None
+        dropped = present(self.add(store, self.written(4)))
         assert (dropped.checkpoint_id, self.ids(store)) == (3, [4])
 
     def test_the_bytes_of_a_subsumed_checkpoint_go_and_shared_ones_that_are_used_stay(self) -> None:

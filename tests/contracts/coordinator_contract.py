@@ -85,11 +85,6 @@ class CoordinatorContract(
     loses_replies = False
     """Whether the way to the coordinator loses the first reply of each call, so that each is repeated."""
 
-    @pytest.fixture
-    def clock(self) -> ManualClock:
-        """Return the clock that the coordinator uses."""
-        return ManualClock()
-
     @pytest.fixture(autouse=True)
     def _gateway(self, coordinator: Gateway) -> None:
         self.gateway = coordinator

@@ -24,8 +24,7 @@ from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.writing.canonical import rescale_max_parallelism
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import load_document
-from airflow_provider_statecheck.storage.pointers import find_source
-from tests.messages import make_owner, make_registration, present
+from tests.messages import make_owner, make_registration, present, source_at
 from tests.written_state import StatefulJob
 
 KEYS = tuple(f"account {n}" for n in range(16))
@@ -96,8 +95,7 @@ class HammeredJob:
 
     def finish(self) -> None:
         """End the attempt, which may then delete the checkpoint that it restored."""
-        assert self._attempt is not None
-        self._attempt.finish(AttemptStatus.FINISHED)
+        present(self._attempt).finish(AttemptStatus.FINISHED)
 
     def close(self) -> None:
         self._function.close()
@@ -108,16 +106,8 @@ class HammeredJob:
         directory = new_savepoint_uri(self.storage.base_uri, self.job_id)
         document = load_document(self.storage, latest)
         rescale_max_parallelism(self.storage, document, directory=directory, max_parallelism=max_parallelism)
-        source = find_source(
-            self.storage,
-            directory,
-            uid=self._function.stage,
-            mode=RestoreMode.CLAIM,
-            renamed_uids={},
-            allow_non_restored_state=False,
-        )
-        assert source is not None
-        return source
+        found: RestoreSource = present(source_at(self.storage, directory, self._function.stage, mode=RestoreMode.CLAIM))
+        return found
 
 
 class Reader(Protocol):

@@ -44,7 +44,6 @@ class HistoryContract:
     gateway: Gateway
 
     def listed(self, page: CheckpointPage) -> list[int]:
-        """Return the ids of a page."""
         return [c.checkpoint_id for c in self.gateway.checkpoints(JOB, page)]
 
     def leave_history(self, checkpoints: int, status: AttemptStatus | None = AttemptStatus.FAILED) -> AttemptRef:
@@ -141,11 +140,9 @@ class SummaryContract:
     gateway: Gateway
 
     def row(self, checkpoint_id: int = 1) -> CheckpointRecord:
-        """Return the row of a checkpoint."""
         return present(self.gateway.checkpoint(JOB, checkpoint_id))
 
     def newest_attempt(self) -> AttemptRecord:
-        """Return the row of the newest attempt."""
         return max(self.gateway.describe(JOB).attempts, key=lambda attempt: attempt.epoch)
 
     def test_the_figures_of_an_acknowledgement_are_in_the_row(self) -> None:

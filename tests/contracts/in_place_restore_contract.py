@@ -98,12 +98,10 @@ class InPlaceRestoreContract(RunsWithTasks):
         return self.restoring.restore(RestoreJob(job_id=JOB, savepoint=savepoint, requested_by="anna", dry_run=dry_run))
 
     def confirm(self, grant: AttemptGrant, **changes: Any) -> None:
-        """Let a driver confirm what it was granted."""
         restored = grant.candidates[0].checkpoint_id
         self.gateway.confirm_restore(ConfirmRestore(attempt=grant.attempt, checkpoint_id=restored, **changes))
 
     def fail(self, grant: AttemptGrant) -> None:
-        """Let an attempt fail."""
         self.gateway.finish(FinishAttempt(attempt=grant.attempt, status=FAILED))
 
     def restored_run(self, number: int, **settings: Any) -> AttemptGrant:
@@ -120,7 +118,6 @@ class InPlaceRestoreContract(RunsWithTasks):
         return [(each.status, each.message) for each in listed if each.pointer is not None]
 
     def operator(self, uid: str = "aggregate") -> OperatorRecord:
-        """Return the row of an operator."""
         return next(o for o in self.gateway.describe(JOB).operators if o.uid == uid)
 
     @staticmethod
@@ -403,8 +400,7 @@ class InPlaceRestoreContract(RunsWithTasks):
     def test_the_result_names_what_is_taken_back(self) -> None:
         (done,) = self.restore().operators
         assert [c.checkpoint_id for c in done.taken_back] == [6, 5, 4]
-        assert done.newest is not None
-        assert (done.first_run, done.newest.owner) == (day(2).run_key, day(3))
+        assert (done.first_run, present(done.newest).owner) == (day(2).run_key, day(3))
 
     def test_nothing_is_restored_while_a_task_runs(self) -> None:
         self.week(1, 2, uid="aggregate")
@@ -421,8 +417,7 @@ class InPlaceRestoreContract(RunsWithTasks):
     def test_an_attempt_whose_task_is_dead_is_fenced(self) -> None:
         dead = self.begin(day(4))
         (done,) = self.restore().operators
-        assert done.fenced is not None
-        assert done.fenced.owner == day(4)
+        assert present(done.fenced).owner == day(4)
         with pytest.raises(StaleAttemptError):
             complete_checkpoint(self.gateway, dead.attempt)
 
@@ -550,7 +545,6 @@ class InPlaceRestoreContract(RunsWithTasks):
 
     @staticmethod
     def wanted(action: JobAction, **changes: Any) -> UserAction:
-        """Return an action of a user."""
         return UserAction(
             **{"job_id": JOB, "action": action, "request_key": new_key(), "requested_by": "bob"} | changes
         )

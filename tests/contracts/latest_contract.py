@@ -218,7 +218,6 @@ class Job:
         self.work(1)
 
     def remove(self) -> None:
-        """Remove the job."""
         MaintenanceContract.remove(self.maintenance, JOB)
 
     def add_operator(self) -> None:
@@ -228,11 +227,6 @@ class Job:
 
 class ChangedJobContract:
     """Each change of a job is noticed by its version, with the newest checkpoints after it."""
-
-    @pytest.fixture
-    def clock(self) -> ManualClock:
-        """Return the clock that the store uses."""
-        return ManualClock()
 
     @pytest.fixture
     def job(self, store: JobStore, clock: ManualClock) -> Job:
@@ -303,8 +297,7 @@ class ChangedJobContract:
             try:
                 for _ in range(20):
                     reply = complete_checkpoint(job.coordinator, attempt)
-                    assert reply.checkpoint is not None
-                    committed.append(reply.checkpoint.checkpoint_id)
+                    committed.append(present(reply.checkpoint).checkpoint_id)
             finally:
                 is_over.set()
         assert [reader.result() for reader in readers] == [[], [], []]

@@ -6,8 +6,10 @@ Subclass :class:`MaintenanceContract` and give the fixture ``store``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinato
 from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import (
+    AttemptGrant,
     AttemptRef,
     FinishAttempt,
     TriggerCheckpoint,
@@ -44,6 +47,11 @@ NAMED, BY_RUN, TEST = "sales", "nightly/2026-01-01", "test/sales"
 AIRFLOW = (("dag_id", "nightly"), ("run_id", "run-1"), ("task_id", "features"), ("map_index", "-1"))
 
 
+def owner_of_run(**changes: Any) -> AttemptOwner:
+    """Return the owner of an attempt in the run after which :data:`BY_RUN` is named."""
+    return make_owner(**{"run_key": "2026-01-01", "run_id": "run-1", "airflow": AIRFLOW} | changes)
+
+
 @dataclass
 class KnownRuns:
     """Dag runs of which a test says how they ended."""
@@ -52,9 +60,12 @@ class KnownRuns:
     """Runs that failed."""
     ended: dict[str, JobStatus] = field(default_factory=dict)
     """How others ended."""
+    meanwhile: Callable[[], object] = lambda: None
+    """What happens while they are looked at."""
 
     def ended_as(self, owner: AttemptOwner) -> JobStatus | None:
         """Say what the test said."""
+        self.meanwhile()
         return self.ended.get(owner.run_id, JobStatus.FAILED if owner.run_id in self.over else None)
 
 
@@ -76,11 +87,6 @@ class NoTokens:
 
 class MaintainedJobs:
     """Jobs and their maintenance, as a part of a suite."""
-
-    @pytest.fixture
-    def clock(self) -> ManualClock:
-        """Return the clock that the store uses."""
-        return ManualClock()
 
     @pytest.fixture(autouse=True)
     def _parts(self, store: JobStore, clock: ManualClock) -> None:
@@ -130,10 +136,8 @@ class MaintainedJobs:
         has_commit: bool = False,
     ) -> AttemptRef:
         """Let an attempt of a job that is named after its run complete two checkpoints and end."""
-        owner = make_owner(run_key="2026-01-01", run_id="run-1", airflow=AIRFLOW)
-        attempt = self.coordinator.register(
-            make_registration(job_name=job, uid=uid, owner=owner, retention=policy)
-        ).attempt
+        registration = make_registration(job_name=job, uid=uid, owner=owner_of_run(), retention=policy)
+        attempt = self.coordinator.register(registration).attempt
         for is_newest in (False, True):
             complete_checkpoint(self.coordinator, attempt, has_commit=has_commit and is_newest)
         if status is not None:
@@ -194,17 +198,15 @@ class MaintenanceContract(MaintainedJobs):
         clock.advance(4 * DAY + 1)
         assert self.close_abandoned(self.maintenance, attempt.job_id) == (attempt,)
 
-    def test_an_attempt_that_speaks_while_it_is_looked_at_stays_open(self, store: JobStore, clock: ManualClock) -> None:
-        attempt, coordinator = self.run(status=None), self.coordinator
-
-        class Speaking(KnownRuns):
-            def ended_as(self, owner: AttemptOwner) -> JobStatus | None:
-                coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
-                return JobStatus.FAILED
-
+    def test_an_attempt_that_speaks_while_it_is_looked_at_stays_open(self, clock: ManualClock) -> None:
+        attempt = self.run(status=None)
+        self.runs.over.add("run-1")
+        self.runs.meanwhile = lambda: self.coordinator.trigger(
+            TriggerCheckpoint(attempt=attempt, request_key=new_key())
+        )
         clock.advance(5 * DAY)
-        assert JobMaintenance(store, Speaking(), NoTokens(), clock).close_abandoned(attempt.job_id) == ()
-        assert store.describe(attempt.job_id).attempts[0].status is AttemptStatus.RUNNING
+        assert self.maintenance.close_abandoned(attempt.job_id) == ()
+        assert self.maintenance.describe(attempt.job_id).attempts[0].status is AttemptStatus.RUNNING
 
     # --- the end of a run
 
@@ -239,7 +241,7 @@ class MaintenanceContract(MaintainedJobs):
         job_id = self.complete_by_run(status=AttemptStatus.FAILED).job_id
         self.runs.ended["run-1"] = JobStatus.FAILED
         self.maintenance.settle_run(job_id)
-        cleared = make_owner(run_key="2026-01-01", run_id="run-1", clear_marker="cleared", airflow=AIRFLOW)
+        cleared = owner_of_run(clear_marker="cleared")
         grant = self.coordinator.register(make_registration(job_name=BY_RUN, owner=cleared))
         assert (grant.is_restore, grant.candidates[0].checkpoint_id) == (True, 2)
 
@@ -247,7 +249,7 @@ class MaintenanceContract(MaintainedJobs):
         job_id = self.complete_by_run().job_id
         self.runs.ended["run-1"] = JobStatus.FINISHED
         self.maintenance.settle_run(job_id)
-        cleared = make_owner(run_key="2026-01-01", run_id="run-1", clear_marker="cleared", airflow=AIRFLOW)
+        cleared = owner_of_run(clear_marker="cleared")
         grant = self.coordinator.register(make_registration(job_name=BY_RUN, owner=cleared, on_clear=OnClear.RESUME))
         assert not grant.is_restore
         assert grant.start_reason.endswith("but its checkpoints were deleted with their run or job")
@@ -274,7 +276,7 @@ class MaintenanceContract(MaintainedJobs):
         self.complete_by_run(never, status=failed, uid="other")
         self.runs.ended["run-1"] = JobStatus.FAILED
         assert self.maintenance.settle_run(attempt.job_id) == (3, 4)
-        cleared = make_owner(run_key="2026-01-01", run_id="run-1", clear_marker="cleared", airflow=AIRFLOW)
+        cleared = owner_of_run(clear_marker="cleared")
         grant = self.coordinator.register(make_registration(job_name=BY_RUN, owner=cleared))
         assert (grant.is_restore, grant.effects.commits) == (True, (2,))
 
@@ -285,20 +287,17 @@ class MaintenanceContract(MaintainedJobs):
         assert self.maintenance.settle_run(job_id) == ()
         assert self.maintenance.describe(job_id).checkpoints[-1].is_restorable
 
-    def test_an_attempt_that_comes_while_the_run_is_looked_at_keeps_what_it_restores(
-        self, store: JobStore, clock: ManualClock
-    ) -> None:
-        attempt, coordinator = self.complete_by_run(), self.coordinator
-        owner = make_owner(run_key="2026-01-01", run_id="run-1", clear_marker="cleared", airflow=AIRFLOW)
-
-        class Clearing(KnownRuns):
-            def ended_as(self, _: AttemptOwner) -> JobStatus | None:
-                registration = make_registration(job_name=BY_RUN, owner=owner, on_clear=OnClear.RESUME)
-                assert coordinator.register(registration).is_restore
-                return JobStatus.FINISHED
-
-        assert JobMaintenance(store, Clearing(), NoTokens(), clock).settle_run(attempt.job_id) == ()
-        assert store.describe(attempt.job_id).checkpoints[-1].is_restorable
+    def test_an_attempt_that_comes_while_the_run_is_looked_at_keeps_what_it_restores(self) -> None:
+        job_id = self.complete_by_run().job_id
+        self.runs.ended["run-1"] = JobStatus.FINISHED
+        cleared = make_registration(
+            job_name=BY_RUN, owner=owner_of_run(clear_marker="cleared"), on_clear=OnClear.RESUME
+        )
+        grants: list[AttemptGrant] = []
+        self.runs.meanwhile = lambda: grants.append(self.coordinator.register(cleared))
+        assert self.maintenance.settle_run(job_id) == ()
+        assert grants[0].is_restore
+        assert self.maintenance.describe(job_id).checkpoints[-1].is_restorable
 
     def test_a_savepoint_and_a_snapshot_restored_without_a_claim_stay(self, store: JobStore) -> None:
         job_id = self.complete_by_run().job_id
@@ -328,8 +327,8 @@ class MaintenanceContract(MaintainedJobs):
 
     def request_at_end(self, job: str, status: AttemptStatus | None) -> AttemptRef:
         """Let an attempt request a savepoint at its end, and end without it."""
-        owner = make_owner(run_key="2026-01-01", run_id="run-1", airflow=AIRFLOW)
-        attempt = self.coordinator.register(make_registration(job_name=job, owner=owner, savepoint_at_end=True)).attempt
+        registration = make_registration(job_name=job, owner=owner_of_run(), savepoint_at_end=True)
+        attempt = self.coordinator.register(registration).attempt
         if status is not None:
             self.coordinator.finish(FinishAttempt(attempt=attempt, status=status))
         return attempt
@@ -368,19 +367,13 @@ class MaintenanceContract(MaintainedJobs):
         self.maintenance.settle_run(attempt.job_id)
         assert [r.status for r in self.maintenance.describe(attempt.job_id).requests] == [RequestStatus.QUEUED]
 
-    def test_a_savepoint_at_the_end_of_a_run_that_is_cleared_meanwhile_stays_requested(
-        self, store: JobStore, clock: ManualClock
-    ) -> None:
-        job_id, coordinator = self.request_at_end(BY_RUN, AttemptStatus.FAILED).job_id, self.coordinator
-
-        class Clearing(KnownRuns):
-            def ended_as(self, _: AttemptOwner) -> JobStatus | None:
-                owner = make_owner(run_key="2026-01-01", run_id="run-1", clear_marker="cleared", airflow=AIRFLOW)
-                coordinator.register(make_registration(job_name=BY_RUN, owner=owner, savepoint_at_end=True))
-                return JobStatus.FAILED
-
-        JobMaintenance(store, Clearing(), NoTokens(), clock).settle_run(job_id)
-        assert [r.status for r in store.describe(job_id).requests] == [RequestStatus.QUEUED]
+    def test_a_savepoint_at_the_end_of_a_run_that_is_cleared_meanwhile_stays_requested(self) -> None:
+        job_id = self.request_at_end(BY_RUN, AttemptStatus.FAILED).job_id
+        self.runs.ended["run-1"] = JobStatus.FAILED
+        cleared = make_registration(job_name=BY_RUN, owner=owner_of_run(clear_marker="cleared"), savepoint_at_end=True)
+        self.runs.meanwhile = lambda: self.coordinator.register(cleared)
+        self.maintenance.settle_run(job_id)
+        assert [r.status for r in self.maintenance.describe(job_id).requests] == [RequestStatus.QUEUED]
 
     def test_a_job_that_is_gone_has_no_run_to_end(self) -> None:
         with pytest.raises(CheckpointNotFoundError):
@@ -489,8 +482,7 @@ class MaintenanceContract(MaintainedJobs):
         assert self.maintenance.retire(RetireJob(job_id=job_id, is_named=True)) == ()
 
     def test_a_job_named_after_a_run_goes_when_the_run_is_over(self, clock: ManualClock) -> None:
-        owner = make_owner(run_key="2026-01-01", run_id="run-1", airflow=AIRFLOW)
-        attempt = self.coordinator.register(make_registration(job_name=BY_RUN, owner=owner)).attempt
+        attempt = self.coordinator.register(make_registration(job_name=BY_RUN, owner=owner_of_run())).attempt
         self.coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
         request = RetireJob(job_id=attempt.job_id, idle_seconds=DAY)
         clock.advance(DAY)

@@ -16,7 +16,6 @@ from airflow_provider_statecheck.checkpoint.messages import (
     RestoreSource,
     TriggerCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
@@ -24,8 +23,7 @@ from airflow_provider_statecheck.spark.checkpoint_files import StageSavepoints
 from airflow_provider_statecheck.storage.discarding import EffectDiscards
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache
-from airflow_provider_statecheck.storage.pointers import find_source
-from tests.messages import make_acknowledgement, make_registration, make_savepoint_request, present
+from tests.messages import make_acknowledgement, make_registration, make_savepoint_request, present, source_at
 from tests.written_state import StatefulJob
 
 
@@ -95,8 +93,14 @@ class QueriedStage:
         for key, value in values.items():
             self.state(key, name).update(value)
 
-    def checkpoint(self) -> int:
-        """Take a checkpoint, delete the files that only older ones need, and return its id."""
+    def checkpoint(self, **values: dict[Any, Any]) -> int:
+        """
+        Take a checkpoint, delete the files that only older ones need, and return its id.
+
+        :param values: Values by key to set before, by the names of value states.
+        """
+        for name, of_keys in values.items():
+            self.put(name, of_keys)
         pending, data = self.write()
         reply = self._coordinator.acknowledge(
             make_acknowledgement(
@@ -132,19 +136,10 @@ class QueriedStage:
 
     def source(self, pointer: str) -> RestoreSource:
         """Return a savepoint as an attempt finds it that starts from it."""
-        found = find_source(
-            self.storage,
-            pointer,
-            uid=self.written[0].stage,
-            mode=RestoreMode.NO_CLAIM,
-            renamed_uids={},
-            allow_non_restored_state=False,
-        )
-        assert found is not None
+        found: RestoreSource = present(source_at(self.storage, pointer, self.written[0].stage))
         return found
 
     def pointer(self, checkpoint_id: int) -> str:
-        """Return the pointer of a checkpoint."""
         return f"{self.storage.base_uri}/{self.job_id}/chk-{checkpoint_id}"
 
     def close(self) -> None:

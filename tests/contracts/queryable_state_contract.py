@@ -127,13 +127,7 @@ class QueriedJob:
         self.job_id = job_id_of(self.job_name)
 
     @pytest.fixture
-    def clock(self) -> ManualClock:
-        """Return the clock of the coordinator."""
-        return ManualClock()
-
-    @pytest.fixture
     def storage(self, tmp_path: Path) -> CheckpointStorage:
-        """Return the checkpoint storage."""
         return CheckpointStorage.open((tmp_path / "checkpoints").as_uri())
 
     @pytest.fixture
@@ -170,11 +164,9 @@ class QueriedJob:
         return make_stage()
 
     def query(self, name: str, *keys: Any, job_id: JobId | None = None, **changes: Any) -> StateQuery:
-        """Return a query of keys."""
         return StateQuery(job_id=job_id or self.job_id, name=name, keys=PythonKeys(keys), **changes)
 
     def read(self, reader: Reader, name: str, key: Any, **changes: Any) -> Any:
-        """Return the value of one key."""
         (value,) = reader.get(self.query(name, key, **changes)).values
         return value
 
@@ -188,8 +180,7 @@ class QueryableStateContract(QueriedJob):
         self, make_stage: MakeStage, reader: Reader, backend: str
     ) -> None:
         stage = make_stage(backend=backend)
-        stage.put("balance", {f"account {n}": n for n in range(40)})
-        checkpoint_id = stage.checkpoint()
+        checkpoint_id = stage.checkpoint(balance={f"account {n}": n for n in range(40)})
         reply = reader.get(self.query("balances", "account 7"))
         assert reply.values == (7,)
         assert reply.keys == ("account 7",)
@@ -199,8 +190,7 @@ class QueryableStateContract(QueriedJob):
     def test_every_key_of_every_subtask_is_found(self, make_stage: MakeStage, reader: Reader) -> None:
         stage = make_stage(parallelism=5)
         values = {f"account {n}": n for n in range(100)}
-        stage.put("balance", values)
-        stage.checkpoint()
+        stage.checkpoint(balance=values)
         assert reader.get(self.query("balances", *values)).values == tuple(values.values())
 
     def test_reply_says_when_its_checkpoint_was_completed(
@@ -212,21 +202,18 @@ class QueryableStateContract(QueriedJob):
         assert reader.get(self.query("balances", "ann")).completed_at == clock.now()
 
     def test_live_state_of_a_running_stage_is_not_served(self, stage: QueriedStage, reader: Reader) -> None:
-        stage.put("balance", {"ann": 1})
-        stage.checkpoint()
+        stage.checkpoint(balance={"ann": 1})
         stage.put("balance", {"ann": 2, "bob": 3})
         assert reader.get(self.query("balances", "ann", "bob")).values == (1, ABSENT)
 
     def test_completed_checkpoint_is_served_at_once(self, stage: QueriedStage, reader: Reader) -> None:
         for number in range(1, 6):
-            stage.put("balance", {"ann": number})
-            checkpoint_id = stage.checkpoint()
+            checkpoint_id = stage.checkpoint(balance={"ann": number})
             reply = reader.get(self.query("balances", "ann"))
             assert (reply.checkpoint_id, reply.values) == (checkpoint_id, (number,))
 
     def test_checkpoint_that_is_not_complete_is_not_served(self, stage: QueriedStage, reader: Reader) -> None:
-        stage.put("balance", {"ann": 1})
-        complete = stage.checkpoint()
+        complete = stage.checkpoint(balance={"ann": 1})
         stage.put("balance", {"ann": 2})
         stage.write()
         assert reader.get(self.query("balances", "ann")).checkpoint_id == complete
@@ -234,8 +221,7 @@ class QueryableStateContract(QueriedJob):
     def test_same_answer_comes_after_the_end_of_the_stage(
         self, stage: QueriedStage, reader: Reader, store: JobStore
     ) -> None:
-        stage.put("balance", {"ann": 1})
-        stage.checkpoint()
+        stage.checkpoint(balance={"ann": 1})
         AttemptCoordinator(store).finish(FinishAttempt(attempt=stage.attempt, status=AttemptStatus.FINISHED))
         assert self.read(reader, "balances", "ann") == 1
 
@@ -283,24 +269,21 @@ class QueryableStateContract(QueriedJob):
         assert self.read(reader, "prices", "ann", user_key=JsonUserKey(json_of(user_key))) == expected
 
     def test_key_of_an_entry_is_refused_for_state_that_is_not_a_map(self, stage: QueriedStage, reader: Reader) -> None:
-        stage.put("balance", {"ann": 1})
-        stage.checkpoint()
+        stage.checkpoint(balance={"ann": 1})
         with pytest.raises(InvalidConfigurationError, match="map"):
             self.read(reader, "balances", "ann", user_key=JsonUserKey("tea"))
 
     def test_key_of_several_columns_is_read(self, make_stage: MakeStage, reader: Reader) -> None:
         stage = make_stage(keys=COMPOSITE)
         keys = [("oslo", date(2026, 1, day), till) for day in (1, 2) for till in (1, 2)]
-        stage.put("balance", {key: number for number, key in enumerate(keys)})
-        stage.checkpoint()
+        stage.checkpoint(balance={key: number for number, key in enumerate(keys)})
         reply = reader.get(self.query("balances", *keys, ("rome", date(2026, 1, 1), 1)))
         assert reply.values == (0, 1, 2, 3, ABSENT)
         assert reply.keys[0] == keys[0]
 
     def test_key_with_too_few_columns_is_refused(self, make_stage: MakeStage, reader: Reader) -> None:
         stage = make_stage(keys=COMPOSITE)
-        stage.put("balance", {("oslo", date(2026, 1, 1), 1): 1})
-        stage.checkpoint()
+        stage.checkpoint(balance={("oslo", date(2026, 1, 1), 1): 1})
         with pytest.raises((InvalidConfigurationError, UnsupportedStateError)):
             reader.get(self.query("balances", ("oslo", date(2026, 1, 1))))
 
@@ -315,16 +298,14 @@ class QueryableStateContract(QueriedJob):
     def test_absent_key_is_absent_although_the_descriptor_has_a_default(
         self, stage: QueriedStage, reader: Reader
     ) -> None:
-        stage.put("balance", {"ann": 1})
-        stage.checkpoint()
+        stage.checkpoint(balance={"ann": 1})
         assert self.read(reader, "balances", "zoe") is ABSENT
 
     def test_key_of_a_subtask_without_any_state_is_absent(
         self, make_stage: MakeStage, reader: Reader, backend: str
     ) -> None:
         stage = make_stage(backend=backend, parallelism=8)
-        stage.put("balance", {"ann": 1})
-        stage.checkpoint()
+        stage.checkpoint(balance={"ann": 1})
         others = [f"account {n}" for n in range(40)]
         assert set(reader.get(self.query("balances", *others)).values) == {ABSENT}
 
@@ -385,22 +366,19 @@ class QueryableStateContract(QueriedJob):
 
     @pytest.mark.parametrize("name", ["internal", "balance"])
     def test_state_is_served_by_its_queryable_name_only(self, stage: QueriedStage, reader: Reader, name: str) -> None:
-        stage.put("internal", {"ann": 1})
-        stage.checkpoint()
+        stage.checkpoint(internal={"ann": 1})
         with pytest.raises(UnknownKvStateLocationError):
             self.read(reader, name, "ann")
 
     def test_key_of_another_type_is_refused(self, stage: QueriedStage, reader: Reader) -> None:
-        stage.put("balance", {"ann": 1})
-        stage.checkpoint()
+        stage.checkpoint(balance={"ann": 1})
         with pytest.raises((InvalidConfigurationError, UnsupportedStateError)):
             self.read(reader, "balances", 7.5)
 
     def test_files_that_are_lost_are_an_error_after_a_bounded_number_of_retries(
         self, stage: QueriedStage, reader: Reader, storage: CheckpointStorage
     ) -> None:
-        stage.put("balance", {"ann": 1})
-        stage.checkpoint()
+        stage.checkpoint(balance={"ann": 1})
         assert [each.name for each in reader.names(self.job_id)]
         for name in storage.list_files(f"{storage.base_uri}/{self.job_id}/shared"):
             storage.delete_file(f"{storage.base_uri}/{self.job_id}/shared/{name}")
@@ -410,8 +388,7 @@ class QueryableStateContract(QueriedJob):
     def test_damaged_metadata_is_an_error_until_it_is_repaired(
         self, stage: QueriedStage, reader: Reader, storage: CheckpointStorage
     ) -> None:
-        stage.put("balance", {"ann": 1})
-        metadata = f"{stage.pointer(stage.checkpoint())}/_metadata"
+        metadata = f"{stage.pointer(stage.checkpoint(balance={'ann': 1}))}/_metadata"
         intact = storage.read_bytes(metadata)
         storage.write_bytes(metadata, intact[:-1] + b"?", overwrite=True)
         with pytest.raises(CorruptStateError):
@@ -429,15 +406,13 @@ class QueryableStateContract(QueriedJob):
         stage = make_stage()
         with pytest.raises(UnknownKvStateLocationError):
             self.read(reader, "balances", "ann")
-        stage.put("balance", {"ann": 1})
-        stage.checkpoint()
+        stage.checkpoint(balance={"ann": 1})
         assert self.read(reader, "balances", "ann") == 1
 
     def test_key_that_was_absent_is_found_once_it_has_state(self, stage: QueriedStage, reader: Reader) -> None:
         stage.checkpoint()
         assert self.read(reader, "balances", "ann") is ABSENT
-        stage.put("balance", {"ann": 1})
-        stage.checkpoint()
+        stage.checkpoint(balance={"ann": 1})
         assert self.read(reader, "balances", "ann") == 1
 
     # Replaced checkpoints, other parallelisms, and fresh starts
@@ -447,8 +422,7 @@ class QueryableStateContract(QueriedJob):
     ) -> None:
         stage = make_stage(backend=backend)
         for number in range(1, 8):
-            stage.put("balance", {f"account {n}": number for n in range(20)})
-            newest = stage.checkpoint()
+            newest = stage.checkpoint(balance={f"account {n}": number for n in range(20)})
             directories = storage.list_directories(f"{storage.base_uri}/{self.job_id}")
             assert [each for each in directories if each.startswith("chk-")] == [f"chk-{newest}"]
             assert reader.get(self.query("balances", "account 0", "account 1")).values == (number, number)
@@ -456,8 +430,7 @@ class QueryableStateContract(QueriedJob):
     def test_every_key_is_found_after_a_rescale(self, make_stage: MakeStage, reader: Reader, backend: str) -> None:
         stage = make_stage(backend=backend)
         values = {f"account {n}": n for n in range(30)}
-        stage.put("balance", values)
-        stage.checkpoint()
+        stage.checkpoint(balance=values)
         for parallelism in (3, 1, 7):
             stage.begin(parallelism)
             stage.put("balance", {"account 3": parallelism})
@@ -468,40 +441,34 @@ class QueryableStateContract(QueriedJob):
     def test_fresh_start_serves_nothing_until_its_first_checkpoint_and_then_only_its_own_state(
         self, stage: QueriedStage, reader: Reader
     ) -> None:
-        stage.put("balance", {"ann": 1, "bob": 2})
-        stage.checkpoint()
+        stage.checkpoint(balance={"ann": 1, "bob": 2})
         assert self.read(reader, "balances", "bob") == 2
         stage.begin(owner=make_owner(clear_marker="9/9"), on_clear=OnClear.RESTART)
         with pytest.raises(UnknownKvStateLocationError):
             self.read(reader, "balances", "ann")
-        stage.put("balance", {"ann": 5})
-        stage.checkpoint()
+        stage.checkpoint(balance={"ann": 5})
         assert reader.get(self.query("balances", "ann", "bob")).values == (5, ABSENT)
 
     def test_restart_from_a_savepoint_serves_the_latest_checkpoint_until_the_savepoint_is_restored(
         self, stage: QueriedStage, reader: Reader
     ) -> None:
-        stage.put("balance", {"ann": 1})
-        stage.checkpoint()
+        stage.checkpoint(balance={"ann": 1})
         savepoint = stage.source(stage.savepoint())
-        stage.put("balance", {"ann": 2})
-        stage.checkpoint()
+        stage.checkpoint(balance={"ann": 2})
         restart = stage.register(owner=make_owner(clear_marker="9/9"), on_clear=OnClear.RESTART, restore_from=savepoint)
         assert self.read(reader, "balances", "ann") == 2
         stage.confirm_restore(restart)
         assert self.read(reader, "balances", "ann") == 1
 
     def test_retry_serves_the_checkpoint_that_it_restores(self, stage: QueriedStage, reader: Reader) -> None:
-        stage.put("balance", {"ann": 1})
-        stage.checkpoint()
+        stage.checkpoint(balance={"ann": 1})
         stage.begin()
         assert self.read(reader, "balances", "ann") == 1
 
     # Batches
 
     def test_batch_comes_from_one_checkpoint_and_lists_absent_keys(self, stage: QueriedStage, reader: Reader) -> None:
-        stage.put("balance", {"ann": 1, "bob": 2})
-        checkpoint_id = stage.checkpoint()
+        checkpoint_id = stage.checkpoint(balance={"ann": 1, "bob": 2})
         reply = reader.get(self.query("balances", "ann", "zoe", "bob", "ann"))
         assert reply.values == (1, ABSENT, 2, 1)
         assert reply.checkpoint_id == checkpoint_id
@@ -511,14 +478,12 @@ class QueryableStateContract(QueriedJob):
     ) -> None:
         keys = [f"account {n}" for n in range(16)]
         hammer = Hammer(reader, self.query("balances", *keys))
-        stage.put("balance", dict.fromkeys(keys, 0))
-        stage.checkpoint()
+        stage.checkpoint(balance=dict.fromkeys(keys, 0))
         with hammer.running(threads=3):
             for number in range(1, 51):
                 if number == 25:
                     stage.begin(5)
-                stage.put("balance", dict.fromkeys(keys, number))
-                stage.checkpoint()
+                stage.checkpoint(balance=dict.fromkeys(keys, number))
                 hammer.completed = number
         assert len(hammer.answers) > 50
         for completed, values in hammer.answers:
@@ -550,8 +515,7 @@ class QueryableStateContract(QueriedJob):
     ) -> None:
         for shop, value in (("oslo", 1), ("rome", 2)):
             stage = make_stage(stage=f"tills[{shop}]", descriptors=of_name("balances"))
-            stage.put("balance", {"ann": value})
-            stage.checkpoint()
+            stage.checkpoint(balance={"ann": value})
         assert [each.name for each in reader.names(self.job_id)] == ["balances[oslo]", "balances[rome]"]
         assert [self.read(reader, f"balances[{shop}]", "ann") for shop in ("oslo", "rome")] == [1, 2]
         with pytest.raises(UnknownKvStateLocationError, match=r"balances\[oslo\]"):
@@ -563,8 +527,7 @@ class QueryableStateContract(QueriedJob):
         orders = make_stage(stage="orders", descriptors=of_name("orders"))
         payments = make_stage(stage="payments", descriptors=of_name("payments"))
         for each in (orders, payments, orders):
-            each.put("balance", {"ann": each.attempt.epoch})
-            each.checkpoint()
+            each.checkpoint(balance={"ann": each.attempt.epoch})
         assert [reader.get(self.query(each, "ann")).checkpoint_id for each in ("orders", "payments")] == [3, 2]
 
     def test_second_operator_with_a_name_is_refused_and_listed_and_the_job_goes_on(
@@ -627,11 +590,9 @@ class QueryableStateContract(QueriedJob):
         assert self.read(reader, "balances", "ann", as_of=AsOf(pointer=pointer)) == 3
 
     def test_savepoint_of_the_job_is_read_by_its_pointer(self, stage: QueriedStage, reader: Reader) -> None:
-        stage.put("balance", {"ann": 1})
-        stage.checkpoint()
+        stage.checkpoint(balance={"ann": 1})
         pointer = stage.savepoint()
-        stage.put("balance", {"ann": 2})
-        stage.checkpoint()
+        stage.checkpoint(balance={"ann": 2})
         assert self.read(reader, "balances", "ann") == 2
         assert self.read(reader, "balances", "ann", as_of=AsOf(pointer=pointer)) == 1
 
@@ -640,8 +601,7 @@ class QueryableStateContract(QueriedJob):
     ) -> None:
         stage.checkpoint()
         other = make_stage(job_name="another")
-        other.put("balance", {"ann": 9})
-        pointer = other.pointer(other.checkpoint())
+        pointer = other.pointer(other.checkpoint(balance={"ann": 9}))
         with pytest.raises(CheckpointNotFoundError):
             self.read(reader, "balances", "ann", as_of=AsOf(pointer=pointer))
 

@@ -29,7 +29,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob, RewoundOperator
 from tests.contracts.runs_of_a_job import AGAIN, JOB, RunsWithTasks, day, rows_of, unchanged
-from tests.messages import ManualClock, complete_checkpoint, make_owner
+from tests.messages import ManualClock, complete_checkpoint, make_owner, present
 
 
 class RewindingContract(RunsWithTasks):
@@ -76,8 +76,7 @@ class RewindingContract(RunsWithTasks):
             self.work(make_owner(run_key=name, run_id=name), retained_runs=3)
         (done,) = self.rewind(1, run_key="asset__1")
         assert [c.run_key for c in done.taken_back] == ["asset__2", "asset__1"]
-        assert done.stands_at is not None
-        assert done.stands_at.run_key == day(1).run_key
+        assert present(done.stands_at).run_key == day(1).run_key
 
     def test_it_may_be_repeated(self) -> None:
         self.week(1, 2, 3, retained_runs=3)
@@ -210,8 +209,7 @@ class RewindingContract(RunsWithTasks):
         self.week(1)
         self.begin(day(2))
         (done,) = self.rewind(2, dry_run=True)
-        assert done.fenced is not None
-        assert done.fenced.owner == day(2)
+        assert present(done.fenced).owner == day(2)
 
     def test_a_job_without_state_of_runs_is_told(self) -> None:
         self.week(1)

@@ -14,7 +14,7 @@ from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, Finish
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobView
 from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway as Gateway
-from tests.messages import ManualClock, complete_checkpoint, make_owner, make_registration
+from tests.messages import complete_checkpoint, make_owner, make_registration
 
 
 class RunningTasks:
@@ -95,17 +95,11 @@ class RunsOfAJob:
         return [c.checkpoint_id for c in grant.candidates]
 
     def ids(self, status: CheckpointStatus = CheckpointStatus.COMPLETED) -> list[int]:
-        """Return the checkpoints of a status."""
         return [c.checkpoint_id for c in self.gateway.describe(JOB).checkpoints if c.status is status]
 
 
 class RunsWithTasks(RunsOfAJob):
     """Runs of a job whose tasks the test lets run or end."""
-
-    @pytest.fixture
-    def clock(self) -> ManualClock:
-        """Return the clock that the store uses."""
-        return ManualClock()
 
     @pytest.fixture(autouse=True)
     def _coordinator(self, store: JobStore) -> None:

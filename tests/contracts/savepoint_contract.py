@@ -80,11 +80,6 @@ JOB = job_id_of("sales")
 class SavepointContract:
     """The rules, each a test."""
 
-    @pytest.fixture
-    def clock(self) -> ManualClock:
-        """Return the store's clock."""
-        return ManualClock()
-
     @pytest.fixture(autouse=True)
     def _parts(self, store: JobStore) -> None:
         self.coordinator = AttemptCoordinator(store)
@@ -161,8 +156,7 @@ class SavepointContract:
         assert self.confirmed(running, 1).stop is None, "it is from before the trigger"
         reply = complete_checkpoint(self.coordinator, running, has_commit=True)
         assert (reply.effects.stop, reply.checkpoint is None) == (None, False), "its commits are open"
-        assert reply.checkpoint is not None
-        stop = self.confirmed(running, reply.checkpoint.checkpoint_id).stop
+        stop = self.confirmed(running, present(reply.checkpoint).checkpoint_id).stop
         assert (
             stop
             == self.coordinator.checkpoint(JOB, begun.checkpoint_id)
@@ -195,7 +189,6 @@ class SavepointContract:
 
     @staticmethod
     def pinned(store: JobStore) -> list[int]:
-        """Return the pinned checkpoints."""
         return [o.pinned_checkpoint for o in store.describe(JOB).operators if o.pinned_checkpoint is not None]
 
     def ask(self, attempt: AttemptRef, **changes: Any) -> SnapshotRequest:
@@ -211,7 +204,6 @@ class SavepointContract:
         )
 
     def row(self, checkpoint_id: int) -> CheckpointRecord:
-        """Return the row of a checkpoint."""
         rows = self.coordinator.describe(JOB).checkpoints
         return next(c for c in rows if c.checkpoint_id == checkpoint_id)
 
@@ -565,8 +557,7 @@ class SavepointContract:
         begun = self.begin_from()
         savepoint = begun.candidates[0].checkpoint_id
         self.coordinator.confirm_restore(ConfirmRestore(attempt=begun.attempt, checkpoint_id=savepoint))
-        damaged = complete_checkpoint(self.coordinator, begun.attempt).checkpoint
-        assert damaged is not None
+        damaged = present(complete_checkpoint(self.coordinator, begun.attempt).checkpoint)
         retry = self.begin_from().attempt
         skipped = (SkippedCheckpoint(checkpoint_id=damaged.checkpoint_id, reason="a file is missing"),)
         self.coordinator.confirm_restore(ConfirmRestore(attempt=retry, checkpoint_id=savepoint, skipped=skipped))

@@ -54,18 +54,12 @@ LARGEST_ROW = 64 * 1024
 
 
 def tracker_of(store: JobStore, operator_id: OperatorId, **options: int) -> CheckpointStatsTracker:
-    """Return a tracker of an operator."""
     attempt = AttemptRef(job_id=JOB, operator_id=operator_id, epoch=1)
     return CheckpointStatsTracker(AlignedCheckpoints(store), attempt, **options)
 
 
 class StatisticsContract:
     """The rules, each a test."""
-
-    @pytest.fixture
-    def clock(self) -> ManualClock:
-        """Return the store's clock."""
-        return ManualClock()
 
     @pytest.fixture(autouse=True)
     def _parts(self, store: JobStore) -> None:
@@ -79,7 +73,6 @@ class StatisticsContract:
         return self.coordinator.register(make_registration()).attempt
 
     def trigger(self, attempt: AttemptRef, **changes: Any) -> int:
-        """Begin a checkpoint."""
         values: dict[str, Any] = {"attempt": attempt, "request_key": new_key()}
         return self.coordinator.trigger(TriggerCheckpoint(**values | changes)).checkpoint_id
 
@@ -218,9 +211,8 @@ class StatisticsContract:
         newer = self.complete(attempt)
         snapshot = self.tracker.create_snapshot()
         assert self.numbers(snapshot) == (2, 0, 1, 1)
-        assert snapshot.latest_completed is not None
-        assert snapshot.latest_failed is not None
-        assert (snapshot.latest_completed.checkpoint_id, snapshot.latest_failed.checkpoint_id) == (newer, older)
+        assert present(snapshot.latest_completed).checkpoint_id == newer
+        assert present(snapshot.latest_failed).checkpoint_id == older
 
     def test_a_repeated_message_is_counted_once(self, attempt: AttemptRef) -> None:
         request = TriggerCheckpoint(attempt=attempt, request_key=new_key())
@@ -256,8 +248,7 @@ class StatisticsContract:
             self.complete(attempt)
         snapshot = self.tracker.create_snapshot()
         assert failed not in [entry.checkpoint_id for entry in snapshot.history]
-        assert snapshot.latest_failed is not None
-        assert snapshot.latest_failed.checkpoint_id == failed
+        assert present(snapshot.latest_failed).checkpoint_id == failed
 
     def test_a_history_of_size_zero_still_has_counts_summary_and_latest(self, attempt: AttemptRef) -> None:
         self.complete(attempt, state_size_bytes=5)
@@ -282,10 +273,8 @@ class StatisticsContract:
         self.coordinator.acknowledge(make_acknowledgement(attempt, savepoint))
         snapshot = self.tracker.create_snapshot()
         assert (snapshot.checkpoints.completed, snapshot.savepoints.completed) == (1, 1)
-        assert snapshot.latest_savepoint is not None
-        assert snapshot.latest_completed is not None
-        assert snapshot.latest_savepoint.location == savepoint.location
-        assert snapshot.latest_completed.checkpoint_id == checkpoint_id
+        assert present(snapshot.latest_savepoint).location == savepoint.location
+        assert present(snapshot.latest_completed).checkpoint_id == checkpoint_id
 
     def test_a_savepoint_that_is_copied_where_nothing_runs_is_counted_at_its_end(self, attempt: AttemptRef) -> None:
         self.complete(attempt)
@@ -329,8 +318,7 @@ class StatisticsContract:
         for checkpoint_id in (newer, older):
             self.coordinator.confirm_restore(ConfirmRestore(attempt=again, checkpoint_id=checkpoint_id))
         snapshot = self.tracker.create_snapshot()
-        assert snapshot.latest_restored is not None
-        assert (snapshot.counts.restored, snapshot.latest_restored.checkpoint_id) == (1, older)
+        assert (snapshot.counts.restored, present(snapshot.latest_restored).checkpoint_id) == (1, older)
 
     def test_a_savepoint_that_an_operator_begins_from_is_restored_but_not_taken(self) -> None:
         grant = self.coordinator.register(make_registration(restore_from=make_source(PLACE)))
@@ -341,8 +329,7 @@ class StatisticsContract:
         )
         snapshot = self.tracker.create_snapshot()
         assert (self.numbers(snapshot), snapshot.savepoints.restored) == ((0, 0, 0, 0), 1)
-        assert snapshot.latest_restored is not None
-        assert snapshot.latest_restored.location == PLACE
+        assert present(snapshot.latest_restored).location == PLACE
 
     def test_a_late_acknowledgement_updates_the_numbers_of_a_failed_entry_and_no_count(
         self, attempt: AttemptRef, clock: ManualClock
@@ -377,8 +364,7 @@ class StatisticsContract:
             )
         snapshot = self.tracker.create_snapshot()
         assert self.numbers(snapshot) == (1, 0, 0, 1)
-        assert snapshot.latest_failed is not None
-        assert snapshot.latest_failed.failure_cause == "StorageError: bucket is full"
+        assert present(snapshot.latest_failed).failure_cause == "StorageError: bucket is full"
 
     def test_a_report_without_a_cause_leaves_what_the_row_says(self, attempt: AttemptRef) -> None:
         self.tracker.report_failed_checkpoint(self.fail(attempt, "disk full"), CheckpointException(IO))

@@ -1,4 +1,4 @@
-"""Completed checkpoints with files in a folder."""
+"""Completed checkpoints with files in a folder, and calls to the rows of aligned checkpoints."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import hashlib
 from dataclasses import replace
 from datetime import UTC, datetime
 
+import pytest
+
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.ids import (
     METADATA_FILE,
@@ -24,6 +27,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorState,
     OperatorSubtaskState,
 )
+from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, encode_metadata
 
@@ -39,6 +43,15 @@ def with_other_metadata(checkpoint: CompletedCheckpoint, sha256: str = "f" * 64)
     return replace(checkpoint, metadata=replace(checkpoint.metadata, sha256=sha256))
 
 
+class OnAlignedRows:
+    """The rows of jobs as a process calls them that takes savepoints of whole jobs."""
+
+    @pytest.fixture
+    def rows(self, jobs: JobStore) -> AlignedCheckpoints:
+        """Return the calls to the rows."""
+        return AlignedCheckpoints(jobs)
+
+
 class WrittenCheckpoints:
     """Writes the files of checkpoints, each with a private and some shared ones."""
 
@@ -49,7 +62,6 @@ class WrittenCheckpoints:
     def write(
         self, checkpoint_id: int, shared: tuple[str, ...] = ("common",), properties: CheckpointProperties = NEVER
     ) -> CompletedCheckpoint:
-        """Write the files of a checkpoint and return it."""
         location = checkpoint_uri(self._storage.base_uri, JOB, checkpoint_id)
         handle = KeyedStateHandle(
             backend_id="backend",

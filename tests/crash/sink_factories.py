@@ -22,7 +22,7 @@ URL_FILE, SQL_TABLE, ICEBERG_TABLE = "url.txt", "crash_totals", "sales.totals"
 def parquet(work: Path, plan: FaultPlan) -> Sink:
     """Return a sink for a directory."""
     from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
-    from tests.unit.spark.sinks.test_parquet_contract import TestParquetSinkWithRenames
+    from tests.unit.spark.sinks.test_contracts import TestParquetSinkWithRenames
 
     _count(plan, TestParquetSinkWithRenames.steps)
     return ParquetSink(str(work / "table"))
@@ -31,7 +31,7 @@ def parquet(work: Path, plan: FaultPlan) -> Sink:
 def delta(work: Path, plan: FaultPlan) -> Sink:
     """Return a sink for a Delta table."""
     from airflow_provider_statecheck.spark.sinks.table_sinks import DeltaSink
-    from tests.unit.spark.sinks.delta.test_contract import TestDeltaSink
+    from tests.unit.spark.sinks.test_contracts import TestDeltaSink
 
     _count(plan, TestDeltaSink.steps)
     return DeltaSink(str(work / "table"))
@@ -41,7 +41,7 @@ def iceberg(work: Path, plan: FaultPlan) -> Sink:
     """Return a sink for an Iceberg table, which must exist."""
     from airflow_provider_statecheck.spark.sinks.table_sinks import IcebergSink
     from tests.unit.spark.sinks.iceberg.tables import properties_in
-    from tests.unit.spark.sinks.iceberg.test_contract import TestIcebergSink
+    from tests.unit.spark.sinks.test_contracts import TestIcebergSink
 
     _count(plan, TestIcebergSink.steps)
     return IcebergSink(ICEBERG_TABLE, properties=properties_in(work))
@@ -50,7 +50,7 @@ def iceberg(work: Path, plan: FaultPlan) -> Sink:
 def sql(work: Path, plan: FaultPlan, **settings: Any) -> Sink:
     """Return a sink that adds rows to a table."""
     from airflow_provider_statecheck.spark.sinks.table_sinks import SqlSink
-    from tests.unit.spark.sinks.sql.test_contract import TestSqlSinkOnSqlite
+    from tests.unit.spark.sinks.test_contracts import TestSqlSinkOnSqlite
 
     _count(plan, TestSqlSinkOnSqlite.steps)
     return SqlSink((work / URL_FILE).read_text(), SQL_TABLE, staging=str(work / "staging"), **settings)

@@ -24,6 +24,7 @@ from airflow_provider_statecheck.maintenance.gc import collect_job
 from airflow_provider_statecheck.maintenance.savepoints import serve_idle
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.conformance.test_aligned_checkpoints import on_database
 from tests.unit.written_stage import JOB, WrittenStage
@@ -66,7 +67,7 @@ def _work(stage: WrittenStage, attempt: StageAttempt, chance: random.Random) -> 
 
 def _checkpoint(attempt: StageAttempt, handles: list[Any]) -> None:
     pinned = frozenset(handle.uri for handle in handles)
-    attempt.take_checkpoint(tuple(handles), {}, finished_items=0, new_bytes=0, pinned=pinned)
+    attempt.take_checkpoint(CheckpointContent(snapshots=tuple(handles), pinned=pinned))
 
 
 def _ask(stage: WrittenStage, chance: random.Random, base: str) -> None:

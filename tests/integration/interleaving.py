@@ -43,6 +43,7 @@ from airflow_provider_statecheck.maintenance.savepoints import serve_idle
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.token_store import SqlTokenStore
 from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle, decode_metadata
 from airflow_provider_statecheck.storage.pointers import find_source
@@ -245,7 +246,7 @@ class Process:
         for number in range(self.chance.randrange(4)):
             handles = [*handles[-2:], self.snapshot(attempt, f"step {number}")]
             pinned |= {handle.uri for handle in handles}
-            attempt.take_checkpoint(tuple(handles), {}, finished_items=0, new_bytes=0, pinned=frozenset(pinned))
+            attempt.take_checkpoint(CheckpointContent(snapshots=tuple(handles), pinned=frozenset(pinned)))
         if self.chance.random() < 0.7:
             attempt.finish(self.chance.choice((AttemptStatus.FINISHED, AttemptStatus.FAILED)))
 

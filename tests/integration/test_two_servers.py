@@ -20,6 +20,7 @@ from airflow_provider_statecheck.gateway.http import HttpClient, HttpGateway
 from airflow_provider_statecheck.gateway.verbs import retrying
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.conformance.api_process import DATABASE_FILE, KILL_FOLDER, KILL_RATE_FILE
 from tests.conformance.databases import own_schema
@@ -88,7 +89,7 @@ def drive(stage: WrittenStage, urls: list[str], seed: int, rounds: int) -> None:
             attempt.restore()
             for name in ("one", "two", "three"):
                 handle = stage.snapshot(attempt, name, rows=5)
-                attempt.take_checkpoint((handle,), {}, finished_items=0, new_bytes=0, pinned=frozenset({handle.uri}))
+                attempt.take_checkpoint(CheckpointContent(snapshots=(handle,), pinned=frozenset({handle.uri})))
             attempt.finish(AttemptStatus.FAILED)
         except StaleAttemptError:
             continue

@@ -16,7 +16,6 @@ import pyarrow.parquet
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.ids import MANIFEST_FILE, epoch_name, job_id_of, shared_uri, slug
-from airflow_provider_statecheck.checkpoint.properties import RestoreMode, RestoreSource
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import StorageError
@@ -26,12 +25,12 @@ from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenan
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle
-from airflow_provider_statecheck.storage.pointers import find_source
 from airflow_provider_statecheck.storage.snapshot_manifest import build_manifest
 from tests.contracts.maintenance_contract import KnownRuns, NoTokens
-from tests.messages import ManualClock, make_registration, make_savepoint_request
+from tests.messages import ManualClock, make_registration, make_savepoint_request, source_at
 from tests.sqlite_rows import new_store
 from tests.written_snapshots import spark_schema
 
@@ -94,7 +93,7 @@ class WrittenStage:
         """Complete a checkpoint; what it subsumes stays, as after a driver that died right then."""
         attempt._cleaner.discard = lambda *_: ()  # type: ignore[method-assign]
         state = {"done": state if state is not None else []}
-        taken = attempt.take_checkpoint(snapshots, state, finished_items=0, new_bytes=0, pinned=frozenset())
+        taken = attempt.take_checkpoint(CheckpointContent(snapshots=snapshots, state=state))
         assert taken is not None
         return taken
 
@@ -106,15 +105,9 @@ class WrittenStage:
         attempt.finish(AttemptStatus.FAILED)
         return attempt
 
-    def source_at(self, pointer: str, **changes: Any) -> RestoreSource | None:
+    def source_at(self, pointer: str, **changes: Any) -> Any:
         """Return what a new attempt restores from a snapshot, without a claim; ``None`` if the snapshot has no part of it."""
-        values: dict[str, Any] = {
-            "uid": "aggregate",
-            "mode": RestoreMode.NO_CLAIM,
-            "renamed_uids": {},
-            "allow_non_restored_state": False,
-        }
-        return find_source(self.storage, pointer, **values | changes)
+        return source_at(self.storage, pointer, **changes)
 
     def request_savepoint(self, attempt: StageAttempt, target: str) -> None:
         """Request a savepoint, which the attempt takes with its next checkpoint."""

@@ -42,7 +42,7 @@ from airflow_provider_statecheck.spark.sinks.commit_log import (
     LogChange,
     Publication,
 )
-from airflow_provider_statecheck.spark.sinks.committer import CommitDestination, require_newest
+from airflow_provider_statecheck.spark.sinks.committer import CommitDestination, other_output_error, require_newest
 from airflow_provider_statecheck.spark.sinks.sink import TaskCommittable
 from airflow_provider_statecheck.storage.file_operations import in_parallel
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -296,11 +296,7 @@ class CommitFiles:
                 checkpoint_id=committed.checkpoint_id,
             )
         if known != _sorted(committed):
-            raise CorruptStateError(
-                f"Expected the same output with each commit of checkpoint {committed.checkpoint_id} to {name}, found other "
-                "output; another checkpoint with this id was committed. Start over.",
-                checkpoint_id=committed.checkpoint_id,
-            )
+            raise other_output_error(committed, name, "other output")
 
     def require_records(self, ranges: Iterable[CommitRange], name: str) -> None:
         """

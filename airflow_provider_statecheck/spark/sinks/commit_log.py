@@ -190,6 +190,11 @@ class Publication:
     owner: str = field(default="", compare=False)
     """Job and sink, for error messages about a record of the output."""
 
+    @property
+    def files(self) -> list[Any]:
+        """The files of all tasks."""
+        return [file for task in self.committables for file in task.files]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogChange:

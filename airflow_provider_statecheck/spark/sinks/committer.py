@@ -432,6 +432,20 @@ def require_newest(newest: int, epoch: int, name: str) -> None:
         )
 
 
+def other_output_error(committed: Publication, name: str, found: str) -> CorruptStateError:
+    """
+    Return the error for a commit that is repeated with other output.
+
+    :param name: Name of the destination, without credentials.
+    :param found: What the two commits have instead of the same output.
+    """
+    return CorruptStateError(
+        f"Expected the same output with each commit of checkpoint {committed.checkpoint_id} to {name}, found {found}; another "
+        "checkpoint with this id was committed. Start over.",
+        checkpoint_id=committed.checkpoint_id,
+    )
+
+
 def pause(number: int) -> None:
     """
     Wait before a commit is tried again, on average twice as long after each try, so that writers get out of step.

@@ -47,12 +47,8 @@ from airflow_provider_statecheck.spark.sinks.sink import SinkContext, decode_sch
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, lineage_directory
 from airflow_provider_statecheck.spark.tables.data_files import require_partitionable
 from airflow_provider_statecheck.spark.tables.delta import DeltaCommit, DeltaSnapshot, DeltaTableAccess
-from airflow_provider_statecheck.spark.tables.delta_files import (
-    file_schema,
-    incompatibilities,
-    new_columns,
-    stored_schema,
-)
+from airflow_provider_statecheck.spark.tables.delta_files import file_schema, new_columns, stored_schema
+from airflow_provider_statecheck.spark.tables.schemas import schema_differences
 
 log = logging.getLogger(__name__)
 _TRY_BITS = 20
@@ -250,8 +246,10 @@ class DeltaDestination(CommitDestination):
             require_partitionable(file_schema(schema), partition_by)
         if snapshot is None:
             return
-        merges = self.merges_schema
-        found = [] if schema is None else incompatibilities(snapshot.schema, stored_schema(schema), merges=merges)
+        found = []
+        if schema is not None:
+            ours = stored_schema(schema)
+            found = schema_differences(snapshot.schema, ours, may_add=self.merges_schema, may_lack=True)
         if snapshot.partition_by != partition_by:
             found.append(
                 f"the table is partitioned by {', '.join(snapshot.partition_by) or 'nothing'} and the sink by "
@@ -260,7 +258,7 @@ class DeltaDestination(CommitDestination):
         if found:
             raise UnsupportedStateError(
                 f"Expected output that fits the Delta table {self.table.shown}, found: {'; '.join(found)}. Convert it in the "
-                "stage, or choose another table.",
+                "stage, set merge_schema=True if the table may get new nullable columns, or choose another table.",
                 differences=found,
             )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar
 
 from airflow_provider_statecheck.checkpoint.ids import new_key
@@ -34,8 +33,8 @@ from airflow_provider_statecheck.spark.sinks.sink import (
     ROW,
     Committable,
     SinkTaskContext,
-    encode_schema,
     last_rows,
+    require_output_columns,
     with_constants,
 )
 from airflow_provider_statecheck.spark.sinks.target_files import (
@@ -46,7 +45,6 @@ from airflow_provider_statecheck.spark.sinks.target_files import (
     delete_after_commit,
     lineage_of_data_file,
     missing_file_cause,
-    new_staged_name,
     sweep_staged,
     writer_of_data_file,
 )
@@ -101,21 +99,20 @@ def delta_writer(
 
     :param keys: Key columns for upserts, whose files wait in the staging directory; empty for appends.
     """
-    schema = file_schema(context.schema)
 
     def name(directory: str) -> str:
-        if keys:
-            return new_staged_name(files.lineage, context.epoch)
         return data_file(files.lineage, directory, generation, context.epoch, context.subtask, new_key())
 
-    committable = partial(
-        DeltaCommittable,
-        lineage=files.lineage,
-        epoch=context.epoch,
-        subtask=context.subtask,
-        schema=encode_schema(schema),
+    return ParquetSinkWriter(
+        files,
+        layout,
+        context,
+        schema=file_schema(context.schema),
+        committable=DeltaCommittable,
+        name=None if keys else name,
+        keys=keys,
+        statistics=statistics_of,
     )
-    return ParquetSinkWriter(files, layout, schema, name, committable, keys=keys, statistics=statistics_of)
 
 
 Operation = Callable[[Any, Any], None]
@@ -134,19 +131,13 @@ class UpsertedRows(DeltaDestination):
 
     @override
     def _columns(self, schema: Any) -> Any:
-        reserved = [name for name in schema.names if name in (LINEAGE, CHECKPOINT, ROW) or "`" in name]
-        if reserved:
+        require_output_columns(schema.names, self.keys, (LINEAGE, CHECKPOINT, ROW))
+        unfit = [name for name in schema.names if "`" in name]
+        unfit += [name for name in self.keys if pa.types.is_nested(schema.field(name).type)]
+        if unfit:
             raise UnsupportedStateError(
-                f"Expected no column named {reserved[0]!r} in the output of an upsert, found one; rename it, because the sink uses "
-                "this name, or cannot quote it."
-            )
-        missing = [
-            name for name in self.keys if name not in schema.names or pa.types.is_nested(schema.field(name).type)
-        ]
-        if missing:
-            raise UnsupportedStateError(
-                f"Expected upsert_by to name plain columns of the output, found no {', '.join(missing)} among "
-                f"{', '.join(schema.names)}; add the columns, or correct upsert_by."
+                f"Expected columns without backticks and plain columns in upsert_by for an upsert, found {unfit[0]!r}; rename it, "
+                "or choose another key."
             )
         marks = [pa.field(LINEAGE, pa.string()), pa.field(CHECKPOINT, pa.int64())]
         return file_schema(pa.schema([*schema, *marks]))
@@ -154,9 +145,7 @@ class UpsertedRows(DeltaDestination):
     @override
     def _require_removable(self, snapshot: DeltaSnapshot, ranges: Sequence[CommitRange]) -> None:
         recorded = self.records.publications(each for each in ranges if each.last != ALL_CHECKPOINTS)
-        appended = [
-            f.name for each in recorded for t in each.committables for f in t.files if lineage_of_data_file(f.name)
-        ]
+        appended = [file.name for each in recorded for file in each.files if lineage_of_data_file(file.name)]
         if any(each.last == ALL_CHECKPOINTS for each in ranges):
             appended += [name for name in own_files(snapshot) if lineage_of_data_file(name) == self.files.lineage]
         if appended:
@@ -276,7 +265,7 @@ class AppendedFiles(DeltaDestination):
     @override
     def _write(self, snapshot: DeltaSnapshot, change: LogChange, commit: DeltaCommit) -> StorageError | None:
         published = change.publication
-        added = [file for task in published.committables for file in task.files] if published else []
+        added = published.files if published else []
         if published is not None:
             require_files_exist(self.files, published.checkpoint_id, added)
         removed = self._removed(snapshot, change.retracted)
@@ -349,7 +338,7 @@ class AppendedFiles(DeltaDestination):
 
     def _recorded(self, ranges: Iterable[CommitRange]) -> dict[str, int]:
         found = self.records.publications(ranges)
-        return {file.name: file.size_bytes for each in found for task in each.committables for file in task.files}
+        return {file.name: file.size_bytes for each in found for file in each.files}
 
     def _files_in(self, snapshot: DeltaSnapshot | None) -> set[str]:
         names = frozenset() if snapshot is None else own_files(snapshot)

@@ -25,7 +25,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.commit_log import CommitLog, CommitRange, LogChange, Publication, Start
-from airflow_provider_statecheck.spark.sinks.committer import CommitDestination
+from airflow_provider_statecheck.spark.sinks.committer import CommitDestination, other_output_error
 from airflow_provider_statecheck.spark.sinks.iceberg_writer import RowChange, is_file_of, require_marks, rows_of_files
 from airflow_provider_statecheck.spark.sinks.sink import SinkContext
 from airflow_provider_statecheck.spark.sinks.target_files import missing_file_cause
@@ -112,7 +112,7 @@ class TableCommit(NamedTuple):
     @classmethod
     def of(cls, publication: Publication) -> Self:
         """Return the commit of the output of a checkpoint, without its snapshot."""
-        files = [file for task in publication.committables for file in task.files]
+        files = publication.files
         return cls(
             generation=publication.generation,
             checkpoint_id=publication.checkpoint_id,
@@ -234,12 +234,8 @@ class IcebergDestination(CommitDestination):
     def require_same(self, committed: Publication) -> None:
         known, again = self._ledger.find(committed.epoch, committed.checkpoint_id), TableCommit.of(committed)
         if known is None or not known.is_same(again):
-            raise CorruptStateError(
-                f"Expected the same output with each commit of checkpoint {again.checkpoint_id} to {self.name}, found "
-                f"{again.rows} rows and {known.rows if known else 'no'} committed rows; another checkpoint with this id was "
-                "committed. Start over.",
-                checkpoint_id=again.checkpoint_id,
-            )
+            found = f"{again.rows} rows and {known.rows if known else 'no'} committed rows"
+            raise other_output_error(committed, self.name, found)
 
     @override
     def apply(self, epoch: int, change: LogChange) -> StateCheckError | None:
@@ -306,7 +302,7 @@ class IcebergDestination(CommitDestination):
         return replace(edit, add=[*edit.add, *add], remove=[*edit.remove, *remove])
 
     def _new_files(self, published: Publication) -> list[Any]:
-        files = [decode_data_file(file) for task in published.committables for file in task.files]
+        files = [decode_data_file(file) for file in published.files]
         # An object store is the same for the driver and the executors, a disk may not be.
         local = (file.file_path for file in files if _is_local(file.file_path))
         removed = next((path for path in local if not self._loaded.io.new_input(path).exists()), None)

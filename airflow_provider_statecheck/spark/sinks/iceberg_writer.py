@@ -24,10 +24,12 @@ from airflow_provider_statecheck.spark.sinks.sink import (
     LINEAGE,
     ROW,
     SinkTaskContext,
+    SinkWriter,
     TaskCommittable,
     last_rows,
     numbered,
     require_key_values,
+    require_output_columns,
 )
 from airflow_provider_statecheck.spark.tables.iceberg import TaskTable, encode_data_file
 from airflow_provider_statecheck.storage.uris import conceal, harmless
@@ -36,7 +38,7 @@ log = logging.getLogger(__name__)
 _PREFIX = "statecheck-"
 
 
-class IcebergSinkWriter:
+class IcebergSinkWriter(SinkWriter):
     """
     Writes data files into the data directory of a table.
 
@@ -52,13 +54,8 @@ class IcebergSinkWriter:
         self._buffered_bytes = 0
         self._files: list[Any] = []
 
+    @override
     def write(self, table: Any) -> None:
-        """
-        Write a table with the columns of the schema, in any order.
-
-        :raises UnsupportedStateError: if a key of an upsert is null or missing.
-        :raises StorageError: if the storage fails.
-        """
         if not table.num_rows:
             return
         require_key_values(table, self._target.upsert_by)
@@ -67,12 +64,8 @@ class IcebergSinkWriter:
         if self._buffered_bytes >= self._target.buffer_bytes:
             self._flush()
 
+    @override
     def prepare_commit(self) -> list[dict[str, Any]]:
-        """
-        Finish all files and return their committable.
-
-        :raises StorageError: if the storage fails.
-        """
         self._flush()
         committable = IcebergCommittable(
             lineage=self._target.lineage,
@@ -82,8 +75,8 @@ class IcebergSinkWriter:
         )
         return [committable.to_json()]
 
+    @override
     def abort(self) -> None:
-        """Delete the written files; files that cannot be deleted remain as orphans."""
         for file in self._files:
             try:
                 self._io.delete(file.file_path)
@@ -331,18 +324,16 @@ def require_keys(table: Any, keys: Sequence[str], schema: Any, shown: str) -> No
     :raises UnsupportedStateError: if a key column is missing or of an unsupported type.
     """
     known = {column.name: column.field_type for column in table.schema().fields}
-    written = known if schema is None else schema.names
-    wrong = [name for name in keys if name not in written or not _is_exact(known.get(name))]
+    marks = (LINEAGE, CHECKPOINT)
+    require_output_columns(
+        [name for name in known if name not in marks] if schema is None else schema.names, keys, marks
+    )
+    wrong = [name for name in keys if not _is_exact(known.get(name))]
     if wrong:
         raise UnsupportedStateError(
             f"Expected upsert_by to name columns of the output and of the Iceberg table {shown} with exact types, found "
             f"{', '.join(f'{name} ({known.get(name)})' for name in wrong)}; use columns of integers, decimals, text, binary, dates, "
             "times or booleans."
-        )
-    reserved = {LINEAGE, CHECKPOINT} & {*keys, *(schema.names if schema is not None else [])}
-    if reserved:
-        raise UnsupportedStateError(
-            f"Expected output without the columns that the sink sets itself, found {', '.join(sorted(reserved))}; rename them."
         )
 
 

@@ -31,6 +31,7 @@ from airflow_provider_statecheck.spark.sinks.sink import (
     SinkTaskContext,
     decode_schema,
     require_distinct_names,
+    unique_names,
 )
 from airflow_provider_statecheck.spark.sinks.target_files import (
     LEDGER_DIRECTORY,
@@ -45,7 +46,6 @@ from airflow_provider_statecheck.spark.sinks.target_files import (
     missing_file_cause,
     open_target,
     require_directory,
-    staging_writer,
     sweep_staged,
 )
 from airflow_provider_statecheck.spark.snapshots.dataframes import VERIFIED_PAGES
@@ -60,7 +60,7 @@ from airflow_provider_statecheck.spark.tables.schemas import (
     conflicts,
     merged_schema,
     partition_names,
-    schema_changes,
+    schema_differences,
     spark_schema,
 )
 from airflow_provider_statecheck.storage.file_operations import in_parallel
@@ -117,7 +117,7 @@ class ParquetSink(CommittingSink):
 
     def writer(self, context: SinkTaskContext) -> ParquetSinkWriter:
         """Return the writer of one Spark task."""
-        return staging_writer(self._require_opened(self._files), self._layout, context)
+        return ParquetSinkWriter(self._require_opened(self._files), self._layout, context)
 
     @override
     def _destination(self, context: SinkContext) -> FileDestination:
@@ -147,8 +147,8 @@ class PublishedFiles(Output):
         # Each schema must extend the one before it, in the newest output and in the tasks.
         schemas = [task.schema for each in (newest(), publication) if each for task in each.committables]
         for before, after in pairwise(dict.fromkeys(schemas)):
-            changes = schema_changes(decode_schema(before), decode_schema(after))
-            _require_no_misfit(self.files, _EARLIER_OUTPUT, changes)
+            found = schema_differences(decode_schema(before), decode_schema(after))
+            _require_no_misfit(self.files, _EARLIER_OUTPUT, found)
         # Otherwise the log would contain a plan that no attempt can carry out.
         pairs = named_files(publication)
         in_parallel(lambda pair: self._require_present(publication, *pair), pairs, is_local=self.files.is_local)
@@ -232,17 +232,14 @@ def _published_name(publication: Publication, task: Committable, file: WrittenFi
 
 
 def _partition_columns(columns: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(columns, str):
+    names = unique_names("partition_by", columns)
+    hidden = [name for name in names if name[0] in "._"]
+    if hidden:
         raise InvalidConfigurationError(
-            f"Expected partition_by as a list of columns, found the string {columns!r}; write [{columns!r}]."
+            f"Expected no name beginning with '.' or '_' in partition_by, found {', '.join(hidden)}; readers ignore directories "
+            "with such names. Rename the columns."
         )
-    hidden = [column for column in columns if not column or column[0] in "._"]
-    if hidden or len(set(columns)) != len(columns):
-        raise InvalidConfigurationError(
-            f"Expected partition_by to name different columns, none beginning with '.' or '_', found {list(columns)}; readers "
-            "ignore directories with such names. Rename the columns."
-        )
-    return tuple(columns)
+    return names
 
 
 _TRIES = 5
@@ -394,7 +391,7 @@ def _require_fitting(
         if newest is not None:
             task, is_own = newest.committables[-1], lineage == files.lineage
             theirs = decode_schema(task.schema)
-            found = schema_changes(theirs, schema) if is_own else conflicts(schema, theirs)
+            found = schema_differences(theirs, schema) if is_own else conflicts(schema, theirs)
             found += _partition_differences(task.partition_by, partition_by)
             _require_no_misfit(files, _EARLIER_OUTPUT if is_own else f"the output of {newest.owner}", found)
     _require_fitting_foreign_files(files, names, schema, partition_by)
@@ -443,5 +440,5 @@ def _require_no_misfit(files: TargetFiles, expected_by: str, found: list[str]) -
         raise UnsupportedStateError(
             f"Expected output for {files.target} that fits {expected_by}, found: {'; '.join(found)}. Only nullable columns can "
             "be added; convert the output in the stage, or choose another target.",
-            schema_changes=found,
+            differences=found,
         )

@@ -71,11 +71,17 @@ class SinkWriter(Protocol):
         """
         Write an Arrow table.
 
-        :param table: An Arrow table with the columns of the schema.
+        :param table: An Arrow table with the columns of the schema, in any order.
+        :raises UnsupportedStateError: if the output cannot be written, such as a row of an upsert without a key.
+        :raises StorageError: if the storage fails.
         """
 
     def prepare_commit(self) -> list[dict[str, Any]]:
-        """Make the output durable and return its committables as plain JSON, at least one."""
+        """
+        Make the output durable and return its committables as plain JSON, at least one.
+
+        :raises StorageError: if the storage fails.
+        """
 
     def abort(self) -> None:
         """Discard the output; called instead of :meth:`prepare_commit`, or after it failed."""
@@ -245,6 +251,26 @@ def require_distinct_names(names: Sequence[str], place: str) -> None:
         raise UnsupportedStateError(
             f"Expected columns with different names for {place}, found {', '.join(repeated) or 'none'} "
             f"{'more than once' if repeated else 'at all'}; rename them."
+        )
+
+
+def require_output_columns(names: Sequence[str], keys: Sequence[str], reserved: Sequence[str]) -> None:
+    """
+    Require the key columns of an upsert in the output, and no column that the sink adds itself.
+
+    :param keys: Key columns for upserts; empty for other output.
+    :raises UnsupportedStateError: if a name is missing or reserved.
+    """
+    taken = [name for name in reserved if name in names]
+    if taken:
+        raise UnsupportedStateError(
+            f"Expected no column named {taken[0]!r}, found one in the output; rename it, because the sink uses this name."
+        )
+    missing = [name for name in keys if name not in names]
+    if missing:
+        raise UnsupportedStateError(
+            f"Expected the columns of upsert_by in the output, found no {', '.join(missing)} among {', '.join(names)}; add the "
+            "columns, or correct upsert_by."
         )
 
 

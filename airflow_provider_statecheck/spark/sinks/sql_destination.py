@@ -10,15 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.exceptions import (
-    CorruptStateError,
-    StateCheckError,
-    StorageError,
-    UnsupportedStateError,
-)
+from airflow_provider_statecheck.exceptions import StateCheckError, StorageError, UnsupportedStateError
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.commit_log import CommitLog, CommitRange, LogChange, Publication
-from airflow_provider_statecheck.spark.sinks.committer import CommitDestination
+from airflow_provider_statecheck.spark.sinks.committer import CommitDestination, other_output_error
 from airflow_provider_statecheck.spark.sinks.sink import CHECKPOINT, LINEAGE, Committable, decode_schema, with_constants
 from airflow_provider_statecheck.spark.sinks.sql_loading import (
     RowLoader,
@@ -109,7 +104,7 @@ class SqlDestination(CommitDestination):
     def require_same(self, committed: Publication) -> None:
         from sqlalchemy import select
 
-        commits, rows = self._commits, sum(file.rows for task in committed.committables for file in task.files)
+        commits, rows = self._commits, sum(file.rows for file in committed.files)
         wanted = select(commits.c.row_count).where(
             *self._is_own(commits),
             commits.c.generation == committed.generation,
@@ -118,11 +113,7 @@ class SqlDestination(CommitDestination):
         with self.database.transaction() as connection:
             known = connection.execute(wanted).scalar()
         if known is not None and known != rows:
-            raise CorruptStateError(
-                f"Expected the same output with each commit of checkpoint {committed.checkpoint_id} to {self.name}, found {rows} "
-                f"rows and {known} committed rows; another checkpoint with this id was committed. Start over.",
-                checkpoint_id=committed.checkpoint_id,
-            )
+            raise other_output_error(committed, self.name, f"{rows} rows and {known} committed rows")
 
     @override
     def apply(self, epoch: int, change: LogChange) -> StateCheckError | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.exceptions import CorruptStateError, UnsupportedStateError
+from airflow_provider_statecheck.exceptions import CorruptStateError
 from airflow_provider_statecheck.lazy import pa, parquet
 from airflow_provider_statecheck.spark.sinks.sink import (
     CHECKPOINT,
@@ -17,6 +17,7 @@ from airflow_provider_statecheck.spark.sinks.sink import (
     Committable,
     numbered,
     require_distinct_names,
+    require_output_columns,
 )
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, missing_file_cause
 from airflow_provider_statecheck.spark.snapshots.executor_io import ExecutorFiles, HiddenOptions
@@ -125,19 +126,8 @@ def require_columns(columns: Any, keys: Sequence[str]) -> None:
     :param keys: Key columns for upserts; empty for inserts.
     :raises UnsupportedStateError: if names are duplicate, reserved or missing.
     """
-    names = list(columns.names)
-    require_distinct_names(names, "a table")
-    reserved = [name for name in (LINEAGE, CHECKPOINT, ROW, PLACE) if name in names]
-    if reserved:
-        raise UnsupportedStateError(
-            f"Expected no column named {reserved[0]!r}, found one in the output; rename it, because the sink uses this name."
-        )
-    missing = [name for name in keys if name not in names]
-    if missing:
-        raise UnsupportedStateError(
-            f"Expected the columns of upsert_by in the output, found no {', '.join(missing)} among {', '.join(names)}; add the "
-            "columns, or correct upsert_by."
-        )
+    require_distinct_names(columns.names, "a table")
+    require_output_columns(columns.names, keys, (LINEAGE, CHECKPOINT, ROW, PLACE))
 
 
 _TEMPORARY, _STAGED = "pg_temp", "statecheck_staged"

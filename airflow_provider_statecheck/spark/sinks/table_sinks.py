@@ -39,7 +39,6 @@ from airflow_provider_statecheck.spark.sinks.target_files import (
     TargetFiles,
     ledger_storage,
     require_directory,
-    staging_writer,
 )
 from airflow_provider_statecheck.spark.snapshots.executor_io import hidden_options
 from airflow_provider_statecheck.spark.tables.data_files import FILE_BYTES, FileLayout
@@ -364,7 +363,7 @@ class SqlSink(CommittingSink):
 
     def writer(self, context: SinkTaskContext) -> ParquetSinkWriter:
         """Return the writer of one Spark task."""
-        return staging_writer(self._require_opened(self._files), _STAGED_LAYOUT, context, self._keys)
+        return ParquetSinkWriter(self._require_opened(self._files), _STAGED_LAYOUT, context, keys=self._keys)
 
     @override
     def _destination(self, context: SinkContext) -> SqlDestination:

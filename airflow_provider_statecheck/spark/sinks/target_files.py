@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,11 +24,12 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.lazy import pa
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.commit_log import Publication
 from airflow_provider_statecheck.spark.sinks.sink import (
     Committable,
     SinkTaskContext,
-    TaskCommittable,
+    SinkWriter,
     encode_schema,
     require_key_values,
 )
@@ -268,7 +268,7 @@ def sweep_staged(files: TargetFiles, last_epoch: int) -> None:
 
 def delete_after_commit(files: TargetFiles, publication: Publication) -> None:
     """Delete the staged files of a committed checkpoint; those that cannot be deleted are left to a later sweep."""
-    names = [file.name for task in publication.committables for file in task.files]
+    names = [file.name for file in publication.files]
     try:
         in_parallel(files.delete, names, is_local=files.is_local)
     except StateCheckError as error:
@@ -356,17 +356,18 @@ def _has_atomic_rename(filesystem: Any) -> bool:
     return bool(_PROTOCOLS_WITH_RENAME & ({protocol} if isinstance(protocol, str) else set(protocol)))
 
 
-class ParquetSinkWriter:
+class ParquetSinkWriter(SinkWriter):
     """
     Writes the output of one Spark task as Parquet files of bounded size, split by partition.
 
     The number of open files is bounded: when the limit is reached, the least recently used file is finished. A failed or
-    duplicate task leaves orphan files.
+    duplicate task may leave orphan files, which a later sweep deletes.
 
-    :param schema: Arrow schema of the output with the partition columns; tables are cast to it.
+    :param schema: Arrow schema of the files with the partition columns, to which tables are cast; by default that of the
+        output.
+    :param committable: Class of the committable of the task.
     :param name: Function that returns a new file name, relative to the target, for a partition directory. The last path
-        component must be unique within the task.
-    :param committable: Function that returns the committable for the finished ``files``.
+        component must be unique within the task. By default, files are in the staging directory.
     :param keys: Columns of upserts, in which each row needs a value.
     :param statistics: Function that returns the statistics of a file from its footer metadata, which is as
         ``pyarrow.parquet.read_metadata`` returns it.
@@ -376,18 +377,20 @@ class ParquetSinkWriter:
         self,
         files: TargetFiles,
         layout: FileLayout,
-        schema: Any,
-        name: Callable[[str], str],
-        committable: Callable[..., TaskCommittable],
+        context: SinkTaskContext,
         *,
+        schema: Any = None,
+        committable: type[Committable] = Committable,
+        name: Callable[[str], str] | None = None,
         keys: Sequence[str] = (),
         statistics: Callable[[Any], str] = lambda _: "",
     ) -> None:
         self._files = files
         self._layout = layout
-        self._schema = schema
-        self._name = name
+        self._context = context
+        self._schema = context.schema.remove_metadata() if schema is None else schema
         self._committable = committable
+        self._name = name or (lambda _: new_staged_name(files.lineage, context.epoch))
         self._keys = keys
         self._statistics = statistics
         self._open: dict[str, tuple[str, OutputFile]] = {}
@@ -396,12 +399,8 @@ class ParquetSinkWriter:
         self._scratch = ExitStack()
         self._folder: Path | None = None
 
+    @override
     def write(self, table: Any) -> None:
-        """
-        Write a table with the columns of the schema, in any order.
-
-        :raises UnsupportedStateError: if a key is null or missing.
-        """
         require_key_values(table, self._keys)
         if not table.num_rows:
             return
@@ -409,15 +408,23 @@ class ParquetSinkWriter:
         for directory, part in split(fitted, self._layout.partition_by):
             self._add(directory, part)
 
+    @override
     def prepare_commit(self) -> list[dict[str, Any]]:
-        """Finish all files and return their committable."""
         while self._open:
             self._finish(next(iter(self._open)))
         self._scratch.close()
-        return [self._committable(files=tuple(self._written)).to_json()]
+        committable = self._committable(
+            lineage=self._files.lineage,
+            epoch=self._context.epoch,
+            subtask=self._context.subtask,
+            schema=encode_schema(self._schema),
+            partition_by=self._layout.partition_by,
+            files=tuple(self._written),
+        )
+        return [committable.to_json()]
 
+    @override
     def abort(self) -> None:
-        """Delete the written files; files that cannot be deleted are orphans, and a later sweep deletes them."""
         for _, file in self._open.values():
             file.discard()
         self._open.clear()
@@ -486,21 +493,3 @@ class ParquetSinkWriter:
             self._files.delete(name)
         except StateCheckError as error:
             log.warning("Orphan file %s in %s was not deleted: %s", name, self._files.target, error)
-
-
-def staging_writer(
-    files: TargetFiles, layout: FileLayout, context: SinkTaskContext, keys: Sequence[str] = ()
-) -> ParquetSinkWriter:
-    """Return a writer of files in the staging directory; the driver moves them, or loads their rows."""
-    columns = context.schema.remove_metadata()
-    committable = partial(
-        Committable,
-        lineage=files.lineage,
-        epoch=context.epoch,
-        subtask=context.subtask,
-        schema=encode_schema(columns),
-        partition_by=layout.partition_by,
-    )
-    return ParquetSinkWriter(
-        files, layout, columns, lambda _: new_staged_name(files.lineage, context.epoch), committable, keys=keys
-    )

@@ -13,7 +13,13 @@ from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.commit_files import FileDestination, Output
 from airflow_provider_statecheck.spark.sinks.commit_log import Publication
 from airflow_provider_statecheck.spark.sinks.committer import CommittingSink
-from airflow_provider_statecheck.spark.sinks.sink import OnEarlierOutput, SinkContext, SinkTaskContext, TaskCommittable
+from airflow_provider_statecheck.spark.sinks.sink import (
+    OnEarlierOutput,
+    SinkContext,
+    SinkTaskContext,
+    SinkWriter,
+    TaskCommittable,
+)
 from airflow_provider_statecheck.spark.sinks.target_files import open_target
 from airflow_provider_statecheck.spark.snapshots.executor_io import hidden_options
 from airflow_provider_statecheck.storage.uris import redact
@@ -177,7 +183,7 @@ class TransactionOutput(Output):
             self.sink.abort_transaction(each.transaction)
 
 
-class TransactionWriter:
+class TransactionWriter(SinkWriter):
     """Writes the output of one Spark task within one transaction."""
 
     def __init__(self, sink: TwoPhaseCommitSink, lineage: str, context: SinkTaskContext) -> None:
@@ -186,14 +192,14 @@ class TransactionWriter:
         self._context = context
         self._transaction = sink.begin_transaction(context)
 
+    @override
     def write(self, table: Any) -> None:
-        """Write a table with the columns of the schema, in any order."""
         if table.num_rows:
             columns = self._context.schema.remove_metadata()
             self._sink.write(self._transaction, table.select(columns.names).cast(columns))
 
+    @override
     def prepare_commit(self) -> list[dict[str, Any]]:
-        """Make the transaction durable and return its committable."""
         self._sink.pre_commit(self._transaction)
         committable = TransactionCommittable(
             lineage=self._lineage,
@@ -203,6 +209,6 @@ class TransactionWriter:
         )
         return [committable.to_json()]
 
+    @override
     def abort(self) -> None:
-        """Abort the transaction."""
         self._sink.abort_transaction(self._transaction)

@@ -244,32 +244,6 @@ def stored_schema(schema: Any) -> Any:
     return pa.schema(deltalake().Schema.from_arrow(file_schema(schema)).to_arrow())
 
 
-def incompatibilities(table: Any, ours: Any, *, merges: bool) -> list[str]:
-    """
-    Return the reasons why files with one schema cannot be added to a table with another.
-
-    :param table: Arrow schema of the table.
-    :param ours: Arrow schema of the files, as a Delta table returns it.
-    :param merges: Whether columns may be added to the table.
-    """
-    found = [
-        f"column {field.name!r} of the table is not nullable and is not written"
-        for field in table
-        if ours.get_field_index(field.name) < 0 and not field.nullable
-    ]
-    by_case = {name.lower(): name for name in table.names}
-    for column in ours:
-        if table.get_field_index(column.name) >= 0:
-            found += _column_differences(table.field(column.name), column)
-        elif column.name.lower() in by_case:
-            found.append(f"column {by_case[column.name.lower()]!r} of the table is {column.name!r} here")
-        elif not merges:
-            found.append(f"the table has no column {column.name!r} (merge_schema=True adds it)")
-        elif not column.nullable:
-            found.append(f"column {column.name!r} is new and not nullable")
-    return found
-
-
 def new_columns(table: Any, ours: Any) -> list[str]:
     """Return the columns that the table lacks."""
     return [name for name in ours.names if table.get_field_index(name) < 0]
@@ -324,14 +298,6 @@ def _bound(value: Any, *, is_upper: bool = False) -> Any:
         return value
     is_date = isinstance(value, datetime.date) and not isinstance(value, datetime.datetime)
     return value.isoformat() if is_date else None
-
-
-def _column_differences(theirs: Any, ours: Any) -> list[str]:
-    if theirs.type != ours.type:
-        return [f"column {ours.name!r} is {theirs.type} in the table and {ours.type} here"]
-    if ours.nullable and not theirs.nullable:
-        return [f"column {ours.name!r} is not nullable in the table and is nullable here"]
-    return []
 
 
 def _delta_type(name: str, kind: Any) -> Any:

@@ -203,14 +203,28 @@ def _are_compatible_fields(found: list[Any], wanted: list[Any]) -> bool:
     return all(_is_compatible(field.type, other.type) for field, other in zip(found, wanted, strict=True))
 
 
-def schema_changes(before: Any, after: Any) -> list[str]:
-    """Return the incompatible changes between two schemas; new nullable columns are compatible."""
-    found = [f"column {name!r} is gone" for name in before.names if after.get_field_index(name) < 0]
-    for column in after:
-        if before.get_field_index(column.name) < 0:
-            found += [] if column.nullable else [f"column {column.name!r} is new and not nullable"]
-        else:
-            found += _column_changes(before.field(column.name), column)
+def schema_differences(theirs: Any, ours: Any, *, may_add: bool = True, may_lack: bool = False) -> list[str]:
+    """
+    Return the reasons why rows with one schema cannot be added to rows with another.
+
+    :param theirs: Arrow schema of the rows that are there.
+    :param ours: Arrow schema of the rows to add.
+    :param may_add: Whether the rows may have new nullable columns.
+    :param may_lack: Whether the rows may lack nullable columns.
+    """
+    found = [
+        f"column {column.name!r} is missing here"
+        for column in theirs
+        if ours.get_field_index(column.name) < 0 and not (may_lack and column.nullable)
+    ]
+    by_case = {name.lower(): name for name in theirs.names}
+    for column in ours:
+        if theirs.get_field_index(column.name) >= 0:
+            found += _column_differences(theirs.field(column.name), column)
+        elif column.name.lower() in by_case:
+            found.append(f"column {by_case[column.name.lower()]!r} is {column.name!r} here")
+        elif not (may_add and column.nullable):
+            found.append(f"column {column.name!r} is new{' and not nullable' if may_add else ''}")
     return found
 
 
@@ -224,11 +238,11 @@ def conflicts(ours: Any, theirs: Any) -> list[str]:
     ] or ([] if shared else ["no column has a name in common"])
 
 
-def _column_changes(before: Any, after: Any) -> list[str]:
-    if before.type != after.type:
-        return [f"column {after.name!r} was {before.type} and is {after.type}"]
-    if after.nullable and not before.nullable:
-        return [f"column {after.name!r} was not nullable and is now"]
+def _column_differences(theirs: Any, ours: Any) -> list[str]:
+    if theirs.type != ours.type:
+        return [f"column {ours.name!r} is {theirs.type} there and {ours.type} here"]
+    if ours.nullable and not theirs.nullable:
+        return [f"column {ours.name!r} is not nullable there and is nullable here"]
     return []
 
 

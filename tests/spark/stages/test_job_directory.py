@@ -21,6 +21,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 from airflow_provider_statecheck.maintenance.gc import CollectedJob, collect_job
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
+from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import StageSnapshots
 from airflow_provider_statecheck.spark.sources.file_source import ParquetSource
@@ -193,7 +194,7 @@ def test_snapshot_of_a_dataframe_is_shared_until_the_last_checkpoint_that_names_
     kept = snapshots.write(((), "kept"), tries.spark.range(5), "f", lambda: 0.0)
     dropped = snapshots.write(((), "dropped"), tries.spark.range(5), "f", lambda: 0.0)
     for handles in ((kept.handle, dropped.handle), (kept.handle,)):
-        attempt.take_checkpoint(handles, {}, finished_items=0, new_bytes=0, pinned=frozenset())
+        attempt.take_checkpoint(CheckpointContent(snapshots=handles))
     assert {file.split("/")[2] for file in require_owned(tries) if file.startswith("shared/")} == {
         kept.handle.uri.split("/")[-2]
     }

@@ -15,6 +15,7 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.configuration import StateServingSettings
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.state.progress import LoopProgress
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.messages import present
@@ -51,7 +52,7 @@ def take(stage: WrittenStage, attempt: StageAttempt, *names: str, items: tuple[s
         progress.finish(((), "days"), item)
     snapshots = tuple(stage.snapshot(attempt, name) for name in names)
     values = {"loops": progress.encode()}
-    taken = present(attempt.take_checkpoint(snapshots, values, finished_items=0, new_bytes=0, pinned=frozenset()))
+    taken = present(attempt.take_checkpoint(CheckpointContent(snapshots=snapshots, state=values)))
     return taken.checkpoint_id
 
 

@@ -48,11 +48,6 @@ class RecordedStats:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def stats() -> RecordedStats:
     return RecordedStats()
 

@@ -46,11 +46,6 @@ def _brief(change: Change) -> tuple[str, str | None, str]:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def witness() -> Witness:
     return Witness()
 

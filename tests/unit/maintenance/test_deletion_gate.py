@@ -92,9 +92,7 @@ def test_a_stage_leaves_alone_the_checkpoints_of_another_coordinator_whose_ids_i
     attempt = stage.attempt()
     attempt.restore()
     files = foreign_files(other)
-    taken = [
-        attempt.take_checkpoint((), {"own": i}, finished_items=0, new_bytes=0, pinned=frozenset()) for i in range(3)
-    ]
+    taken = [attempt.take_checkpoint(CheckpointContent(state={"own": i})) for i in range(3)]
     assert [each and each.checkpoint_id for each in taken] == [None, None, 4]
     attempt.finish(AttemptStatus.FINISHED)
     collect(stage)
@@ -150,7 +148,7 @@ def test_what_a_stage_wrote_beside_another_checkpoint_goes(restored: Any) -> Non
     directory = f"{stage.storage.base_uri}/{job_id_of(JOB)}/chk-2"
     before = stage.storage.list_files(directory)
     large = {"text": "x" * 50_000}
-    assert attempt.take_checkpoint((), large, finished_items=0, new_bytes=0, pinned=frozenset()) is None
+    assert attempt.take_checkpoint(CheckpointContent(state=large)) is None
     assert len(stage.storage.list_files(directory)) == len(before) + 1
     attempt.finish(AttemptStatus.FINISHED)
     assert stage.storage.list_files(directory) == before

@@ -20,6 +20,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.maintenance.disposal import dispose
 from airflow_provider_statecheck.maintenance.recover import JobRecovery, RecoveredJob, Recoveries
+from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import decode_metadata, encode_metadata
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
@@ -71,7 +72,7 @@ def test_recovered_checkpoints_have_the_figures_that_follow_from_their_metadata(
     attempt = stage.attempt(num_retained=2)
     loops = {"loops": [[[], "days", ["1", "2"]]], "iterations": []}
     snapshot = stage.snapshot(attempt, "orders")
-    attempt.take_checkpoint((snapshot,), loops, finished_items=2, new_bytes=0, pinned=frozenset())
+    attempt.take_checkpoint(CheckpointContent(snapshots=(snapshot,), state=loops))
     attempt.finish(AttemptStatus.FAILED)
     recover(lost)
     (row,) = lost.coordinator.describe(job_id_of(JOB)).checkpoints
@@ -84,7 +85,7 @@ def test_recovered_checkpoints_have_the_figures_that_follow_from_their_metadata(
 def test_a_checkpoint_whose_figures_cannot_be_read_is_recovered_without_them(stage, lost):
     attempt = stage.attempt(num_retained=2)
     snapshot = stage.snapshot(attempt, "orders")
-    attempt.take_checkpoint((snapshot,), {"loops": 7}, finished_items=0, new_bytes=0, pinned=frozenset())
+    attempt.take_checkpoint(CheckpointContent(snapshots=(snapshot,), state={"loops": 7}))
     attempt.finish(AttemptStatus.FAILED)
     (done,) = recover(lost)
     assert done.is_recovered

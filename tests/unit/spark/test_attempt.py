@@ -19,6 +19,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.maintenance.job_maintenance import RetireJob
 from airflow_provider_statecheck.spark.attempt import FailedCheckpoints
+from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from tests.contracts.maintenance_contract import AIRFLOW, BY_RUN
 from tests.messages import make_owner
 from tests.unit.written_stage import JOB, WrittenStage
@@ -66,7 +67,7 @@ def test_the_log_has_one_line_for_each_checkpoint(stage, caplog):
     with caplog.at_level(logging.INFO):
         attempt = stage.attempt()
         for i in range(3):
-            attempt.take_checkpoint((), {"n": i}, finished_items=i, new_bytes=0, pinned=frozenset())
+            attempt.take_checkpoint(CheckpointContent(state={"n": i}))
     assert said(caplog) == [f"Checkpoint {n} {LOG_OF_ATTEMPT} 1: completed in 0.000" for n in (1, 2, 3)]
 
 
@@ -78,13 +79,13 @@ def test_the_log_has_one_line_for_a_checkpoint_that_fails(stage, monkeypatch, ca
 
     with caplog.at_level(logging.INFO), monkeypatch.context() as patching:
         patching.setattr(stage.storage, "write_bytes", refuse)
-        assert attempt.take_checkpoint((), {}, finished_items=0, new_bytes=0, pinned=frozenset()) is None
+        assert attempt.take_checkpoint(CheckpointContent()) is None
     assert said(caplog) == ["Checkpoint 1 failed; the stage continues without it: The disk is full."]
 
 
 def test_the_log_says_what_became_of_the_checkpoint_under_which_an_attempt_was_killed(stage, caplog):
     killed = stage.attempt()
-    killed.take_checkpoint((), {}, finished_items=1, new_bytes=0, pinned=frozenset())
+    killed.take_checkpoint(CheckpointContent())
     assert killed.begin_checkpoint(None) is not None
     with caplog.at_level(logging.INFO):
         stage.attempt().restore()
@@ -112,11 +113,11 @@ def test_what_is_kept_is_said_by_a_script_itself_and_for_a_task_by_airflows_list
 
 def test_the_last_words_of_a_replaced_attempt_promise_no_retry(stage, caplog):
     replaced = stage.attempt(owner=OWNER_OF_SCRIPT)
-    replaced.take_checkpoint((), {}, finished_items=1, new_bytes=0, pinned=frozenset())
+    replaced.take_checkpoint(CheckpointContent())
     stage.attempt(owner=OWNER_OF_SCRIPT)
     with caplog.at_level(logging.WARNING):
         with pytest.raises(StaleAttemptError) as stale:
-            replaced.take_checkpoint((), {}, finished_items=2, new_bytes=0, pinned=frozenset())
+            replaced.take_checkpoint(CheckpointContent())
         replaced.fail(stale.value)
     assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == [
         "Attempt 1 of job 'sales' is fenced: attempt 2 has replaced it; new checkpoints of attempt 1 are rejected."

@@ -24,6 +24,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 from airflow_provider_statecheck.exceptions import LocationNotAllowedError
 from airflow_provider_statecheck.maintenance.savepoints import serve_idle
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier, verify_job
+from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot
 from airflow_provider_statecheck.state.arrow.part_files import PartBytes
@@ -32,7 +33,7 @@ from airflow_provider_statecheck.state.writing.canonical import write_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, SnapshotHandle, encode_metadata
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotManifest
-from tests.messages import make_savepoint_request, source_at
+from tests.messages import make_savepoint_request, present, source_at
 from tests.unit.storage.keyed_files import keyed
 from tests.unit.written_stage import WrittenStage
 
@@ -73,6 +74,11 @@ def foreign(stage: WrittenStage, tmp_path: Path, **changes: Any) -> str:
     stage.storage.write_bytes(uri, encode_metadata(document, uri=uri))
     attempt.finish(AttemptStatus.FAILED)
     return uri.removesuffix("/_metadata")
+
+
+def write(storage: CheckpointStorage, document: CheckpointDocument, directory: str) -> None:
+    properties = CheckpointProperties.for_savepoint()
+    write_savepoint(storage, document, directory=directory, checkpoint_id=9, properties=properties)
 
 
 def begin(stage: WrittenStage, pointer: str, **changes: Any) -> RestoredStage | None:
@@ -128,8 +134,7 @@ def test_a_place_that_the_setting_allows_is_read(stage: WrittenStage, tmp_path: 
     elsewhere = (tmp_path / "archive").as_uri()
     pointer = foreign(stage, tmp_path, **naming(stage, f"{elsewhere}/state", "state"))
     stage.storage = stage.storage.allowing(locations=[elsewhere])
-    restored = begin(stage, pointer)
-    assert restored is not None
+    restored = present(begin(stage, pointer))
     assert restored.state == {}
 
 
@@ -140,8 +145,7 @@ def test_the_own_checkpoints_go_on_in_a_directory_of_an_earlier_configuration(
     stage.take(attempt, stage.snapshot(attempt, "orders"))
     attempt.finish(AttemptStatus.FAILED)
     stage.storage = CheckpointStorage.open(f"{tmp_path}/new")
-    restored = stage.attempt("mine").restore()
-    assert restored is not None
+    restored = present(stage.attempt("mine").restore())
     assert restored.document.snapshots[0].uri.startswith(f"file://{tmp_path}/checkpoints/")
 
 
@@ -152,10 +156,9 @@ def moved_on(stage: WrittenStage, tmp_path: Path) -> SnapshotHandle:
     attempt.finish(AttemptStatus.FAILED)
     stage.storage = CheckpointStorage.open(f"{tmp_path}/new")
     attempt = stage.attempt("mine")
-    restored = attempt.restore()
-    assert restored is not None
+    restored = present(attempt.restore())
     handles = restored.document.snapshots
-    attempt.take_checkpoint(handles, {}, finished_items=0, new_bytes=0, pinned=frozenset())
+    attempt.take_checkpoint(CheckpointContent(snapshots=handles))
     attempt.finish(AttemptStatus.FAILED)
     assert stage.statuses("mine") == {1: "subsumed", 2: "completed"}
     return handles[0]
@@ -163,8 +166,7 @@ def moved_on(stage: WrittenStage, tmp_path: Path) -> SnapshotHandle:
 
 def test_a_snapshot_in_an_earlier_directory_outlives_the_checkpoints_there(stage: WrittenStage, tmp_path: Path) -> None:
     handle = moved_on(stage, tmp_path)
-    restored = stage.attempt("mine").restore()
-    assert restored is not None
+    restored = present(stage.attempt("mine").restore())
     assert restored.document.snapshots == (handle,)
 
 
@@ -180,18 +182,11 @@ def claimed(stage: WrittenStage, tmp_path: Path) -> None:
     attempt = stage.attempt("theirs")
     taken = stage.take(attempt, stage.snapshot(attempt, "orders"), state=["x" * 50_000])
     directory = f"{tmp_path.as_uri()}/downloads/savepoint-012345-0123456789ab"
-    write_savepoint(
-        stage.storage.allowing(directory),
-        attempt._documents.load(taken),
-        directory=directory,
-        checkpoint_id=9,
-        properties=CheckpointProperties.for_savepoint(),
-    )
+    write(stage.storage.allowing(directory), attempt._documents.load(taken), directory)
     attempt.finish(AttemptStatus.FAILED)
     source = replace(source_at(stage.storage, directory), mode=RestoreMode.CLAIM)
     heir = stage.attempt("mine", restore_from=source)
-    restored = heir.restore()
-    assert restored is not None
+    restored = present(heir.restore())
     stage.take(heir, *restored.document.snapshots)
     heir.finish(AttemptStatus.FAILED)
 
@@ -233,21 +228,11 @@ def test_commands_and_readers_of_state_open_nothing_else_either(
     with pytest.raises(LocationNotAllowedError):
         states.values()
     with pytest.raises(LocationNotAllowedError):
-        _copied(stage, states.document, tmp_path)
+        write(stage.storage, states.document, f"{stage.storage.base_uri}/savepoint-aaaaaa-0123456789ab")
     assert paths == []
     allowed = CheckpointStates.load(pointer, allowed_locations=[url.removesuffix("/admin")])
     assert allowed.values() == {}
     assert paths
-
-
-def _copied(stage: WrittenStage, document: CheckpointDocument, tmp_path: Path) -> None:
-    write_savepoint(
-        stage.storage,
-        document,
-        directory=f"{stage.storage.base_uri}/savepoint-aaaaaa-0123456789ab",
-        checkpoint_id=1,
-        properties=CheckpointProperties.for_savepoint(),
-    )
 
 
 def test_spark_is_given_no_path_elsewhere(stage: WrittenStage, tmp_path: Path) -> None:

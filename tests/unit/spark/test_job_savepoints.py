@@ -19,7 +19,7 @@ from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import document_uris, load_document
 from tests.job_savepoints import add_row, save_job
-from tests.messages import make_savepoint_request, source_at
+from tests.messages import make_savepoint_request, present, source_at
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
 UIDS = ("extract", "load[de]", "load[fr]")
@@ -38,9 +38,7 @@ def pointer(stage: WrittenStage, tmp_path: Path) -> str:
 
 def restored(stage: WrittenStage, pointer: str, uid: str, job: str = "heir", **changes: Any) -> RestoredStage:
     attempt = stage.attempt(job, uid=uid, restore_from=source_at(stage.storage, pointer, uid, **changes))
-    found = attempt.restore()
-    assert found is not None
-    return found
+    return present(attempt.restore())
 
 
 @pytest.mark.parametrize("uid", UIDS)
@@ -54,8 +52,7 @@ def test_each_stage_restores_the_part_with_its_uid(stage: WrittenStage, pointer:
 
 def test_a_retry_before_the_first_checkpoint_restores_the_part_again(stage: WrittenStage, pointer: str) -> None:
     first = restored(stage, pointer, "load", renamed_uids={"extract": "load"})
-    again = stage.attempt("heir", uid="load", restore_from=None).restore()
-    assert again is not None
+    again = present(stage.attempt("heir", uid="load", restore_from=None).restore())
     assert again.document == first.document
 
 
@@ -116,13 +113,11 @@ def test_no_stage_can_claim_the_savepoint_of_all(stage: WrittenStage, pointer: s
 
 
 def test_the_coordinator_refuses_the_claim_too(stage: WrittenStage, pointer: str) -> None:
-    found = source_at(stage.storage, pointer, "extract")
-    assert found is not None
+    found = present(source_at(stage.storage, pointer, "extract"))
     with pytest.raises(InvalidConfigurationError, match="savepoint of the whole job"):
         stage.attempt("heir", uid="extract", restore_from=replace(found, mode=RestoreMode.CLAIM))
     attempt = stage.attempt("heir", uid="extract", restore_from=found)
-    loaded = attempt.load()
-    assert loaded is not None
+    loaded = present(attempt.load())
     with pytest.raises(InvalidConfigurationError, match="savepoint of the whole job"):
         stage.coordinator.confirm_restore(loaded.confirmation(attempt.grant.attempt, claim=True))
 

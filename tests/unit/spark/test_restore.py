@@ -31,7 +31,7 @@ from airflow_provider_statecheck.spark.restore import RestoredStage, StateVerifi
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle, encode_metadata, load_document
 from airflow_provider_statecheck.testing.faults import FaultPlan, faulty_storage
-from tests.messages import make_savepoint_request
+from tests.messages import make_savepoint_request, present
 from tests.unit.storage.documents import make_document
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
@@ -49,14 +49,11 @@ class Written:
         self.second = self._second()
 
     def _second(self) -> CheckpointRecord:
-        pending = self.attempt.begin_checkpoint(600.0)
-        assert pending is not None
+        pending = present(self.attempt.begin_checkpoint(600.0))
         content = CheckpointContent(
             snapshots=(self.raw, self.sessions), state={"done": LARGE_STATE}, operator_states=(self._function(),)
         )
-        completed = self.attempt.complete_checkpoint(pending, content)
-        assert completed is not None
-        return completed
+        return present(self.attempt.complete_checkpoint(pending, content))
 
     def _function(self) -> OperatorState:
         """Return the state of a function: an Arrow IPC file."""
@@ -73,9 +70,7 @@ class Written:
 
     def restore(self) -> RestoredStage:
         """Begin the next attempt."""
-        restored = self.next_attempt().restore()
-        assert restored is not None
-        return restored
+        return present(self.next_attempt().restore())
 
     def next_attempt(self) -> StageAttempt:
         return self.stage.attempt(num_retained=2)

@@ -29,12 +29,13 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.maintenance.savepoints import serve_idle
 from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import StageSnapshots
 from airflow_provider_statecheck.spark.status_log import stopping_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle
-from tests.messages import make_owner, make_savepoint_request, source_at
+from tests.messages import make_owner, make_savepoint_request, present, source_at
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
 LARGE_STATE = ["an item that is finished"] * 2000
@@ -78,15 +79,14 @@ def saved(stage: WrittenStage, target: str, state: Any = None) -> CheckpointReco
 
 def discarding(attempt: StageAttempt, *snapshots: SnapshotHandle) -> None:
     """Complete a checkpoint and delete what it subsumes."""
-    attempt.take_checkpoint(snapshots, {}, finished_items=0, new_bytes=0, pinned=frozenset())
+    attempt.take_checkpoint(CheckpointContent(snapshots=snapshots))
 
 
 def begin_from(
     stage: WrittenStage, pointer: str, job: str = "heir", **changes: Any
 ) -> tuple[StageAttempt, RestoredStage]:
     attempt = stage.attempt(job, restore_from=source_at(stage.storage, pointer, **changes))
-    restored = attempt.restore()
-    assert restored is not None
+    restored = present(attempt.restore())
     return attempt, restored
 
 
@@ -101,13 +101,12 @@ def test_a_savepoint_has_the_figures_of_the_checkpoint_that_it_copies(stage: Wri
     attempt = stage.attempt()
     ask(stage, target)
     orders = stage.snapshot(attempt, "orders")
-    attempt.take_checkpoint((orders,), {}, finished_items=0, new_bytes=0, pinned=frozenset(), summary=figures)
+    attempt.take_checkpoint(CheckpointContent(snapshots=(orders,), summary=figures))
     attempt.finish(AttemptStatus.FINISHED)
     ask(stage, target)
     serve(stage)
     of_running, of_idle = (savepoint.summary for savepoint in savepoints_of(stage))
-    assert of_running is not None
-    assert of_running.steps == figures.steps
+    assert present(of_running).steps == figures.steps
     assert of_idle == of_running
 
 
@@ -226,8 +225,7 @@ def test_stopping_with_a_savepoint_stops_the_stage_which_may_go_on_from_its_last
         stage.take(attempt, stage.snapshot(attempt, "orders"))
     assert stopped.value.pointer == savepoints_of(stage)[0].location
     attempt.finish(AttemptStatus.FAILED)
-    restored = stage.attempt().restore()
-    assert restored is not None
+    restored = present(stage.attempt().restore())
     assert [h.name for h in restored.document.snapshots] == ["orders"]
 
 
@@ -307,8 +305,7 @@ def test_a_checkpoint_after_an_unclaimed_savepoint_names_none_of_its_files(stage
     stage.take(attempt, *snapshots.handles)
     attempt.finish(AttemptStatus.FAILED)
     shutil.rmtree(local_path(savepoint.location))
-    retry = stage.attempt("heir").restore()
-    assert retry is not None
+    retry = present(stage.attempt("heir").restore())
     assert [(h.name, h.rows) for h in retry.document.snapshots] == [("orders", 2000)]
 
 
@@ -329,8 +326,7 @@ def test_a_savepoint_that_its_own_operator_claimed_ends_with_the_checkpoint_that
     attempt = stage.attempt(
         owner=cleared, num_retained=1, restore_from=source_at(stage.storage, savepoint.location, mode=RestoreMode.CLAIM)
     )
-    restored = attempt.restore()
-    assert restored is not None
+    restored = present(attempt.restore())
     assert restored.checkpoint.location == savepoint.location
     stage.take(attempt, stage.snapshot(attempt, "orders anew"))
     attempt.finish(AttemptStatus.FINISHED)
@@ -338,8 +334,7 @@ def test_a_savepoint_that_its_own_operator_claimed_ends_with_the_checkpoint_that
     again.restore()
     stage.take(again, stage.snapshot(again, "orders again"))
     again.finish(AttemptStatus.FINISHED)
-    row = stage.coordinator.checkpoint(job_id_of(JOB), savepoint.checkpoint_id)
-    assert row is not None
+    row = present(stage.coordinator.checkpoint(job_id_of(JOB), savepoint.checkpoint_id))
     is_there = (local_path(savepoint.location) / "_metadata").exists()
     assert (row.status is CheckpointStatus.COMPLETED) is is_there
     assert row.status is CheckpointStatus.DISPOSED
@@ -375,8 +370,7 @@ def test_a_savepoint_of_another_operator_is_refused_and_both_uids_are_named(stag
 
 def test_an_operator_that_was_renamed_is_restored(stage: WrittenStage, target: str) -> None:
     savepoint = saved(stage, target)
-    found = source_at(stage.storage, savepoint.location, uid="totals", renamed_uids={"aggregate": "totals"})
-    assert found is not None
+    found = present(source_at(stage.storage, savepoint.location, uid="totals", renamed_uids={"aggregate": "totals"}))
     assert found.pointer == savepoint.location
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, strategies as st
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.checkpoint.snapshot_summary import LoopSummary, SnapshotSummary, StepSummary
 from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.spark.status_log import (
     SmoothedRate,
     StageProgress,
@@ -27,7 +28,7 @@ from airflow_provider_statecheck.state.progress import (
     StepKey,
 )
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle
-from tests.messages import make_registration
+from tests.messages import make_registration, present
 from tests.unit.spark.conftest import Clock
 from tests.unit.written_stage import WrittenStage
 
@@ -197,8 +198,7 @@ def figures(
 
 
 def outcomes(summary: SnapshotSummary | None) -> dict[str, str]:
-    assert summary is not None
-    return {step.name: step.outcome for step in summary.steps}
+    return {step.name: step.outcome for step in present(summary).steps}
 
 
 def test_each_step_is_shown_with_what_the_attempt_did_with_it() -> None:
@@ -220,8 +220,7 @@ def test_a_restored_iteration_that_goes_on_is_computed_but_has_saved_its_time() 
     summary = found.of_checkpoint([handle("ranks")], 0.0)
     assert summary.steps == (StepSummary(name="ranks", outcome="computed", seconds=150.0, size_bytes=9, rows=3),)
     assert summary.seconds_saved == 100.0
-    restored = found.of_restore()
-    assert restored is not None
+    restored = present(found.of_restore())
     assert [(step.name, step.seconds_saved) for step in restored.steps] == [("ranks", 100.0)]
 
 
@@ -250,8 +249,7 @@ def test_loops_show_what_is_done_and_what_there_is_to_do() -> None:
         LoopSummary(name="days[4]/hours", finished=0, total=2),
         LoopSummary(name="ranks", finished=10, total=20, is_iteration=True),
     )
-    restored = found.of_restore()
-    assert restored is not None
+    restored = present(found.of_restore())
     assert [(loop.name, loop.finished) for loop in restored.loops] == [("days", 2), ("ranks", 5)]
 
 
@@ -346,8 +344,5 @@ def test_the_row_of_a_checkpoint_has_the_time_to_write_its_metadata(stage: Writt
     registration = make_registration(storage_base=stage.storage.base_uri)
     attempt = StageAttempt(stage.coordinator, stage.storage, registration, monotonic=lambda: float(next(ticks)))
     snapshot = stage.snapshot(attempt, "a")
-    taken = attempt.take_checkpoint(
-        (snapshot,), {}, finished_items=0, new_bytes=0, pinned=frozenset(), summary=SnapshotSummary()
-    )
-    assert taken is not None
-    assert taken.summary == SnapshotSummary(write_seconds=1.0)
+    taken = attempt.take_checkpoint(CheckpointContent(snapshots=(snapshot,), summary=SnapshotSummary()))
+    assert present(taken).summary == SnapshotSummary(write_seconds=1.0)

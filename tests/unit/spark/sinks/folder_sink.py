@@ -53,7 +53,6 @@ class FolderSink(TwoPhaseCommitSink):
 
 
 def opened(folder: Path, epoch: int, restored: int | None = None, **more: Any) -> SinkAttempt:
-    """Return an attempt that has opened the sink of a folder."""
     return SinkAttempt(FolderSink(folder), epoch, restored=restored, **more).open()
 
 

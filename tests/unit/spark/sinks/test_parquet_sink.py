@@ -29,16 +29,7 @@ from airflow_provider_statecheck.spark.tables.data_files import OutputFile
 from airflow_provider_statecheck.storage import file_operations
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA, table_of
-from tests.object_store import Fault
-from tests.soak import rest_in_soak
 from tests.unit.spark.sinks.attempts import Attempt, committed_in, hidden_in, seen_in
-
-
-def test_a_commit_publishes_what_the_tasks_of_the_checkpoint_wrote(path):
-    attempt = Attempt(path, 1).open()
-    attempt.commit(1, [*attempt.write(1, 2), *attempt.write(3, subtask=1)])
-    assert (seen_in(path), committed_in(path)) == ([1, 2, 3], [1, 2, 3])
-    assert hidden_in(path, "staging") == []
 
 
 def test_the_names_of_files_tell_whose_they_are(path):
@@ -178,13 +169,6 @@ def test_what_a_savepoint_has_of_another_target_is_left_alone(path, caplog):
     assert committed_in(path) == []
 
 
-@pytest.mark.parametrize("damaged", [{}, {"format_version": 2}, {"format_version": 1, "lineage": "x"}])
-def test_what_is_no_committable_is_refused(path, damaged):
-    attempt = Attempt(path, 1).open()
-    with pytest.raises(CorruptStateError, match="Expected a committable of a Parquet sink"):
-        attempt.commit(1, [damaged])
-
-
 def both(path):
     return seen_in(path), committed_in(path)
 
@@ -260,44 +244,6 @@ def test_a_published_file_that_no_log_names_is_deleted_at_the_end(path):
     assert seen_in(path) == [1, 1]
     attempt.finish()
     assert seen_in(path) == [1]
-
-
-@pytest.fixture
-def bucket(object_store):
-    yield f"s3://{object_store.make_bucket()}/table"
-    object_store.faults.clear()
-
-
-def test_an_object_store_holds_what_was_committed(object_store, bucket):
-    options = object_store.storage_options
-    first = Attempt(bucket, 1, storage_options=options).open()
-    first.add(1, 1)
-    late = first.write(2)
-    second = Attempt(bucket, 2, restored=2, storage_options=options).open()
-    second.commit(2, late)
-    third = Attempt(bucket, 3, restored=1, storage_options=options).open()
-    third.add(3, 3)
-    third.finish()
-    assert (seen_in(bucket, options), committed_in(bucket, options)) == ([1, 3], [1, 3])
-
-
-@pytest.mark.parametrize("fault", rest_in_soak([Fault.SLOW_DOWN, Fault.REPLY_LOST, Fault.DROPPED], Fault.REPLY_LOST))
-@pytest.mark.parametrize(
-    ("method", "key"), [("PUT", r"\.staged"), ("PUT", r"part-"), ("DELETE|POST", ""), ("PUT", "commits/")]
-)
-def test_what_fails_for_a_moment_on_an_object_store_is_done_again(object_store, bucket, fault, method, key):
-    options = object_store.storage_options
-    attempt = Attempt(bucket, 1, storage_options=options).open()
-    object_store.faults.inject(fault, method=method, key=key)
-    attempt.add(1, 1)
-    attempt.finish()
-    assert (seen_in(bucket, options), committed_in(bucket, options)) == ([1], [1])
-
-
-def test_a_bucket_without_rights_is_told_before_any_work(object_store, bucket):
-    object_store.faults.inject(Fault.DENIED, method="PUT", times=10)
-    with pytest.raises(StorageError, match="Check the credentials"):
-        Attempt(bucket, 1, storage_options=object_store.storage_options).open()
 
 
 class RenamingFileSystem(LocalFileSystem):  # type: ignore[misc]

@@ -23,10 +23,13 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.spark.sinks.commit_files import seal, unseal
+from airflow_provider_statecheck.spark.sinks.delta_output import DeltaCommittable
+from airflow_provider_statecheck.spark.sinks.iceberg_writer import IcebergCommittable
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink, committed_files
-from airflow_provider_statecheck.spark.sinks.sink import Sink
+from airflow_provider_statecheck.spark.sinks.sink import Committable, Sink
 from airflow_provider_statecheck.spark.sinks.table_sinks import DeltaSink, IcebergSink, SqlSink
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
+from airflow_provider_statecheck.spark.sinks.two_phase_commit_sink import TransactionCommittable
 from airflow_provider_statecheck.spark.tables.data_files import FileLayout
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA, SinkAttempt
 from tests.unit.spark.sinks.attempts import Attempt, committed_in, hidden_in, seen_in
@@ -66,9 +69,9 @@ UPSERTS = [({"upsert_by": each}, "upsert_by as a list of unique column names") f
                 KEEP,
                 FILES,
                 ({"compression": "zip"}, "compression to be one of zstd"),
-                ({"partition_by": "day"}, "partition_by as a list"),
-                ({"partition_by": ["_day"]}, "none beginning with"),
-                ({"partition_by": ["a", "a"]}, "different columns"),
+                ({"partition_by": "day"}, "partition_by as a list of unique column names, found 'day'"),
+                ({"partition_by": ["_day"]}, "no name beginning with"),
+                ({"partition_by": ["a", "a"]}, "unique column names"),
             ],
         ),
         (
@@ -174,14 +177,36 @@ def test_another_lineage_with_another_schema_is_refused(path):
         Attempt(path, 1, schema=pa.schema([("other", pa.int64())])).open()
 
 
+# Committables
+
+
+KINDS: list[Any] = [Committable, DeltaCommittable, IcebergCommittable, TransactionCommittable]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_committable_of_the_sink_is_refused(kind):
+    others = [{**each.FORMAT, "lineage": "x", "epoch": 1, "subtask": 0} for each in KINDS if each.FORMAT != kind.FORMAT]
+    for document in ({}, {**kind.FORMAT, "format_version": 9}, {**kind.FORMAT, "lineage": "x", "files": 3}, *others):
+        with pytest.raises(CorruptStateError, match=f"Expected {kind.KIND} of format 1"):
+            kind.from_json(document)
+
+
+def test_a_commit_with_the_committables_of_another_sink_is_refused(path, tmp_path):
+    for keys in ([], ["key"]):
+        sink = DeltaSink(str(tmp_path / f"delta-{len(keys)}"), upsert_by=keys)
+        written = SinkAttempt(sink, 1).open().write(1)
+        with pytest.raises(CorruptStateError, match="Expected a committable of a Parquet sink of format 1"):
+            Attempt(path, 1).open().commit(1, written)
+
+
 # The schema over time
 
 
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        (altered(pa.field("key", pa.int32())), "column 'key' was int64 and is int32"),
-        (SCHEMA.remove(1), "column 'name' is gone"),
+        (altered(pa.field("key", pa.int32())), "column 'key' is int64 there and int32 here"),
+        (SCHEMA.remove(1), "column 'name' is missing here"),
         (altered(pa.field("day", pa.date32(), nullable=False)), "column 'day' is new and not nullable"),
     ],
 )
@@ -199,7 +224,7 @@ def test_a_column_that_may_now_be_null_is_a_change(path):
     strict = altered(pa.field("key", pa.int64(), nullable=False))
     first = Attempt(path, 1, schema=strict).open()
     first.commit(1, first.write(1, schema=strict))
-    with pytest.raises(UnsupportedStateError, match="column 'key' was not nullable and is now"):
+    with pytest.raises(UnsupportedStateError, match="column 'key' is not nullable there and is nullable here"):
         Attempt(path, 2, restored=1).open()
 
 
@@ -209,14 +234,14 @@ def test_new_columns_that_may_be_null_are_added(path):
     second = Attempt(path, 2, restored=1, schema=wider).open()
     second.commit(2, second.write(2, schema=wider))
     assert committed_in(path) == [1, 2]
-    with pytest.raises(UnsupportedStateError, match="column 'day' is gone"):
+    with pytest.raises(UnsupportedStateError, match="column 'day' is missing here"):
         Attempt(path, 3, restored=2, restored_epoch=2).open()
 
 
 def test_the_schema_outlives_a_fresh_start(path):
     Attempt(path, 1).open().add(1, 1)
     Attempt(path, 2, generation=2).open().finish()
-    with pytest.raises(UnsupportedStateError, match="column 'key' was int64"):
+    with pytest.raises(UnsupportedStateError, match="column 'key' is int64 there"):
         Attempt(path, 3, generation=3, schema=altered(pa.field("key", pa.int32()))).open()
 
 
@@ -229,7 +254,7 @@ def test_other_partitions_than_before_are_refused(path):
 def test_tasks_of_one_checkpoint_that_disagree_are_refused(path):
     attempt = Attempt(path, 1, schema=None).open()
     other = altered(pa.field("key", pa.int32()))
-    with pytest.raises(UnsupportedStateError, match="column 'key' was"):
+    with pytest.raises(UnsupportedStateError, match="column 'key' is int64 there and int32 here"):
         attempt.commit(1, [*attempt.write(1), *attempt.write(2, schema=other)])
 
 

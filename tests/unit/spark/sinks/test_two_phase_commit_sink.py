@@ -14,7 +14,6 @@ import pytest
 
 from airflow_provider_statecheck.exceptions import (
     CoordinatorError,
-    CorruptStateError,
     StorageError,
     UnsupportedStateError,
 )
@@ -62,11 +61,6 @@ def test_a_transaction_that_is_no_plain_json_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(FolderSink, "pre_commit", lambda *_: None)
     with pytest.raises(UnsupportedStateError, match="plain JSON"):
         opened(tmp_path, 1).task().prepare_commit()
-
-
-def test_what_is_no_transaction_is_told(tmp_path):
-    with pytest.raises(CorruptStateError, match="Expected a transaction of format 1"):
-        opened(tmp_path, 1).commit(1, [{"format_version": 1, "lineage": "x"}])
 
 
 def test_an_attempt_may_settle_for_an_older_checkpoint_before_it_begins(tmp_path):

@@ -14,7 +14,6 @@ def state_of(enumerator: Any) -> Any:
 
 
 def increments_of(enumerator: Any) -> list[Any]:
-    """Return the increments that are left."""
     return list(iter(enumerator.next_increment, None))
 
 

@@ -25,11 +25,9 @@ class Table:
         self._do(lambda connection: self.table.create(connection))
 
     def add(self, *rows: Mapping[str, Any]) -> None:
-        """Add rows."""
         self._do(lambda connection: connection.execute(self.table.insert(), [dict(row) for row in rows]))
 
     def add_keys(self, keys: Iterable[Any]) -> None:
-        """Add a row for each key."""
         self.add(*({"id": key} for key in keys))
 
     def execute(self, statement: str) -> None:

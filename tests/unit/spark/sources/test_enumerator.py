@@ -151,13 +151,9 @@ def rows_of(files):
     return [(i, g) for i, groups in enumerate(files) for g in range(len(groups))]
 
 
-def increments(enumerator):
-    return increments_of(enumerator)
-
-
 @given(FILES, LIMITS, st.lists(st.integers(0, 4), max_size=6))
 def test_nothing_is_lost_or_doubled_wherever_attempts_end(files, limits, ends):
-    expected = increments(enumerator_of(files, limits))
+    expected = increments_of(enumerator_of(files, limits))
     found, state = [], None
     for left in [*ends, len(expected)]:
         enumerator = enumerator_of(files, limits, state)
@@ -176,7 +172,7 @@ def test_other_limits_after_a_restore_lose_and_double_nothing(files, limits, dat
     found, state = [], None
     for number, limit in enumerate(limits):
         enumerator = enumerator_of(files, limit, state)
-        planned = increments(enumerator)
+        planned = increments_of(enumerator)
         is_last = number == len(limits) - 1
         chosen = (
             planned
@@ -195,7 +191,7 @@ def test_other_limits_after_a_restore_lose_and_double_nothing(files, limits, dat
 def test_progress_ends_where_everything_is_finished(files, limits):
     enumerator = enumerator_of(files, limits)
     done = []
-    for increment in increments(enumerator):
+    for increment in increments_of(enumerator):
         enumerator.finish(increment)
         done.append(enumerator.finished_bytes)
 
@@ -246,7 +242,7 @@ def test_a_snapshot_is_not_changed_by_what_follows():
     snapshot = enumerator.snapshot()
     before = copy.deepcopy(snapshot)
 
-    for increment in increments(enumerator):
+    for increment in increments_of(enumerator):
         enumerator.finish(increment)
 
     assert snapshot == before
@@ -262,7 +258,7 @@ def test_the_listing_is_the_same_object_in_all_snapshots():
 
 def test_progress_of_files_finished_in_order_stays_small():
     enumerator = enumerator_of([[1]] * 5000, Limits(items=1))
-    for increment in increments(enumerator):
+    for increment in increments_of(enumerator):
         enumerator.finish(increment)
 
     assert enumerator.snapshot()["progress"] == {"finished": [[0, 5000]], "partial": []}

@@ -132,14 +132,6 @@ def test_a_retry_reads_the_same_files_whatever_was_appended_since(folder):
     assert finish(second) == [[3 - read[0]]]
 
 
-def test_a_retry_reads_rows_that_were_deleted_since(folder):
-    append(folder, 1, 2)
-    state = state_of(source_of(folder).open(SPARK))
-    with table_in(folder) as table:
-        table.delete("key = 1")
-    assert finish(source_of(folder).open(SPARK, state)) == [[1, 2]]
-
-
 def test_compaction_changes_no_rows_and_is_passed_over(folder, monkeypatch):
     from pyiceberg.table.snapshots import Operation
 
@@ -177,7 +169,7 @@ def test_changed_rows_fail_a_new_run_unless_they_are_to_be_ignored(folder):
     assert run(folder, state, on_change="ignore")[0] == [[3, 4]]
 
 
-def test_rows_that_are_changed_within_a_run_belong_to_the_next_one(folder):
+def test_a_retry_reads_rows_that_were_deleted_since_and_the_next_run_notices(folder):
     append(folder, 1, 2)
     state = state_of(source_of(folder).open(SPARK))
     with table_in(folder) as table:

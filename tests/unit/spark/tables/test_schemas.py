@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.exceptions import (
-    InvalidConfigurationError,
     SourceChangedError,
     StorageError,
     UnsupportedStateError,
@@ -113,11 +112,6 @@ def test_an_empty_value_is_a_null_value_as_in_spark():
     assert partition_path({"day": "", "hour": None}) == "/".join(
         f"{name}=__HIVE_DEFAULT_PARTITION__" for name in ("day", "hour")
     )
-
-
-def test_files_of_other_columns_are_refused():
-    with pytest.raises(InvalidConfigurationError, match=r"\['day'\].*\['month'\]"):
-        require_same_partition_columns([(ROOT, f"{ROOT}/day=1/x"), (ROOT, f"{ROOT}/month=1/x")])
 
 
 def test_files_of_the_same_columns_may_have_several_roots():

@@ -27,7 +27,6 @@ def table_at(path: str, version: int | None = None) -> DeltaTable:
 
 
 def rows_of(path: str, version: int | None = None) -> pa.Table:
-    """Return all rows of a table."""
     if not DeltaTable.is_deltatable(path):
         return SCHEMA.empty_table()
     return pa.table(table_at(path, version).to_pyarrow_table())

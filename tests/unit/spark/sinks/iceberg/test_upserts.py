@@ -206,15 +206,22 @@ def test_repeated_commit_after_a_change_to_upserts_changes_nothing(marked):
 # What is refused before any work
 
 
+RATIO = pa.field("ratio", pa.float64())
+
+
 @pytest.mark.parametrize(
-    ("keys", "problem"),
-    [(["missing"], r"missing \(None\)"), (["ratio"], r"ratio \(double\)"), (["_statecheck_lineage"], "sets itself")],
+    ("keys", "output", "problem"),
+    [
+        (["missing"], SCHEMA, "found no missing among key, name"),
+        (["_statecheck_lineage"], SCHEMA, "found no _statecheck_lineage among"),
+        (["ratio"], SCHEMA.append(RATIO), r"ratio \(double\)"),
+        (["key"], MARKED, "the sink uses this name"),
+    ],
 )
-def test_columns_that_cannot_be_keys_are_refused(tmp_path, keys, problem):
-    schema = MARKED.append(pa.field("ratio", pa.float64()))
-    create_table(tmp_path, schema)
+def test_output_that_cannot_be_upserted_is_refused(tmp_path, keys, output, problem):
+    create_table(tmp_path, MARKED.append(RATIO))
     with pytest.raises(UnsupportedStateError, match=problem):
-        upserting(tmp_path, 1, upsert_by=keys, schema=schema).open()
+        upserting(tmp_path, 1, upsert_by=keys, schema=output).open()
 
 
 def test_table_with_equality_deletes_is_refused(folder):

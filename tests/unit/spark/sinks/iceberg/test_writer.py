@@ -21,7 +21,6 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.spark.sinks.iceberg_writer import IcebergCommittable
 from airflow_provider_statecheck.spark.tables import iceberg as iceberg_tables
 from airflow_provider_statecheck.spark.tables.iceberg import decode_data_file, encode_data_file
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA
@@ -238,12 +237,6 @@ def test_catalog_that_signs_each_request_is_refused(folder):
     signed = {"s3.signer": "S3V4RestSigner", "py-io-impl": "pyiceberg.io.fsspec.FsspecFileIO"}
     with pytest.raises(UnsupportedStateError, match="vended-credentials"):
         Attempt(folder, 1, properties=signed).open()
-
-
-@pytest.mark.parametrize("document", [{}, {"kind": "iceberg", "format_version": 9}, {"format_version": 1}])
-def test_what_another_sink_handed_over_is_refused(document):
-    with pytest.raises(CorruptStateError, match="committable of an Iceberg sink"):
-        IcebergCommittable.from_json(document)
 
 
 def test_file_that_the_driver_does_not_see_becomes_no_part_of_the_table(folder):
