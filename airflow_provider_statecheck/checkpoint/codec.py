@@ -171,7 +171,7 @@ def _decoder(kind: Any) -> Callable[[Any], Any]:
         return partial(_tuple, arguments[0], _decoder(arguments[0]))
     if origin is tuple:
         return partial(_fixed_tuple, tuple((place, each, _decoder(each)) for place, each in enumerate(arguments)))
-    if origin is dict:
+    if origin in (dict, Mapping):
         return partial(_mapping, arguments[0], _decoder(arguments[1]))
     if isinstance(kind, type) and issubclass(kind, tuple):  # a named tuple, which is a list in JSON
         values = _decoder(types.GenericAlias(tuple, tuple(get_type_hints(kind).values())))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     IncompatibleCheckpointError,
@@ -28,9 +29,7 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     Outcome,
     SerializerSnapshot,
     TypeSerializer,
-    decode_snapshot,
     describe,
-    encode_snapshot,
     incompatible,
     kept_distinct,
     migrated,
@@ -125,12 +124,7 @@ class Verdict:
 
 def encode_schemas(schemas: OperatorSchemas) -> dict[str, Any]:
     """Encode schemas as JSON."""
-    return {
-        "version": VERSION,
-        "key": None if schemas.key is None else encode_snapshot(schemas.key),
-        "keyed": [_encode_state(state) for state in schemas.keyed],
-        "operator": [_encode_state(state) for state in schemas.operator],
-    }
+    return {"version": VERSION, **encode(schemas)}
 
 
 def decode_schemas(encoded: Mapping[str, Any]) -> OperatorSchemas:
@@ -146,11 +140,7 @@ def decode_schemas(encoded: Mapping[str, Any]) -> OperatorSchemas:
                 f"Expected state schemas of version {VERSION}, found {encoded['version']!r}; restore with the release that "
                 f"wrote the checkpoint, or a newer one."
             )
-        return OperatorSchemas(
-            key=_decode_optional(encoded["key"]),
-            keyed=tuple(_decode_state(state) for state in encoded["keyed"]),
-            operator=tuple(_decode_state(state) for state in encoded["operator"]),
-        )
+        return decode(OperatorSchemas, encoded)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise CorruptStateError(
             f"Expected the state schemas of an operator, found {encoded!r:.200}; restore from another checkpoint."
@@ -254,7 +244,7 @@ def custom_types(state: StateSchema) -> frozenset[str]:
         return encoded
 
     for each in filter(None, (state.key, state.value)):
-        json.loads(json.dumps(encode_snapshot(each)), object_hook=keep_custom)
+        json.loads(json.dumps(encode(each)), object_hook=keep_custom)
     return frozenset(found)
 
 
@@ -286,32 +276,6 @@ def _is_readable(old: SerializerSnapshot | None, new: SerializerSnapshot | None)
 def _snapshot_from_now_on(old: SerializerSnapshot, new: SerializerSnapshot) -> SerializerSnapshot:
     serializer = restored_serializer(new)
     return serializer_from_now_on(serializer.resolve_compatibility(old), serializer).snapshot()
-
-
-def _encode_state(state: StateSchema) -> dict[str, Any]:
-    return {
-        "name": state.name,
-        "kind": state.kind.value,
-        "key": None if state.key is None else encode_snapshot(state.key),
-        "value": encode_snapshot(state.value),
-        "ttl_ms": state.ttl_ms,
-        "queryable_name": state.queryable_name,
-    }
-
-
-def _decode_state(encoded: Mapping[str, Any]) -> StateSchema:
-    return StateSchema(
-        name=encoded["name"],
-        kind=StateKind(encoded["kind"]),
-        key=_decode_optional(encoded["key"]),
-        value=decode_snapshot(encoded["value"]),
-        ttl_ms=encoded["ttl_ms"],
-        queryable_name=encoded.get("queryable_name"),
-    )
-
-
-def _decode_optional(encoded: Mapping[str, Any] | None) -> SerializerSnapshot | None:
-    return None if encoded is None else decode_snapshot(encoded)
 
 
 def _key_verdict(old: SerializerSnapshot, new: SerializerSnapshot) -> Verdict:

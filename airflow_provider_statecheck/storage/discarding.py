@@ -183,16 +183,14 @@ class EffectDiscards:
         return len(unneeded) == len(own) or self._wait(checkpoint)
 
     def _may_be_referenced(self, checkpoint: CheckpointRecord, document: CheckpointDocument | None) -> bool:
+        is_aborted = checkpoint.status is CheckpointStatus.ABORTED
         if document is not None:
             # In rows from a backup, a checkpoint that was complete later may be aborted. Without a retained checkpoint that
             # can be read, it may be the only one that a user can still restore.
-            is_aborted = checkpoint.status is CheckpointStatus.ABORTED
-            return is_aborted or any(
-                _is_below(uri, checkpoint.location) for uri in state_uris(document.operator_states)
-            )
+            named = state_uris(document.operator_states)
+            return is_aborted or any(_is_below(uri, checkpoint.location) for uri in named)
         # The metadata of a checkpoint that waits is deleted before. The attempt continues after an aborted checkpoint, and a
         # later checkpoint may reference the state that its tasks have written.
-        is_aborted = checkpoint.status is CheckpointStatus.ABORTED
         storage = self._storage.allowing(checkpoint.location)
         return not is_aborted or bool(storage.list_files(checkpoint.location))
 

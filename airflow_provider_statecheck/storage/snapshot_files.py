@@ -6,11 +6,12 @@ Each operator of a checkpoint has a manifest. The metadata file combines all of 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from dataclasses import replace
+from operator import itemgetter
 from typing import cast
 
+from airflow_provider_statecheck.cached_reads import LruCache
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     CompletedCheckpoint,
     SnapshotContent,
@@ -37,7 +38,7 @@ from airflow_provider_statecheck.storage.views.state_streams import (
     write_named_by_content,
 )
 
-_RECENT_BYTES = 32 << 20
+_RECENT_BYTES = 64 << 20
 """Total size of the files whose decoded contents are kept. A finalization reads each manifest several times."""
 
 
@@ -69,7 +70,7 @@ class SnapshotFiles(SnapshotStorage):
         self._savepoint_dir = savepoint_dir
         self._inline_budget = inline_budget
         self._documents = documents
-        self._recent = _RecentContents(_RECENT_BYTES)
+        self._recent: LruCache[FileStateHandle, tuple[int, SnapshotContent]] = LruCache(_RECENT_BYTES, itemgetter(0))
 
     @property
     @override
@@ -94,7 +95,7 @@ class SnapshotFiles(SnapshotStorage):
         # Manifests and metadata are in the same directory, where a relative URI has one meaning.
         data = encode_metadata(self._document(checkpoint, content), uri=f"{checkpoint.location}/{METADATA_FILE}")
         file = write_named_by_content(self._storage, checkpoint.location, checkpoint.epoch, data)
-        self._recent.put(file, content)
+        self._recent.put(file, (file.size, content))
         return file
 
     @override
@@ -114,16 +115,7 @@ class SnapshotFiles(SnapshotStorage):
 
     @override
     def read(self, file: FileStateHandle) -> SnapshotContent:
-        known = self._recent.get(file)
-        if known is None:
-            # The file may be that of a savepoint outside the checkpoint directory; its row authorises the read.
-            data = self._storage.allowing(file.uri).read_verified(file.uri, size=file.size, sha256=file.sha256)
-            document = decode_metadata(data, uri=file.uri)
-            known = SnapshotContent(
-                operator_states=document.operator_states, master_states=document.master_states, parts=document.parts
-            )
-            self._recent.put(file, known)
-        return known
+        return self._recent.get_or_load(file, lambda: (file.size, self._read(file)))[1]
 
     @override
     def copy_state(self, checkpoint: CheckpointRecord, states: Iterable[OperatorState]) -> tuple[OperatorState, ...]:
@@ -172,30 +164,10 @@ class SnapshotFiles(SnapshotStorage):
             parts=tuple(cast(CheckpointDocument, part) for part in content.parts),
         )
 
-
-class _RecentContents:
-    """
-    Contents of files by their digests, which stay valid because no file is written twice with other contents.
-
-    :param budget: Total size in bytes of the files whose contents are kept; the oldest ones are dropped first.
-    """
-
-    def __init__(self, budget: int) -> None:
-        self._budget = budget
-        self._lock = threading.Lock()
-        self._size = 0
-        self._contents: dict[FileStateHandle, SnapshotContent] = {}
-
-    def get(self, file: FileStateHandle) -> SnapshotContent | None:
-        with self._lock:
-            return self._contents.get(file)
-
-    def put(self, file: FileStateHandle, content: SnapshotContent) -> None:
-        with self._lock:
-            if file not in self._contents:
-                self._size += file.size
-            self._contents[file] = content
-            while len(self._contents) > 1 and self._size > self._budget:
-                oldest = next(iter(self._contents))
-                self._size -= oldest.size
-                del self._contents[oldest]
+    def _read(self, file: FileStateHandle) -> SnapshotContent:
+        # The file may be that of a savepoint outside the checkpoint directory; its row authorises the read.
+        data = self._storage.allowing(file.uri).read_verified(file.uri, size=file.size, sha256=file.sha256)
+        document = decode_metadata(data, uri=file.uri)
+        return SnapshotContent(
+            operator_states=document.operator_states, master_states=document.master_states, parts=document.parts
+        )

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint import codec
 from airflow_provider_statecheck.checkpoint.states.handles import DistributionMode, OperatorStateMeta
 from airflow_provider_statecheck.exceptions import CorruptStateError, IncompatibleCheckpointError
 from airflow_provider_statecheck.lazy import pa, parquet
@@ -34,7 +35,6 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     Compatibility,
     TypeSerializer,
     decode_snapshot,
-    encode_snapshot,
     migrated,
 )
 
@@ -167,8 +167,8 @@ def _description(state: WrittenState, piece: WrittenElements) -> dict[bytes, str
     description = {
         "name": state.name,
         "mode": state.mode.value,
-        "key": None if piece.schema.key is None else encode_snapshot(piece.schema.key),
-        "value": encode_snapshot(piece.schema.value),
+        "key": codec.encode(piece.schema.key),
+        "value": codec.encode(piece.schema.value),
     }
     return {DESCRIPTION: json.dumps(description, sort_keys=True)}
 

@@ -122,7 +122,7 @@ class SerializerAdapter(TypeSerializer[Any]):
             return self._resolve_other(old)
         decide = getattr(self.custom, "resolve_compatibility", None)
         if decide is not None:
-            return _adapted(decide(_without_prefix(old)))
+            return _adapted(decide(replace(old, class_id=name_of(old))))
         if (old.version, old.config) == (current.version, current.config):
             return AS_IS
         return incompatible(
@@ -148,10 +148,6 @@ def name_of(snapshot: SerializerSnapshot) -> str:
 def is_custom(snapshot: SerializerSnapshot) -> bool:
     """Return whether a snapshot belongs to a user-defined serializer."""
     return snapshot.class_id.startswith(PREFIX)
-
-
-def _without_prefix(old: SerializerSnapshot) -> SerializerSnapshot:
-    return SerializerSnapshot(class_id=name_of(old), version=old.version, config=old.config)
 
 
 def _adapted(verdict: Compatibility) -> Compatibility:

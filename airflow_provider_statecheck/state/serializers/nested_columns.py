@@ -13,6 +13,7 @@ from functools import reduce
 from itertools import accumulate
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.lazy import np, pa, pc
 from airflow_provider_statecheck.state.serializers.serializer import (
@@ -22,7 +23,6 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     TypeSerializer,
     after_migration,
     decode_snapshot,
-    encode_snapshot,
     incompatible,
     migrated,
     require_known_version,
@@ -71,7 +71,7 @@ class OptionalSerializer(TypeSerializer[Any]):
     require_valid_or_null = require_valid
 
     def config(self) -> dict[str, Any]:
-        return {"value": encode_snapshot(self.value.snapshot())}
+        return {"value": encode(self.value.snapshot())}
 
     def resolve_compatibility(self, old: SerializerSnapshot) -> Compatibility:
         verdict = self.value.resolve_compatibility(value_of(old))

@@ -14,6 +14,7 @@ from itertools import count
 from operator import call, is_
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.serializers.nested_columns import (
@@ -33,7 +34,6 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     TypeSerializer,
     after_migration,
     decode_snapshot,
-    encode_snapshot,
     incompatible,
     migrated,
     reconfigured,
@@ -250,7 +250,7 @@ def _read_present(array: Any, read: Callable[[Any], list[Any]]) -> list[Any]:
 
 
 def _field_config(field: RecordField) -> dict[str, Any]:
-    config: dict[str, Any] = {"name": field.name, "type": encode_snapshot(field.serializer.snapshot())}
+    config: dict[str, Any] = {"name": field.name, "type": encode(field.serializer.snapshot())}
     if field.aliases:
         config["aliases"] = list(field.aliases)
     if field.default is not None:

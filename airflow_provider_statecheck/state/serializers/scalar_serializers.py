@@ -12,6 +12,7 @@ from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
+from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.lazy import np, pa
 from airflow_provider_statecheck.state.arrow.layout import order_codes, order_columns
@@ -35,7 +36,6 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     TypeSerializer,
     after_migration,
     decode_snapshot,
-    encode_snapshot,
     incompatible,
     kept_distinct,
     migrated,
@@ -307,7 +307,7 @@ class CollectionSerializer(TypeSerializer[Any]):
         self.element.require_valid(array.flatten(), f"each element of {place}")
 
     def config(self) -> dict[str, Any]:
-        return {"collection": self.collection.__name__, "element": encode_snapshot(self.element.snapshot())}
+        return {"collection": self.collection.__name__, "element": encode(self.element.snapshot())}
 
     def _resolve(self, config: Mapping[str, Any]) -> Compatibility:
         name = self.collection.__name__
@@ -409,7 +409,7 @@ class DictSerializer(TypeSerializer[dict[Any, Any]]):
             )
 
     def config(self) -> dict[str, Any]:
-        return {"key": encode_snapshot(self.key.snapshot()), "value": encode_snapshot(self.value.snapshot())}
+        return {"key": encode(self.key.snapshot()), "value": encode(self.value.snapshot())}
 
     def _resolve(self, config: Mapping[str, Any]) -> Compatibility:
         key = kept_distinct(resolve_part(self.key, decode_snapshot(config["key"])), "keys of a dict")

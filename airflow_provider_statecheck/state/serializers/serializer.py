@@ -10,6 +10,7 @@ from functools import cached_property
 from types import NoneType
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
+from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError, decode
 from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     IncompatibleCheckpointError,
@@ -226,24 +227,16 @@ def require_class(values: Iterable[Any], kind: type, name: str) -> bool:
     return NoneType in kinds
 
 
-def encode_snapshot(snapshot: SerializerSnapshot) -> dict[str, Any]:
-    """Return a snapshot as JSON values."""
-    return {"class_id": snapshot.class_id, "version": snapshot.version, "config": dict(snapshot.config)}
-
-
-def decode_snapshot(encoded: Mapping[str, Any]) -> SerializerSnapshot:
+def decode_snapshot(encoded: Any) -> SerializerSnapshot:
     """
-    Return the snapshot of its JSON values, the inverse of :func:`encode_snapshot`; unknown class ids are accepted.
+    Return the snapshot of its JSON values; unknown class ids are accepted.
 
     :raises CorruptStateError: if the JSON values are malformed.
     """
     try:
-        class_id, version, config = encoded["class_id"], encoded["version"], encoded["config"]
-    except (LookupError, TypeError) as error:
+        return decode(SerializerSnapshot, encoded)
+    except MalformedMessageError as error:
         raise CorruptStateError(f"Expected the snapshot of a serializer, found {encoded!r:.200}.") from error
-    if not (isinstance(class_id, str) and isinstance(version, int) and isinstance(config, Mapping)):
-        raise CorruptStateError(f"Expected the snapshot of a serializer, found {encoded!r:.200}.")
-    return SerializerSnapshot(class_id=class_id, version=version, config=config)
 
 
 _SEVERITIES = tuple(Outcome)

@@ -222,9 +222,7 @@ class CanonicalCopies(StateCopies):
         if content.schema.expires:
             _require_times(content.schema, reader.files())
         if custom_types(content.schema):
-            rows = [part.state for parts in reader.files().runs for part in parts]
-            headers = [each for h in content.handles for each in written_schemas(self.storage, [h]).keyed]
-            _require_one_type(content.schema, rows + headers)
+            _require_one_type(content.schema, reader.files())
         return reader
 
     def _rows_in_new_groups(self, reader: StateReader, max_parallelism: int) -> Iterator[Any]:
@@ -275,8 +273,9 @@ def _require_times(state: StateSchema, files: StateFiles) -> None:
         )
 
 
-def _require_one_type(state: StateSchema, found: list[StateSchema]) -> None:
-    if any((each.key, each.value) != (state.key, state.value) for each in found if each.name == state.name):
+def _require_one_type(state: StateSchema, files: StateFiles) -> None:
+    rows = (part.state for parts in files.runs for part in parts)
+    if any((each.key, each.value) != (state.key, state.value) for each in rows):
         raise UnsupportedStateError(
             f"Expected state {state.name!r} to be written with one version of its serializer, found several, which only the "
             f"code of the stage can migrate; let the stage rewrite all of the state, or take a native savepoint."
