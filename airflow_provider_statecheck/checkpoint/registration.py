@@ -293,7 +293,7 @@ def _decide_start(previous: AttemptRecord | None, request: RegisterAttempt) -> S
         return StartDecision(False, "a new run with the logical date of an earlier run")
     if not _is_same_run(previous, request):
         return StartDecision(True, "a new run continues the state of the job")
-    if _is_of_new_run_with_same_id(previous, request.owner):
+    if _is_of_new_run_with_same_id(previous, request):
         return StartDecision(False, "a new run with the id of a deleted run that had finished")
     if previous.owner.clear_marker != request.owner.clear_marker:
         return _after_clear(previous.status, request)
@@ -334,12 +334,15 @@ def _is_rerun_of_old_date(previous: AttemptRecord, request: RegisterAttempt) -> 
     return _is_same_run(previous, request) and previous.owner.run_id != request.owner.run_id
 
 
-def _is_of_new_run_with_same_id(previous: AttemptRecord, owner: AttemptOwner) -> bool:
+def _is_of_new_run_with_same_id(previous: AttemptRecord, request: RegisterAttempt) -> bool:
     # Airflow names a scheduled run after its date, and creates the newest one again if a user deletes it. Every later try of a
-    # run, also after a clear, has a higher number.
-    is_same_task = previous.status is AttemptStatus.FINISHED and dict(previous.owner.airflow) == dict(owner.airflow)
-    mine, theirs = owner.try_number, previous.owner.try_number
-    return is_same_task and mine is not None and theirs is not None and 0 < mine <= theirs
+    # run, also after a clear, has a higher number, except for test runs: that of an existing run has its number each time.
+    theirs, mine = previous.owner, request.owner
+    if previous.status is not AttemptStatus.FINISHED or is_test_job(request.job_name):
+        return False
+    is_same_task = dict(theirs.airflow) == dict(mine.airflow)
+    number, before = mine.try_number, theirs.try_number
+    return is_same_task and number is not None and before is not None and 0 < number <= before
 
 
 def _decide(

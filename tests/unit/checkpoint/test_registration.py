@@ -100,6 +100,15 @@ def test_a_run_that_is_deleted_and_created_again_with_its_id_starts_again(
     assert (grant.is_restore, grant.start_reason) == (restores, reason)
 
 
+def test_a_test_run_of_an_existing_run_resumes_each_time(coordinator: AttemptCoordinator) -> None:
+    owner = instance(0, label="task dag.load of run scheduled__2026-01-01, try 2")
+    attempt = coordinator.register(make_registration(job_name="test/sales", owner=owner)).attempt
+    complete_checkpoint(coordinator, attempt)
+    coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
+    grant = coordinator.register(make_registration(job_name="test/sales", owner=owner))
+    assert (grant.is_restore, grant.start_reason) == (True, "retry after an attempt that finished")
+
+
 class Meanwhile:
     """Does something when it is asked for the first time; after that the tasks of some runs run."""
 
