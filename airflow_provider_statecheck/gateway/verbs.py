@@ -183,7 +183,8 @@ class Verb:
         """Class of the message: that of the parameter ``request``, or one whose fields are the parameters."""
         if self.takes_message:
             return self.parameters["request"]
-        name = "".join(word.title() for word in self.name.split("_"))
+        # Unique, unlike the name of the method: the description of the API names the class.
+        name = self.path.title().replace("/", "").replace("-", "")
         defaults = {p.name: p.default for p in self.signature.parameters.values() if p.default is not p.empty}
         return make_dataclass(name, self.parameters.items(), namespace=defaults, frozen=True, kw_only=True)
 

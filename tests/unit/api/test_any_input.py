@@ -23,7 +23,7 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.gateway.verbs import MAX_BODY_BYTES
 from airflow_provider_statecheck.metadata.tables import METADATA
 from airflow_provider_statecheck.metadata.unit_of_work import open_engine
-from tests.unit.api.server import ROOT, ApiServer, accepted, acknowledgement, registration
+from tests.unit.api.server import ROOT, ApiServer, accepted, acknowledgement, description, registration
 from tests.unit.api.stage import Stage
 from tests.unit.api.test_access import RENEWS, RULES, Route, _name, _request
 
@@ -311,6 +311,10 @@ def _plain_fields(kind: type[Any]) -> Iterator[tuple[str, Any]]:
 def _plain(kinds: list[Any]) -> Any:
     found = [getattr(kind, "__supertype__", get_origin(kind) or kind) for kind in kinds]
     return next((kind for kind in found if kind in (str, int, float, tuple)), None)
+
+
+def test_each_message_has_a_name_of_its_own_in_the_description_of_the_api() -> None:
+    assert not [name for name in description()["components"]["schemas"] if "_" in name or "-" in name]
 
 
 def test_the_limits_are_those_of_the_tables() -> None:
