@@ -221,6 +221,10 @@ class TestForReading:
         refused(self._renew(stage, token), 403, "access_denied")
         assert stage.api.rows() == before
 
+    def test_no_other_token_is_renewed(self, stage: Stage) -> None:
+        for token in (stage.task_token(), stage.attempt.token):
+            refused(self._renew(stage, token), 403, "access_denied")
+
     def test_a_task_has_so_many_at_a_time_and_no_more(self, stage: Stage) -> None:
         tokens = [stage.reading_token() for _ in range(MAX_READERS)]
         body = {"job_id": job_id_of("another job")}

@@ -143,6 +143,15 @@ def test_look_up_that_stays_stale_ends_with_the_last_error_after_three_retries(p
     assert time.pauses == [0.05, 0.1]
 
 
+def test_files_that_stay_gone_end_with_the_last_error_after_three_retries(proxy_of, time):
+    server = Server(oldest=2)
+
+    with pytest.raises(UnknownKvStateIdError):
+        proxy_of(server, location(1)).get(QUERY)
+
+    assert len(server.reads) == 4
+
+
 def test_query_recovers_after_a_failed_connection(proxy_of, time):
     lost = CoordinatorUnavailableError("no answer")
     proxy = proxy_of(Server(), lost, lost, location(1))

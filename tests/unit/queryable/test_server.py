@@ -137,6 +137,16 @@ def test_one_entry_of_a_map_is_read_by_its_user_key(make: Any) -> None:
         served.get(pointer, "map", "ann", user_key="text")
 
 
+def test_what_is_as_old_as_its_ttl_at_the_time_of_the_checkpoint_is_absent(make: Any) -> None:
+    served = make(ValueStateDescriptor("value", int, ttl=TTL), MapStateDescriptor("map", str, int, ttl=TTL))
+    served.job.state("ann", "value").update(1)
+    served.job.state("ann", "map").put("a", 1)
+    for passed_ms, expected in ((99, [1]), (1, [ABSENT])):
+        served.job.now_ms += passed_ms
+        pointer = served.job.save()
+        assert served.get(pointer, "value", "ann") == served.get(pointer, "map", "ann", user_key="a") == expected
+
+
 @pytest.mark.parametrize("kind", key_values.TYPES)
 @given(data=st.data())
 @settings(max_examples=4, deadline=None)
