@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -355,11 +355,8 @@ class HttpGateway(HttpCalls):
             return super()._call(verb, *arguments, **named)
         given = verb.signature.bind(*arguments, **named).arguments
         attempt: AttemptRef = given["attempt"] if "attempt" in given else given["request"].attempt
-        try:
+        with suppress(TokenExpiredError):
             return self._client.call(verb, self.token_of(attempt), **given)
-        except TokenExpiredError:
-            if attempt not in self._owners:
-                raise
         self.adopt(attempt, self._owners[attempt])
         return self._client.call(verb, self.token_of(attempt), **given)
 
