@@ -17,7 +17,6 @@ from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, job_
 from airflow_provider_statecheck.checkpoint.job_list import JobList, JobOverview, JobsPage, ListedStatus
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.snapshot_summary import LoopSummary, SnapshotSummary, StepSummary
-from airflow_provider_statecheck.gateway.verbs import Verb
 
 _JOB_NAME = "nightly/2026-01-01T00:00:00+00:00"
 _JOB = job_id_of(_JOB_NAME)
@@ -93,11 +92,6 @@ def _example(value: Any) -> dict[str, Any]:
 def of(kind: Any) -> dict[str, Any]:
     """Return the example of a message."""
     return _example(_object(kind))
-
-
-def of_message(verb: Verb) -> dict[str, Any]:
-    """Return the example of the message of a call."""
-    return of(verb.message)
 
 
 def _object(kind: Any) -> dict[str, Any]:

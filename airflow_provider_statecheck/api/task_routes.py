@@ -157,7 +157,7 @@ def _answer(verb: Verb, call: Call, message: Any) -> Any:
 
 
 def _message_route(verb: Verb) -> Callable[..., Any]:
-    body = Body(openapi_examples=examples.of_message(verb))
+    body = Body(openapi_examples=examples.of(verb.message))
     return _route(verb, partial(_answer, verb), {"message": Annotated[verb.message, body], "call": CallDep})
 
 
