@@ -185,8 +185,8 @@ class EffectDiscards:
     def _may_be_referenced(self, checkpoint: CheckpointRecord, document: CheckpointDocument | None) -> bool:
         is_aborted = checkpoint.status is CheckpointStatus.ABORTED
         if document is not None:
-            # In rows from a backup, a checkpoint that was complete later may be aborted. Without a retained checkpoint that
-            # can be read, it may be the only one that a user can still restore.
+            # In rows from a backup, a checkpoint that was complete later may be aborted. While a retained checkpoint cannot
+            # be read, it may be the only one that a user can still restore.
             named = state_uris(document.operator_states)
             return is_aborted or any(_is_below(uri, checkpoint.location) for uri in named)
         # The metadata of a checkpoint that waits is deleted before. The attempt continues after an aborted checkpoint, and a
