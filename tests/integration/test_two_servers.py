@@ -33,10 +33,11 @@ pytestmark = pytest.mark.db
 DRIVERS = 4
 
 
-class TwoServers:
+class TwoServers(HttpClient):
     """A client that speaks to either server, whichever chance picks, as a load balancer would."""
 
     def __init__(self, urls: list[str], seed: int) -> None:
+        super().__init__(urls[0])
         self._clients = [HttpClient(url) for url in urls]
         self._chance = random.Random(seed)
 
@@ -51,8 +52,8 @@ class Driver(HttpGateway):
     """Speaks for a task of its own."""
 
     def __init__(self, servers: TwoServers) -> None:
-        self.task = ClaimedTask(servers)  # type: ignore[arg-type]
-        super().__init__(servers, self.task)  # type: ignore[arg-type]
+        self.task = ClaimedTask(servers)
+        super().__init__(servers, self.task)
 
     def register(self, request: RegisterAttempt) -> AttemptGrant:
         self.task.owner = request.owner
