@@ -15,10 +15,9 @@ from tests.docs.test_troubleshooting import ERRORS
 _FOREIGN = re.compile(r'(?:src|<link[^>]* href)="(?:https?:)?//[^"]*"')
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    arguments = ["--fail-on-warning", "--keep-going", "--quiet", "-E", "-d", str(folder / "trees")]
+def build(folder: Path, builder: str) -> Path:
+    """Build the documentation as ``make docs`` does, and return the folder of the site."""
+    arguments = ["-b", builder, "--fail-on-warning", "--keep-going", "--quiet", "-E", "-d", str(folder / "trees")]
     done = subprocess.run(
         [sys.executable, "-m", "sphinx", *arguments, "-c", "scripts/docs", "docs", str(folder / "html")],
         cwd=ROOT,
@@ -31,6 +30,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "html"
 
 
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("site"), "html")
+
+
+def test_the_documentation_has_no_unknown_reference(tmp_path: Path):
+    build(tmp_path, "dummy")
+
+
+@pytest.mark.soak
 def test_every_page_is_in_the_site_and_in_its_navigation(site: Path):
     pages = {page.relative_to(ROOT / "docs").with_suffix(".html") for page in PAGES if ROOT / "docs" in page.parents}
     start = (site / "index.html").read_text()
@@ -39,12 +48,14 @@ def test_every_page_is_in_the_site_and_in_its_navigation(site: Path):
     assert [str(page) for page in pages if f'href="{page}"' not in start and page != Path("index.html")] == []
 
 
+@pytest.mark.soak
 def test_the_site_loads_nothing_from_elsewhere(site: Path):
     found = {str(page.relative_to(site)): _FOREIGN.findall(page.read_text()) for page in site.rglob("*.html")}
 
     assert {page: links for page, links in found.items() if links} == {}
 
 
+@pytest.mark.soak
 def test_every_error_is_in_the_reference(site: Path):
     page = (site / "api.html").read_text()
 
