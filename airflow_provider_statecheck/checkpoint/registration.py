@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from airflow_provider_statecheck.checkpoint import (
@@ -55,6 +55,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     OnClear,
     OperatorRecord,
 )
+from airflow_provider_statecheck.checkpoint.start_decision import StartDecision, decide_start
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
 from airflow_provider_statecheck.exceptions import (
     IncompatibleCheckpointError,
@@ -270,86 +271,11 @@ def _replaced_attempt(tx: JobTransaction, operator: OperatorRecord, request: Reg
     return None if own is None else tx.attempt(own.operator_id, own.epoch)
 
 
-@dataclass(frozen=True, slots=True)
-class StartDecision:
-    """Start of an attempt and its reason."""
-
-    resumes: bool
-    """Whether the attempt restores the newest checkpoint; otherwise its run restarts."""
-    reason: str
-    is_chosen: bool = False
-    """Whether a user chose the checkpoint to restore."""
-    source: RestoreSource | None = None
-    """Snapshot that a user restores in place of the one that the registration names."""
-    first_run: str | None = None
-    """Run that started the generation of this snapshot; ``None`` if the run of the attempt starts a new one."""
-
-
-def _decide_start(previous: AttemptRecord | None, request: RegisterAttempt) -> StartDecision:
-    # The previous attempt of the operator, or the last one of the same run if that run took the newest checkpoint.
-    if previous is None:
-        return StartDecision(False, "first attempt")
-    if _is_rerun_of_old_date(previous, request):
-        return StartDecision(False, "a new run with the logical date of an earlier run")
-    if not _is_same_run(previous, request):
-        return StartDecision(True, "a new run continues the state of the job")
-    if _is_of_new_run_with_same_id(previous, request):
-        return StartDecision(False, "a new run with the id of a deleted run that had finished")
-    if previous.owner.clear_marker != request.owner.clear_marker:
-        return _after_clear(previous.status, request)
-    return StartDecision(True, f"retry after an attempt that {_ENDED[previous.status]}")
-
-
-_ENDED = {
-    AttemptStatus.RUNNING: "never closed and was probably killed",
-    AttemptStatus.FINISHED: "finished",
-    AttemptStatus.FAILED: "failed",
-    AttemptStatus.FENCED: "was fenced",
-}
-
-
-def _after_clear(status: AttemptStatus, request: RegisterAttempt) -> StartDecision:
-    reason = _clear_reason(status, request)
-    if request.on_clear is OnClear.RESTART:
-        return StartDecision(False, f"{reason}, and on_clear is restart")
-    if request.on_clear is OnClear.RESUME:
-        return StartDecision(True, f"{reason}, and on_clear is resume")
-    return StartDecision(status is not AttemptStatus.FINISHED, reason)
-
-
-def _clear_reason(status: AttemptStatus, request: RegisterAttempt) -> str:
-    if request.owner.is_script:
-        return f"started again after an attempt that {_ENDED[status]}"
-    return "cleared after success" if status is AttemptStatus.FINISHED else "cleared before it finished"
-
-
-def _is_same_run(previous: AttemptRecord, request: RegisterAttempt) -> bool:
-    return previous.owner.run_key == request.owner.run_key
-
-
-def _is_rerun_of_old_date(previous: AttemptRecord, request: RegisterAttempt) -> bool:
-    # Each test run gets a new run id. The logical date identifies the run there, and a second call resumes.
-    if is_test_job(request.job_name):
-        return False
-    return _is_same_run(previous, request) and previous.owner.run_id != request.owner.run_id
-
-
-def _is_of_new_run_with_same_id(previous: AttemptRecord, request: RegisterAttempt) -> bool:
-    # Airflow names a scheduled run after its date, and creates the newest one again if a user deletes it. Every later try of a
-    # run, also after a clear, has a higher number, except for test runs: that of an existing run has its number each time.
-    theirs, mine = previous.owner, request.owner
-    if previous.status is not AttemptStatus.FINISHED or is_test_job(request.job_name):
-        return False
-    is_same_task = dict(theirs.airflow) == dict(mine.airflow)
-    number, before = mine.try_number, theirs.try_number
-    return is_same_task and number is not None and before is not None and 0 < number <= before
-
-
 def _decide(
     tx: JobTransaction, operator: OperatorRecord, previous: AttemptRecord | None, request: RegisterAttempt
 ) -> StartDecision:
     candidates = transitions.restorable(tx, operator)
-    decision = _decide_start(_decisive_attempt(tx, candidates, previous, request), request)
+    decision = decide_start(_decisive_attempt(tx, candidates, previous, request), request)
     if not decision.resumes:
         return _restart_run(tx, operator, candidates, decision, request)
     if candidates:
@@ -375,7 +301,7 @@ def _start(
     if isinstance(wanted, InPlaceRestore):
         return _restored_in_place(previous, request, wanted)
     if wanted is not None:
-        before = _decide_start(previous, request).reason
+        before = decide_start(previous, request).reason
         reason = f"{before}, restored from checkpoint {wanted.checkpoint_id}, which {wanted.requested_by} chose"
         return StartDecision(True, reason, is_chosen=True)
     start = _decide(tx, operator, previous, request)
@@ -385,7 +311,7 @@ def _start(
 def _restored_in_place(
     previous: AttemptRecord | None, request: RegisterAttempt, restore: InPlaceRestore
 ) -> StartDecision:
-    decision = _decide_start(previous, request)
+    decision = decide_start(previous, request)
     source = restore.source
     if source is None:
         return StartDecision(False, f"{decision.reason}, without state in the savepoint {restore.pointer} of the job")

@@ -1,0 +1,89 @@
+"""Decision whether an attempt restores the state of its operator or restarts its run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from airflow_provider_statecheck.checkpoint.ids import is_test_job
+from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
+from airflow_provider_statecheck.checkpoint.properties import RestoreSource
+from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus, OnClear
+
+
+@dataclass(frozen=True, slots=True)
+class StartDecision:
+    """Start of an attempt and its reason."""
+
+    resumes: bool
+    """Whether the attempt restores the newest checkpoint; otherwise its run restarts."""
+    reason: str
+    is_chosen: bool = False
+    """Whether a user chose the checkpoint to restore."""
+    source: RestoreSource | None = None
+    """Snapshot that a user restores in place of the one that the registration names."""
+    first_run: str | None = None
+    """Run that started the generation of this snapshot; ``None`` if the run of the attempt starts a new one."""
+
+
+def decide_start(previous: AttemptRecord | None, request: RegisterAttempt) -> StartDecision:
+    """
+    Decide by the previous attempt how an attempt starts.
+
+    :param previous: Previous attempt of the operator, or the last one of the same run if that run took the newest checkpoint.
+    """
+    if previous is None:
+        return StartDecision(False, "first attempt")
+    if _is_rerun_of_old_date(previous, request):
+        return StartDecision(False, "a new run with the logical date of an earlier run")
+    if not _is_same_run(previous, request):
+        return StartDecision(True, "a new run continues the state of the job")
+    if _is_of_new_run_with_same_id(previous, request):
+        return StartDecision(False, "a new run with the id of a deleted run that had finished")
+    if previous.owner.clear_marker != request.owner.clear_marker:
+        return _after_clear(previous.status, request)
+    return StartDecision(True, f"retry after an attempt that {_ENDED[previous.status]}")
+
+
+_ENDED = {
+    AttemptStatus.RUNNING: "never closed and was probably killed",
+    AttemptStatus.FINISHED: "finished",
+    AttemptStatus.FAILED: "failed",
+    AttemptStatus.FENCED: "was fenced",
+}
+
+
+def _after_clear(status: AttemptStatus, request: RegisterAttempt) -> StartDecision:
+    reason = _clear_reason(status, request)
+    if request.on_clear is OnClear.RESTART:
+        return StartDecision(False, f"{reason}, and on_clear is restart")
+    if request.on_clear is OnClear.RESUME:
+        return StartDecision(True, f"{reason}, and on_clear is resume")
+    return StartDecision(status is not AttemptStatus.FINISHED, reason)
+
+
+def _clear_reason(status: AttemptStatus, request: RegisterAttempt) -> str:
+    if request.owner.is_script:
+        return f"started again after an attempt that {_ENDED[status]}"
+    return "cleared after success" if status is AttemptStatus.FINISHED else "cleared before it finished"
+
+
+def _is_same_run(previous: AttemptRecord, request: RegisterAttempt) -> bool:
+    return previous.owner.run_key == request.owner.run_key
+
+
+def _is_rerun_of_old_date(previous: AttemptRecord, request: RegisterAttempt) -> bool:
+    # Each test run gets a new run id. The logical date identifies the run there, and a second call resumes.
+    if is_test_job(request.job_name):
+        return False
+    return _is_same_run(previous, request) and previous.owner.run_id != request.owner.run_id
+
+
+def _is_of_new_run_with_same_id(previous: AttemptRecord, request: RegisterAttempt) -> bool:
+    # Airflow names a scheduled run after its date, and creates the newest one again if a user deletes it. Every later try of a
+    # run, also after a clear, has a higher number, except for test runs: that of an existing run has its number each time.
+    theirs, mine = previous.owner, request.owner
+    if previous.status is not AttemptStatus.FINISHED or is_test_job(request.job_name):
+        return False
+    is_same_task = dict(theirs.airflow) == dict(mine.airflow)
+    number, before = mine.try_number, theirs.try_number
+    return is_same_task and number is not None and before is not None and 0 < number <= before
