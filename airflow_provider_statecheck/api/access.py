@@ -17,7 +17,6 @@ from airflow_provider_statecheck.api.checked_rows import Checked, bearer_token
 from airflow_provider_statecheck.api.services import Services, TaskDirectory
 from airflow_provider_statecheck.checkpoint.aligned.rows import PutHandle, TakeLeadership
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, TEST_NAMESPACE, is_test_job, job_id_of
-from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import AccessDeniedError
@@ -87,7 +86,7 @@ def _attempt(call: Call, message: Any) -> Any:
     return message
 
 
-def _registering_task(call: Call, message: RegisterAttempt) -> RegisterAttempt:
+def _registering_task(call: Call, message: Any) -> Any:
     # A token that is bound to an attempt can only repeat the registration of this attempt.
     token = call.token
     _require_job_of_runs(call, message.job_name)
@@ -111,8 +110,8 @@ def _adopting_task(call: Call, message: Any) -> Any:
 
 def _maintenance_task(call: Call, message: Any) -> Any:
     require_task(call.token)
-    allowed, dag_id = call.services.maintenance_dags(), call.token.task.dag_id
-    if dag_id not in allowed:
+    if not _is_of_maintenance(call):
+        allowed, dag_id = call.services.maintenance_dags(), call.token.task.dag_id
         raise AccessDeniedError(
             f"Expected a task of a Dag in [statecheck] maintenance_dags ({', '.join(sorted(allowed)) or 'none'}), "
             f"found one of {dag_id!r}; add the Dag to the option."
@@ -126,6 +125,10 @@ def _maintenance_task(call: Call, message: Any) -> Any:
     return message
 
 
+def _is_of_maintenance(call: Call) -> bool:
+    return call.token.task.dag_id in call.services.maintenance_dags()
+
+
 def _restoring_task(call: Call, message: RestoreJob) -> RestoreJob:
     _maintenance_task(call, message)
     task = call.token.task
@@ -133,14 +136,17 @@ def _restoring_task(call: Call, message: RestoreJob) -> RestoreJob:
 
 
 def _new_leader(call: Call, message: TakeLeadership) -> TakeLeadership:
-    _maintenance_task(call, message)
+    if not _is_of_maintenance(call):
+        led: TakeLeadership = _registering_task(call, message)
+        return led
     _require_job_of_runs(call, message.job_name)
-    # A leader is not the attempt of a task: it has no coordinates in Airflow.
+    # A task of a maintenance Dag leads one job after another, so that none of them is an attempt of the task.
     return replace(message, owner=replace(message.owner, airflow=()))
 
 
 def _leader(call: Call, message: Any) -> Any:
-    _maintenance_task(call, message)
+    if call.token.attempt != message.leader:
+        _maintenance_task(call, message)
     if message.leader.operator_id != ALIGNED_OPERATOR_ID:
         raise AccessDeniedError(
             "Expected a leader of aligned checkpoints, found an attempt of a stage; the stage needs the token of the attempt."

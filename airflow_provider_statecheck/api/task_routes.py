@@ -153,6 +153,8 @@ def _answer(verb: Verb, call: Call, message: Any) -> Any:
         call.services.tokens.bind(call.token, reply.attempt, allowed.attempt_key)
     elif verb.path == "attempts/adopt":
         call.services.tokens.bind(call.token, allowed.attempt, None)
+    elif verb.path == "aligned/lead" and allowed.owner.airflow:
+        call.services.tokens.bind(call.token, reply, allowed.attempt_key)
     return reply
 
 

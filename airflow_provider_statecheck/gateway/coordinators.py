@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from random import Random
+from typing import Any
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.completed_store import CompletedCheckpointStore
@@ -16,6 +18,7 @@ from airflow_provider_statecheck.checkpoint.aligned.coordinator import DEFAULT_L
 from airflow_provider_statecheck.checkpoint.aligned.participants import OperatorCoordinatorContext
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionTask
 from airflow_provider_statecheck.checkpoint.aligned.requests import Pause
+from airflow_provider_statecheck.checkpoint.aligned.rows import TakeLeadership
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotStorage
 from airflow_provider_statecheck.checkpoint.aligned.state_handles import CheckpointIDCounter, StateHandleStore
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
@@ -24,9 +27,9 @@ from airflow_provider_statecheck.checkpoint.failure import (
     CheckpointFailureManager,
     FailJobCallback,
 )
-from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.records import Clock, SystemClock
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner, Clock, SystemClock
 from airflow_provider_statecheck.storage.discarding import EffectDiscards, StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache
@@ -116,6 +119,32 @@ def new_coordinator(
         pause=pause,
         lease=lease,
     )
+
+
+@contextmanager
+def leading(
+    rows: AlignedCheckpoints,
+    storage: CheckpointStorage,
+    config: CheckpointConfig,
+    *,
+    job_name: str,
+    owner: AttemptOwner,
+    **arguments: Any,
+) -> Iterator[CheckpointCoordinator]:
+    """
+    Lead the aligned checkpoints of a job in a block, after which no leader is registered.
+
+    :param owner: The owner of the leadership.
+    :param arguments: Arguments of :func:`new_coordinator`.
+    """
+    leader = rows.lead(
+        TakeLeadership(job_name=job_name, attempt_key=new_key(), owner=owner, storage_base=storage.base_uri)
+    )
+    try:
+        with ThreadPoolExecutor(1) as executor:
+            yield new_coordinator(rows, storage, config, leader, job_name=job_name, executor=executor, **arguments)
+    finally:
+        rows.resign(leader)
 
 
 def _failure_manager(

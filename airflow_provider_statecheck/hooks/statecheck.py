@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from airflow.sdk import BaseHook
@@ -19,10 +20,13 @@ from airflow_provider_statecheck.hooks.connection import (
 )
 from airflow_provider_statecheck.hooks.transport import (
     airflow_gateway,
+    coordinator_rows,
     is_test_run,
     job_savepoints,
     maintenance_gateway,
+    owner_of,
     restore_gateway,
+    running_context,
     state_reads,
 )
 from airflow_provider_statecheck.overriding import override
@@ -30,6 +34,9 @@ from airflow_provider_statecheck.overriding import override
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
+    from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionTask
+    from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
     from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, JobRecord
     from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway
     from airflow_provider_statecheck.maintenance.job_restore import RestoredJob
@@ -246,6 +253,54 @@ class StatecheckHook(BaseHook):
         )
         return restore_gateway(self.statecheck_conn_id).restore(request)
 
+    @contextmanager
+    def coordinator(
+        self,
+        job: str,
+        tasks: Sequence[ExecutionTask],
+        config: CheckpointConfig | None = None,
+        *,
+        checkpoint_dir: str | None = None,
+        storage_conn_id: str | None = None,
+    ) -> Iterator[CheckpointCoordinator]:
+        """
+        Lead the aligned checkpoints of several operators that the running task executes, in a ``with`` block.
+
+        The block raises the error with which the coordinator fails the job or an operator. At its end, checkpoints that are
+        pending are aborted.
+
+        :param job: Name of the job. Under ``dag.test``, it means the job of test runs.
+        :param tasks: The tasks of the operators.
+        :param config: Settings of checkpoints, by default those of ``CheckpointConfig()``.
+        :param checkpoint_dir: Directory of the checkpoints, by default ``[statecheck] checkpoint_dir``.
+        :param storage_conn_id: Connection with the credentials of the storage, by default ``[statecheck] storage_conn_id``.
+        :raises EnvironmentNotReadyError: No task is running.
+        :raises InvalidConfigurationError: An argument is invalid, or there is no checkpoint directory.
+        :raises AccessDeniedError: The job is named after another Dag.
+        """
+        from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
+        from airflow_provider_statecheck.configuration import StatecheckSettings
+        from airflow_provider_statecheck.gateway.coordinators import leading
+
+        settings = StatecheckSettings.from_airflow(checkpoint_dir=checkpoint_dir, storage_conn_id=storage_conn_id)
+        program = _Program()
+        with leading(
+            coordinator_rows(self.statecheck_conn_id),
+            storage_opener(settings.storage_conn_id)(settings.checkpoint_dir),
+            config or CheckpointConfig(),
+            job_name=_job_here(job),
+            owner=owner_of(running_context(), None),
+            tasks=tasks,
+            callback=program,
+            fail_task=program.fail_task,
+        ) as coordinator:
+            try:
+                yield coordinator
+            finally:
+                coordinator.shutdown()
+        if program.failure is not None:
+            raise program.failure
+
     def contents(
         self,
         job: str,
@@ -320,3 +375,20 @@ class StatecheckHook(BaseHook):
 def _job_here(job: str) -> str:
     is_id = given_job_id(job) == job
     return job if is_id or is_test_job(job) else job_name(job, is_test=is_test_run())
+
+
+class _Program:
+    """The task that leads a coordinator, which fails with its operators."""
+
+    def __init__(self) -> None:
+        self.failure: Exception | None = None
+
+    def fail_job(self, cause: Exception) -> None:
+        raise cause
+
+    def fail_job_due_to_task_failure(self, cause: Exception, attempt_id: str) -> None:
+        raise cause
+
+    def fail_task(self, task: ExecutionTask, error: Exception) -> None:
+        # Another thread calls this.
+        self.failure = self.failure or error

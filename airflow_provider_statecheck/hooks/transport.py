@@ -14,9 +14,10 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from airflow_provider_statecheck.checkpoint.ids import given_job_id
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CoordinatorError, EnvironmentNotReadyError
 from airflow_provider_statecheck.gateway.http import HttpCalls, HttpClient
 from airflow_provider_statecheck.gateway.verbs import CHALLENGE_KEY, challenge_of
@@ -71,6 +72,33 @@ def is_test_run() -> bool:
     return True
 
 
+def run_key_of(context: Mapping[str, Any]) -> str:
+    """Return the key of the run: its logical date, or its run id if it has no logical date."""
+    dag_run = context["dag_run"]
+    logical_date = getattr(dag_run, "logical_date", None)
+    return logical_date.isoformat() if logical_date is not None else str(dag_run.run_id)
+
+
+def owner_of(context: Mapping[str, Any], map_key: str | None) -> AttemptOwner:
+    """Return the owner of the attempt for this try."""
+    ti, dag_run = context["ti"], context["dag_run"]
+    map_index = getattr(ti, "map_index", -1)
+    return AttemptOwner(
+        logical_task=f"{ti.dag_id}/{ti.task_id}" + (f"[{map_key}]" if map_key else ""),
+        run_key=run_key_of(context),
+        run_id=str(dag_run.run_id),
+        # A clear increments max_tries or, for a running task, clear_number of the run; a retry changes neither.
+        clear_marker=f"{getattr(ti, 'max_tries', 0)}/{getattr(dag_run, 'clear_number', 0)}",
+        label=f"task {ti.dag_id}.{ti.task_id} of run {dag_run.run_id}, try {ti.try_number}",
+        airflow=(
+            ("dag_id", str(ti.dag_id)),
+            ("run_id", str(dag_run.run_id)),
+            ("task_id", str(ti.task_id)),
+            ("map_index", str(map_index)),
+        ),
+    )
+
+
 def airflow_gateway(conn_id: str = DEFAULT_CONN_ID) -> CheckpointCoordinatorGateway:
     """
     Return a gateway to the coordinator: in process if Airflow's database is accessible, otherwise over HTTP.
@@ -108,7 +136,7 @@ def task_credentials(client: HttpClient, address: CoordinatorAddress) -> Credent
 
     :raises EnvironmentNotReadyError: No task is running.
     """
-    ti = _running_task()
+    ti = running_context()["ti"]
     if address.login is None:
         return TaskCredentials(client, ti.id)
     task = {"dag_id": ti.dag_id, "run_id": ti.run_id, "task_id": ti.task_id, "map_index": ti.map_index}
@@ -135,11 +163,16 @@ def state_reads(conn_id: str = DEFAULT_CONN_ID) -> StateReads:
     return QueryableStateClient(address.url, credentials.obtain, client=pool)
 
 
-def _running_task() -> Any:
+def running_context() -> Mapping[str, Any]:
+    """
+    Return the context of the running task.
+
+    :raises EnvironmentNotReadyError: No task is running.
+    """
     from airflow.sdk import get_current_context
 
     try:
-        return get_current_context()["ti"]
+        return cast("Mapping[str, Any]", get_current_context())
     except RuntimeError as error:
         raise EnvironmentNotReadyError(
             "Expected a running task or access to Airflow's database, found neither; call the coordinator from a task or "

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -20,11 +19,10 @@ from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import A
 from airflow_provider_statecheck.checkpoint.aligned.components import AcknowledgeMessage, DeclineMessage
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import DEFAULT_LEASE, CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus, ExecutionTask
-from airflow_provider_statecheck.checkpoint.aligned.rows import TakeLeadership
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, OperatorId, new_key
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef, RequestSavepoint
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, OperatorId
+from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType, SavepointFormat
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
@@ -255,40 +253,29 @@ class WholeJobSavepoints:
 
     @contextmanager
     def _coordinator(self, view: JobView, request: SnapshotRequest) -> Iterator[CheckpointCoordinator]:
-        from airflow_provider_statecheck.gateway.coordinators import new_coordinator
+        from airflow_provider_statecheck.gateway.coordinators import leading
 
         config = CheckpointConfig()
         config.timeout = SAVEPOINT_TIMEOUT
         config.savepoint_dir = request.target or self.directory
+        _require_no_own_coordinator(view)
         # Each call leads on its own: the next leader settles what a process that has ended had not triggered.
-        leader = self._lead(view)
-        try:
-            with ThreadPoolExecutor(1) as executor:
-                yield new_coordinator(
-                    self.rows,
-                    self._storage(view),
-                    config,
-                    leader,
-                    job_name=view.job.name,
-                    tasks=members_of(view),
-                    callback=_Undisturbed(),
-                    fail_task=_ignore,
-                    executor=executor,
-                )
-        finally:
-            self.rows.resign(leader)
+        with leading(
+            self.rows,
+            self._storage(view),
+            config,
+            job_name=view.job.name,
+            owner=_OWNER,
+            tasks=members_of(view),
+            callback=_Undisturbed(),
+            fail_task=_ignore,
+        ) as coordinator:
+            yield coordinator
 
     def _storage(self, view: JobView) -> CheckpointStorage:
         directories = [d for operator in view.operators for d in view.directories_of(operator.operator_id)]
         targets = [self.directory, *(request.target for request in view.requests if request.status.is_open)]
         return self.open_storage(_storage_base(view)).allowing(*targets, *directories)
-
-    def _lead(self, view: JobView) -> AttemptRef:
-        _require_no_own_coordinator(view)
-        base = _storage_base(view)
-        return self.rows.lead(
-            TakeLeadership(job_name=view.job.name, attempt_key=new_key(), owner=_OWNER, storage_base=base)
-        )
 
     def _advance(
         self, view: JobView, request: SnapshotRequest, pending: CheckpointRecord, members: Iterable[Member]

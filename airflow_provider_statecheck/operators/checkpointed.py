@@ -27,7 +27,6 @@ from airflow_provider_statecheck.checkpoint.ids import (
     uid_with_key,
     uids_before,
 )
-from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.exceptions import (
     ConcurrentAttemptError,
     EnvironmentNotReadyError,
@@ -44,6 +43,7 @@ from airflow_provider_statecheck.exceptions import (
     StoppedWithSavepointError,
     UnsupportedPlanError,
 )
+from airflow_provider_statecheck.hooks.transport import owner_of, run_key_of
 from airflow_provider_statecheck.operators.links import CheckpointsLink, push_link
 
 if TYPE_CHECKING:
@@ -380,13 +380,6 @@ def _savepoint_at_end(task: CheckpointedOperator, settings: StatecheckSettings) 
     return is_wanted
 
 
-def run_key_of(context: Mapping[str, Any]) -> str:
-    """Return the key of the run: its logical date, or its run id if it has no logical date."""
-    dag_run = context["dag_run"]
-    logical_date = getattr(dag_run, "logical_date", None)
-    return logical_date.isoformat() if logical_date is not None else str(dag_run.run_id)
-
-
 def job_name_of(context: Mapping[str, Any], job: str | None, *, is_test: bool) -> str:
     """
     Return the name of the job.
@@ -427,26 +420,6 @@ def uid_of(context: Mapping[str, Any], uid: str | None, map_key: str | None) -> 
 
 def _task_uid(task_id: str, uid: str | None) -> str:
     return uid if is_given(uid) else task_id
-
-
-def owner_of(context: Mapping[str, Any], map_key: str | None) -> AttemptOwner:
-    """Return the owner of the attempt for this try."""
-    ti, dag_run = context["ti"], context["dag_run"]
-    map_index = getattr(ti, "map_index", -1)
-    return AttemptOwner(
-        logical_task=f"{ti.dag_id}/{ti.task_id}" + (f"[{map_key}]" if map_key else ""),
-        run_key=run_key_of(context),
-        run_id=str(dag_run.run_id),
-        # A clear increments max_tries or, for a running task, clear_number of the run; a retry changes neither.
-        clear_marker=f"{getattr(ti, 'max_tries', 0)}/{getattr(dag_run, 'clear_number', 0)}",
-        label=f"task {ti.dag_id}.{ti.task_id} of run {dag_run.run_id}, try {ti.try_number}",
-        airflow=(
-            ("dag_id", str(ti.dag_id)),
-            ("run_id", str(dag_run.run_id)),
-            ("task_id", str(ti.task_id)),
-            ("map_index", str(map_index)),
-        ),
-    )
 
 
 def refuse_shared_uid(task_id: str, tasks: Sequence[Any]) -> None:

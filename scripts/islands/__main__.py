@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from scripts.islands.code import Definition, read_modules
-from scripts.islands.lists import Listed, read_open, read_roots
+from scripts.islands.lists import Listed, read_roots
 from scripts.islands.names import Names
 from scripts.islands.roots import reported
 
 PACKAGE = Path("airflow_provider_statecheck")
 DAGS = Path("dags")
-OPEN = Path("scripts/islands_open.txt")
 ADVICE = (
     "Only tests use these. Call each from the code that should use it, or delete it with its tests. "
     "If users call or implement it, show that on a page of docs/ and add it to the file of --roots."
@@ -27,18 +25,10 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = _parser().parse_args(arguments)
     names = Names(read_modules([chosen.package, DAGS]), chosen.package.name)
     roots = read_roots(chosen.roots, names) if chosen.roots else Listed()
-    known = read_open(chosen.open, names) if chosen.open.exists() else Listed()
-    dead = [*reported(names, chosen.package, roots.places)]
-    errors = [*roots.errors, *known.errors, *_no_longer_dead(known, dead)]
-    islands = [_describe(each) for each in dead if each not in known.places]
-    print(*errors, *islands, *([ADVICE] if islands else []), sep="\n", end="\n" if errors or islands else "")
-    return 1 if errors or islands else 0
-
-
-def _no_longer_dead(known: Listed, dead: list[Definition]) -> Iterator[str]:
-    for definition, place in known.places.items():
-        if definition not in dead:
-            yield f"{place}: {definition.name} is live, or its class is listed; delete it from the list"
+    islands = [_describe(each) for each in reported(names, chosen.package, roots.places)]
+    lines = [*roots.errors, *islands, *([ADVICE] if islands else [])]
+    print(*lines, sep="\n", end="\n" if lines else "")
+    return 1 if lines else 0
 
 
 def _describe(definition: Definition) -> str:
@@ -49,7 +39,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m scripts.islands", description="Find code that only tests use.")
     parser.add_argument("--package", type=_package, default=PACKAGE, help="its folder (default: %(default)s)")
     parser.add_argument("--roots", type=_file, metavar="FILE", help="names that users call or implement")
-    parser.add_argument("--open", type=Path, default=OPEN, metavar="FILE", help="dead code (default: %(default)s)")
     return parser
 
 

@@ -1,8 +1,7 @@
 """
-The two lists of the check: names that users call or implement, and definitions that are known to be dead.
+The list of the names that users call or implement.
 
-Each line of the first is a full name. Each line of the second is a module and the names in it, ``module: name, name``.
-A ``#`` starts a comment.
+Each line is a full name. A ``#`` starts a comment.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from scripts.islands.names import Names
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """The definitions in a list."""
+    """The definitions in the list."""
 
     places: dict[Definition, str] = field(default_factory=dict)
     """The file and line of each."""
@@ -35,22 +34,6 @@ def read_roots(path: Path, names: Names) -> Listed:
                 f"{place}: expected the full name of a function or class, found {full_name}; correct it"
             )
         listed.places.update(dict.fromkeys(found, place))
-    return listed
-
-
-def read_open(path: Path, names: Names) -> Listed:
-    """Return the definitions that a file lists as dead."""
-    listed = Listed()
-    for place, line in _lines(path):
-        module, _, rest = line.partition(":")
-        for name in (each.strip() for each in rest.split(",")):
-            definitions = names.modules[module].definitions if module in names.modules else {}
-            if name and name in definitions:
-                listed.places[definitions[name]] = place
-            else:
-                listed.errors.append(
-                    f"{place}: {module} does not define {name or 'an empty name'}; delete it from the list"
-                )
     return listed
 
 

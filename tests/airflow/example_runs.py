@@ -1,7 +1,7 @@
 """
 Runs example Dags in one process, as the lines of its standard input say: ``<dag_id> <date> <number that fails> <params>``.
 
-The number is that of an increment of a stage, or of a part of a step; with 0, none fails.
+The number is that of an increment of a stage, of a part of a step, or of an addition; with 0, none fails.
 
 The functions of the coordinator that runs of :data:`TRACED` enter are lines of the file ``entered.txt``.
 
@@ -30,14 +30,17 @@ from airflow_provider_statecheck.spark.snapshots.live_snapshots import StageSnap
 
 log = logging.getLogger(__name__)
 
-TRACED = ("example_running_balances", "example_friday_savepoint")
+TRACED = ("example_running_balances", "example_friday_savepoint", "example_aligned_checkpoints")
 """A trace makes a run twice as long."""
 
 
 def fail_once(dag: Any, number: int) -> None:
-    """Let the load of an increment, or the write of a part, fail in the first try of a Dag's task."""
+    """Let the load of an increment, the write of a part, or an addition, fail in the first try of a Dag's task."""
     [task] = dag.tasks
-    if hasattr(task, "stage"):
+    if dag.dag_id == "example_aligned_checkpoints":
+        delays = task.python_callable.__globals__["Delays"]
+        delays.add = failing_once(delays.add, number)
+    elif hasattr(task, "stage"):
         source = task.stage.input
         source._load = failing_once(source._load, number)
     else:

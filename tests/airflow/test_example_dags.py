@@ -308,6 +308,26 @@ def test_features_of_a_year_of_flights_are_reported_month_by_month(examples: Exa
     assert reported == Counter((leg["month"], leg["origin"], leg["dest"], leg["carrier"]) for leg in few_flights())
 
 
+def test_delays_are_added_up_by_airport_and_by_carrier_from_the_same_checkpoint(examples: Examples) -> None:
+    # The carrier of the third month fails after its airport was added.
+    assert examples.run("example_aligned_checkpoints", failing=6) == SUCCESS, examples.log
+    expected: dict[str, Counter[str]] = {"by_airport": Counter(), "by_carrier": Counter()}
+    for flight in few_flights():
+        for uid, by, minutes in (("by_airport", "origin", "dep_delay"), ("by_carrier", "carrier", "arr_delay")):
+            expected[uid][flight[by]] += max(0, int(number(flight[minutes]) or 0))
+    assert json.loads((examples.data / "delays.json").read_text()) == expected
+    [run_id] = set(re.findall(r"example_aligned_checkpoints/(manual__[^\s'\"]+)", examples.log))
+    job = examples.job(f"example_aligned_checkpoints/{run_id}")
+    # Each of the twelve months has one checkpoint, and the second attempt restored one.
+    assert job.job.next_checkpoint_id == 13
+    assert [attempt.restored_from for attempt in job.attempts] == [None, 2]
+    assert {
+        "CheckpointCoordinator.restore_latest_checkpointed_state",
+        "CheckpointCoordinator.trigger_checkpoint",
+        "CheckpointCoordinator.shutdown_store",
+    } <= examples.entered()
+
+
 def test_state_of_a_few_aircraft_is_queried_by_the_task_after_the_stage(examples: Examples) -> None:
     assert examples.run("example_queryable_state") == SUCCESS, examples.log
     hours = {

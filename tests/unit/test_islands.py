@@ -28,12 +28,12 @@ class Shop:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(dedent(text))
 
-    def check(self, **lists: str) -> list[str]:
+    def check(self, roots: str | None = None) -> list[str]:
         """Return the printed lines without the advice, which must follow definitions that only tests use."""
         options = []
-        for option, text in lists.items():
-            self.write(f"{option}.txt", text)
-            options += [f"--{option}", f"{option}.txt"]
+        if roots is not None:
+            self.write("roots.txt", roots)
+            options = ["--roots", "roots.txt"]
         status = main(["--package", "shop", *options])
         printed = self._capsys.readouterr().out.splitlines()
         assert status == (1 if printed else 0)
@@ -293,36 +293,6 @@ def test_a_root_that_names_no_definition_is_an_error(shop: Shop, name: str):
     assert shop.check(roots=f"# Orders\n{name}\n") == [
         f"roots.txt:2: expected the full name of a function or class, found {name}; correct it"
     ]
-
-
-def test_an_open_definition_is_not_reported(shop: Shop):
-    shop.write("shop/orders.py", "class Order:\n    def pay(self): ...\n\ndef sell(): ...\n\ndef refund(): ...\n")
-
-    assert shop.check(open="# Orders are not sold yet.\nshop.orders: Order, refund\n") == []
-    assert shop.check(open="shop.orders: Order\n") == ["shop/orders.py:6: function refund"]
-
-
-def test_an_open_definition_that_is_live_is_an_error(shop: Shop):
-    shop.write("shop/orders.py", "class Order:\n    def pay(self): ...\n\ndef sell(): ...\n")
-
-    assert shop.check(open="shop.orders: sell, Order, Order.pay\n") == [
-        "open.txt:1: sell is live, or its class is listed; delete it from the list",
-        "open.txt:1: Order.pay is live, or its class is listed; delete it from the list",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("line", "module", "name"),
-    [
-        ("shop.orders: refund", "shop.orders", "refund"),
-        ("shop.lost: sell", "shop.lost", "sell"),
-        ("shop.orders", "shop.orders", "an empty name"),
-    ],
-)
-def test_an_open_definition_that_does_not_exist_is_an_error(shop: Shop, line: str, module: str, name: str):
-    shop.write("shop/orders.py", "def sell(): ...\n")
-
-    assert shop.check(open=f"{line}\n") == [f"open.txt:1: {module} does not define {name}; delete it from the list"]
 
 
 def test_relative_imports_and_cycles_of_reexports_end(shop: Shop):

@@ -201,11 +201,11 @@ class AlignedCheckpoints(StoredJobs):
 
     def adopt(
         self, leader: AttemptRef, checkpoint_id: int, location: str, metadata_uri: str, *, is_claimed: bool = False
-    ) -> int:
+    ) -> bool:
         """
-        Return the id under which a job adds a snapshot to its checkpoints, which no other job may have claimed.
+        Let a job add a snapshot to its checkpoints, and return whether it has used the id of the snapshot.
 
-        :param checkpoint_id: Id of the snapshot, which remains unless the job has used it.
+        :param checkpoint_id: Id of the snapshot.
         :param is_claimed: Whether the job becomes the owner of the snapshot.
         :raises SnapshotClaimedError: if another job has claimed the snapshot.
         :raises InvalidConfigurationError: if the claim is for a snapshot that is not a savepoint.
@@ -216,9 +216,7 @@ class AlignedCheckpoints(StoredJobs):
             require_unclaimed(tx, attempt, location)
             if is_claimed:
                 claim_snapshot(tx, attempt, location)
-            # The row of the job's own snapshot remains as it is.
-            is_known = tx.checkpoint(checkpoint_id) is not None
-            return tx.draw_checkpoint_id() if is_known else checkpoint_id
+            return tx.checkpoint(checkpoint_id) is not None
 
     def record_restore(self, leader: AttemptRef, checkpoint_id: int) -> None:
         """Pin the checkpoint that was restored, and count the restore."""

@@ -23,6 +23,7 @@ from airflow_provider_statecheck.checkpoint.aligned.components import (
     AcknowledgeMessage,
     CheckpointAborter,
     CheckpointNotifier,
+    CheckpointStatsTracker,
     CoordinatorComponents,
     DeclineMessage,
 )
@@ -134,6 +135,7 @@ class CheckpointCoordinator:
         self._clock = clock
         self._lock = Lock()
         self._futures = CheckpointFutures(rows, leader, checkpoint_storage, pause)
+        self._statistics = CheckpointStatsTracker(rows, leader)
         self._has_base_locations = False
         self._is_shut_down = False
         self._components = CoordinatorComponents(
@@ -182,6 +184,16 @@ class CheckpointCoordinator:
     def cleaner(self) -> CheckpointsCleaner:
         """Return the cleaner, which the shutdown of the completed store needs."""
         return self._components.cleaner
+
+    @property
+    def job_id(self) -> JobId:
+        """Return the id of the job."""
+        return self._job_id
+
+    @property
+    def statistics(self) -> CheckpointStatsTracker:
+        """Return the statistics of the aligned checkpoints."""
+        return self._statistics
 
     @property
     def is_periodic_checkpointing_started(self) -> bool:

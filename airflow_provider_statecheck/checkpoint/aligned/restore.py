@@ -114,9 +114,11 @@ class StateRestorer:
     def _adopted(self, found: CompletedCheckpoint, mode: RestoreMode) -> CompletedCheckpoint:
         components, is_claimed = self._components, mode is RestoreMode.CLAIM
         policy = components.config.retention_policy
-        checkpoint_id = components.rows.adopt(
+        is_used = components.rows.adopt(
             components.leader, found.checkpoint_id, found.external_pointer, found.metadata.uri, is_claimed=is_claimed
         )
+        # The row of the job's own snapshot remains as it is.
+        checkpoint_id = components.id_counter.get_and_increment() if is_used else found.checkpoint_id
         return replace(
             found,
             job_id=components.leader.job_id,

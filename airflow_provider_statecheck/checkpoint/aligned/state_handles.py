@@ -137,8 +137,10 @@ class StateHandleStore:
 
     def exists(self, name: str) -> ResourceVersion:
         """Return the version of a handle; a handle that is removed does not exist."""
-        found = self._find(name)
-        return ResourceVersion.not_existing() if found is None else ResourceVersion(found.epoch)
+        try:
+            return ResourceVersion(self.get_and_lock(name).record.epoch)
+        except HandleNotFoundError:
+            return ResourceVersion.not_existing()
 
     def get_and_lock(self, name: str) -> RetrievableStateHandle:
         """
@@ -146,12 +148,13 @@ class StateHandleStore:
 
         :raises HandleNotFoundError: if the handle does not exist.
         """
-        found = self._find(name)
-        if found is None:
-            raise HandleNotFoundError(
-                f"Expected a state handle {name!r}, found none or one that was removed; add it first."
-            )
-        return RetrievableStateHandle(found, self._storage)
+        checkpoint_id = _id_of(name)
+        for record in self._handles().live:
+            if record.checkpoint_id == checkpoint_id:
+                return RetrievableStateHandle(record, self._storage)
+        raise HandleNotFoundError(
+            f"Expected a state handle {name!r}, found none or one that was removed; add it first."
+        )
 
     def get_all_and_lock(self) -> list[tuple[RetrievableStateHandle, str]]:
         """Return all handles with their names, oldest first, read in one transaction."""
@@ -197,10 +200,6 @@ class StateHandleStore:
 
     def _handles(self) -> Handles:
         return self._rows.handles(self._leader)
-
-    def _find(self, name: str) -> CheckpointRecord | None:
-        checkpoint_id = _id_of(name)
-        return next((c for c in self._handles().live if c.checkpoint_id == checkpoint_id), None)
 
 
 def _repeated(change: Callable[[], Reply]) -> Reply:

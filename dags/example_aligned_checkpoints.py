@@ -1,0 +1,134 @@
+"""
+Add up the delays of a year twice, by airport and by carrier, and checkpoint both at the same flight.
+
+The task executes two operators in its own process, without Spark, and leads their checkpoints. After each month, one checkpoint
+contains the state of both. Fail the task at any point: the retry restores both and goes on with the month that failed.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import dag, task
+
+# [START howto_aligned_checkpoints]
+from airflow_provider_statecheck.checkpoint.aligned.components import AcknowledgeMessage
+from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus
+from airflow_provider_statecheck.checkpoint.ids import new_key, operator_id_of
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, JobStatus
+from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    ByteStreamStateHandle,
+    DistributionMode,
+    OperatorState,
+    OperatorStateHandle,
+    OperatorStateMeta,
+    OperatorSubtaskState,
+)
+from airflow_provider_statecheck.hooks.statecheck import StatecheckHook
+
+FLIGHTS, REPORT = Path("data/flights/flights.csv"), Path("data/delays.json")
+ONE = OperatorStateMeta((0,), DistributionMode.SPLIT_DISTRIBUTE)
+
+
+class Delays:
+    """An operator that adds up the minutes of delay by a column of the flights."""
+
+    status, name, parallelism, max_parallelism = ExecutionStatus.RUNNING, "", 1, 128
+    coordinator: CheckpointCoordinator
+
+    def __init__(self, uid: str, by: str, minutes: str) -> None:
+        self.uid, self.operator_id, self.attempt_id = uid, operator_id_of(uid), f"{uid}/{new_key()}"
+        self.restore_target = RestoreTarget(operator_id=self.operator_id, uid=uid, parallelism=1, max_parallelism=128)
+        self.by, self.minutes = by, minutes
+        self.months, self.total = 0, Counter[str]()
+
+    def add(self, flights: list[dict[str, str]]) -> None:
+        """Add the flights of a month."""
+        for flight in flights:
+            if flight[self.minutes] != "NA":
+                self.total[flight[self.by]] += max(0, int(flight[self.minutes]))
+        self.months += 1
+
+    def trigger_checkpoint(self, checkpoint_id: int, timestamp: datetime, options: Any) -> None:
+        """Acknowledge a checkpoint with the state."""
+        data = json.dumps([self.months, self.total]).encode()
+        handle = OperatorStateHandle((("delays", ONE),), ByteStreamStateHandle(f"{self.uid}/{checkpoint_id}", data))
+        state = OperatorState(
+            operator_id=self.operator_id,
+            uid=self.uid,
+            parallelism=1,
+            max_parallelism=128,
+            subtask_states={0: OperatorSubtaskState(managed_operator=(handle,))},
+        )
+        self.coordinator.receive_acknowledge_message(
+            AcknowledgeMessage(
+                job_id=self.coordinator.job_id, attempt_id=self.attempt_id, checkpoint_id=checkpoint_id, state=state
+            )
+        )
+
+    def set_initial_state(
+        self, checkpoint_id: int, subtask_states: Mapping[int, OperatorSubtaskState], *, is_finished: bool
+    ) -> None:
+        """Go on from the state of a checkpoint."""
+        [handle] = subtask_states[0].managed_operator
+        if isinstance(handle.stream, ByteStreamStateHandle):
+            self.months, total = json.loads(handle.stream.data)
+            self.total.update(total)
+
+    def notify_checkpoint_complete(self, checkpoint_id: int, timestamp: datetime, last_subsumed_id: int) -> None:
+        """Do nothing: the state has no effects outside."""
+
+    def notify_checkpoint_aborted(self, checkpoint_id: int, latest_completed_id: int, timestamp: datetime) -> None:
+        """Do nothing."""
+
+    def notify_checkpoint_subsumed(self, checkpoint_id: int) -> None:
+        """Do nothing."""
+
+
+def months_after(months: int) -> Iterator[list[dict[str, str]]]:
+    with FLIGHTS.open(newline="") as file:
+        flights = sorted(csv.DictReader(file), key=month_of)
+    yield from (list(each) for month, each in groupby(flights, month_of) if month > months)
+
+
+def month_of(flight: dict[str, str]) -> int:
+    return int(flight["month"])
+
+
+@dag(
+    schedule=None,
+    start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    catchup=False,
+    doc_md=__doc__,
+    tags=["example", "statecheck"],
+)
+def example_aligned_checkpoints() -> None:
+    @task(retries=2, retry_delay=timedelta(seconds=1))
+    def delays(run_id: str | None = None) -> None:
+        operators = [Delays("by_airport", "origin", "dep_delay"), Delays("by_carrier", "carrier", "arr_delay")]
+        with StatecheckHook().coordinator(f"example_aligned_checkpoints/{run_id}", operators) as coordinator:
+            for operator in operators:
+                operator.coordinator = coordinator
+            coordinator.restore_latest_checkpointed_state(operators)
+            for flights in months_after(operators[0].months):
+                for operator in operators:
+                    operator.add(flights)
+                coordinator.trigger_checkpoint(CheckpointProperties.for_checkpoint()).result(60)
+            REPORT.write_text(json.dumps({each.uid: each.total for each in operators}))
+            coordinator.shutdown_store(JobStatus.FINISHED)
+
+    delays()
+
+
+# [END howto_aligned_checkpoints]
+
+example_aligned_checkpoints()
