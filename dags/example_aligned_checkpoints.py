@@ -2,7 +2,7 @@
 Add up the delays of a year twice, by airport and by carrier, and checkpoint both at the same flight.
 
 The task executes two operators in its own process, without Spark, and leads their checkpoints. After each month, one checkpoint
-contains the state of both. Fail the task at any point: the retry restores both and goes on with the month that failed.
+contains the state of both. Fail the task at any point: the retry restores both and repeats the month that failed.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Delays:
     def set_initial_state(
         self, checkpoint_id: int, subtask_states: Mapping[int, OperatorSubtaskState], *, is_finished: bool
     ) -> None:
-        """Go on from the state of a checkpoint."""
+        """Restore the state of a checkpoint."""
         [handle] = subtask_states[0].managed_operator
         if isinstance(handle.stream, ByteStreamStateHandle):
             self.months, total = json.loads(handle.stream.data)

@@ -378,17 +378,19 @@ def _job_here(job: str) -> str:
 
 
 class _Program:
-    """The task that leads a coordinator, which fails with its operators."""
+    """The task that leads a coordinator, which fails with its job and with its operators."""
 
     def __init__(self) -> None:
         self.failure: Exception | None = None
 
     def fail_job(self, cause: Exception) -> None:
+        # An operator that declines while it is triggered does not pass the error on.
+        self.failure = self.failure or cause
         raise cause
 
     def fail_job_due_to_task_failure(self, cause: Exception, attempt_id: str) -> None:
-        raise cause
+        self.fail_job(cause)
 
     def fail_task(self, task: ExecutionTask, error: Exception) -> None:
-        # Another thread calls this.
+        # Called in the thread of the executor.
         self.failure = self.failure or error

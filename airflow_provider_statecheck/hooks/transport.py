@@ -174,9 +174,9 @@ def running_context() -> Mapping[str, Any]:
     try:
         return cast("Mapping[str, Any]", get_current_context())
     except RuntimeError as error:
+        or_from = "" if is_orm_open() else ", or from a command with access to Airflow's database"
         raise EnvironmentNotReadyError(
-            "Expected a running task or access to Airflow's database, found neither; call the coordinator from a task or "
-            "from a command."
+            f"Expected a running task, found none; call the coordinator from a task{or_from}."
         ) from error
 
 

@@ -29,7 +29,17 @@ from airflow_provider_statecheck.maintenance.job_maintenance import (
 from airflow_provider_statecheck.maintenance.job_restore import JobSavepoint, RestoreJob, SavepointPart
 from airflow_provider_statecheck.metadata.tables import Caller
 from tests.messages import make_leadership, make_owner, make_source
-from tests.unit.api.server import CALLER, JOB, MAINTENANCE, UID, ApiServer, accepted
+from tests.unit.api.server import (
+    CALLER,
+    JOB,
+    MAINTENANCE,
+    OTHER_DAG,
+    OTHER_TASK,
+    UID,
+    ApiServer,
+    accepted,
+    owner_of,
+)
 
 DAY = 24 * 3600.0
 JOB_ID = job_id_of(JOB)
@@ -156,10 +166,33 @@ def test_a_leader_of_aligned_checkpoints_is_no_task_and_no_stage(ended: ApiServe
     stage = replace(leader, operator_id=operator_id_of("features"))
     with pytest.raises(AccessDeniedError, match="a leader of aligned checkpoints"):
         calls.handles(stage)
-    other = aligned(ended, CALLER)
-    for call in (lambda: other.lead(make_leadership()), lambda: other.handles(leader)):
-        with pytest.raises(AccessDeniedError, match="maintenance_dags"):
+    with pytest.raises(AccessDeniedError, match="maintenance_dags"):
+        aligned(ended, CALLER).handles(leader)
+
+
+def test_a_task_leads_the_aligned_checkpoints_of_one_job_as_its_own_attempt(ended: ApiServer) -> None:
+    calls, owned = aligned(ended, CALLER), make_leadership(owner=owner_of(CALLER))
+    leader = calls.lead(owned)
+    assert calls.lead(owned) == leader
+    [attempt] = [a for a in calls.describe(OWN_NAME).attempts if a.operator_id == leader.operator_id]
+    assert attempt.owner.airflow == CALLER.coordinates
+    assert calls.handles(leader).live == ()
+    for call, refused in [
+        (
+            lambda: calls.lead(make_leadership(owner=owner_of(CALLER), job_name="other")),
+            "the registration that this token",
+        ),
+        (lambda: calls.handles(replace(leader, epoch=leader.epoch + 1)), "bound to a job"),
+        (lambda: aligned(ended, CALLER).handles(leader), "maintenance_dags"),
+        (lambda: aligned(ended, OTHER_TASK).lead(make_leadership(owner=owner_of(CALLER))), "of task 'nightly/report'"),
+        (
+            lambda: aligned(ended, OTHER_DAG).lead(make_leadership(owner=owner_of(OTHER_DAG), job_name=JOB)),
+            "of Dag 'hourly'",
+        ),
+    ]:
+        with pytest.raises(AccessDeniedError, match=refused):
             call()
+    calls.resign(leader)
 
 
 POINTER = "s3://lake/savepoints/savepoint-5d2c4a-0f6f7c1e2b3a"
