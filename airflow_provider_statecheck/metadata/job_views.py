@@ -39,6 +39,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
     AttemptStatus,
     CheckpointRecord,
+    CheckpointStatus,
     JobRecord,
     OperatorRecord,
     RowsVersion,
@@ -364,7 +365,7 @@ class FiguresOfTransition:
                 self._set_checkpoint(record.checkpoint_id, record.completed_at, record.full_size_bytes)
         elif record.checkpoint_id == self._figures.checkpoint_id and not record.is_usable:
             self._has_other_checkpoint = True
-        if known is None or known.status is not record.status:
+        if record.status is CheckpointStatus.ABORTED:
             self._add_failure(failure_of_checkpoint(record))
 
     def attempts_removed(self, operator_id: OperatorId) -> None:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID
@@ -109,6 +109,7 @@ class CheckpointFiles:
         self._job_name = job_name
         writing = StateWriting(epoch=grant.attempt.epoch, inline_threshold=inline_threshold)
         self._access = FsCheckpointStorageAccess(storage, grant.attempt, writing=writing)
+        self._inline_threshold = inline_threshold
         self._monotonic = monotonic
 
     def write(self, pending: PendingCheckpoint, content: CheckpointContent) -> AcknowledgeCheckpoint:
@@ -140,13 +141,12 @@ class CheckpointFiles:
         self, pending: PendingCheckpoint, state: dict[str, Any]
     ) -> tuple[InlineStateHandle | FileStateHandle, int]:
         data = json.dumps(state, sort_keys=True, separators=(",", ":")).encode()
+        if len(data) <= self._inline_threshold:
+            return InlineStateHandle(value=state), len(data)
         location = self._access.initialize_location_for_checkpoint(pending.checkpoint_id)
         stream = location.create_checkpoint_state_output_stream(CheckpointedStateScope.EXCLUSIVE)
         stream.write(data)
-        handle = stream.close_and_get_handle()
-        if isinstance(handle, FileStateHandle):
-            return handle, len(data)
-        return InlineStateHandle(value=state), len(data)
+        return cast("FileStateHandle", stream.close_and_get_handle()), len(data)
 
     def _document(
         self, pending: PendingCheckpoint, content: CheckpointContent, state: InlineStateHandle | FileStateHandle

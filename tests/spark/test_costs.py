@@ -1,10 +1,13 @@
-"""What checkpointing may cost: steps that are written only where it pays, a budget, and room on the disk."""
+"""What checkpointing may cost: steps that are written only where it pays, a budget, room on the disk, and files to read."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -13,7 +16,10 @@ from pyspark.sql import DataFrame, SparkSession
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.spark.context import StageContext
 from airflow_provider_statecheck.spark.step_kinds import cached_bytes, is_cached
+from tests.spark.conftest import PACKAGE_ROOT
 from tests.spark.tries import Tries, ids
+
+PACKAGE = f"{PACKAGE_ROOT / 'airflow_provider_statecheck'}/"
 
 
 def taking(tries: Tries, name: str, seconds: float, rows: int = 3) -> Callable[[], DataFrame]:
@@ -292,3 +298,34 @@ def test_a_restored_step_needs_no_room(tries):
     tries.free_bytes = 0
     with tries.open() as checkpoint:
         assert ids(checkpoint.snapshot("rows", tries.builder("rows"))) == [0, 1, 2]
+
+
+# Files of the package, each of which a reader of the code must understand
+
+
+@contextmanager
+def files_passed() -> Iterator[set[str]]:
+    """Collect the files of the package in which a function runs; imports do not count."""
+    passed: set[str] = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_name != "<module>" and code.co_filename.startswith(PACKAGE):
+            passed.add(code.co_filename.removeprefix(PACKAGE))
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        yield passed
+    finally:
+        sys.setprofile(before)
+
+
+def test_a_step_and_the_life_of_a_stage_pass_few_files_of_the_package(tries):
+    with files_passed() as life:
+        with tries.failing() as checkpoint, files_passed() as step:
+            checkpoint.snapshot("rows", tries.builder("rows"))
+        with tries.open() as checkpoint:
+            assert ids(checkpoint.snapshot("rows", tries.builder("rows"))) == [0, 1, 2]
+    assert len(step) <= 40, sorted(step)
+    assert len(life | step) <= 65, sorted(life | step)

@@ -161,7 +161,7 @@ class StoredDataFrames:
             frames.append(read_dataframe(spark, uris, by_spark[0].manifest.schema_json))
         others = [each for each in snapshots if each.manifest.writer is not SnapshotWriter.SPARK]
         frames += self._read_each_root(spark, others)
-        return union_all(frames)
+        return frames[0] if len(frames) == 1 else union_all(frames)
 
     def options_for(self, uri: str) -> dict[str, Any]:
         """Return the options of the filesystem of a location; none for another storage, which must not get them."""
