@@ -225,7 +225,8 @@ def test_names_and_values_of_keys_may_be_any(path, partition_by):
     [
         (SCHEMA.remove(0), "no key among name"),
         (SCHEMA.append(pa.field("_statecheck_lineage", pa.string())), "'_statecheck_lineage'"),
-        (pa.schema([("key", pa.list_(pa.int64())), ("name", pa.string())]), "plain columns in upsert_by"),
+        (pa.schema([("key", pa.list_(pa.int64())), ("name", pa.string())]), "neither nested nor floating-point"),
+        (pa.schema([("key", pa.float64()), ("name", pa.string())]), "neither nested nor floating-point"),
     ],
 )
 def test_output_that_cannot_be_upserted_is_refused_before_any_work(path, schema, message):
