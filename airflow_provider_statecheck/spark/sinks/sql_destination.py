@@ -276,7 +276,14 @@ def _column_differences(table: Table, found: dict[str, Any], *, is_sqlite: bool)
             differences.append(f"column {column.name!r} is {found[column.name]['type']} and would be {column.type}")
         elif column.nullable and not found[column.name]["nullable"]:
             differences.append(f"column {column.name!r} is not nullable in the table")
+        elif _is_generated(found[column.name], is_upserted=bool(table.primary_key.columns)):
+            differences.append(f"column {column.name!r} has values that the database generates")
     return differences
+
+
+def _is_generated(column: dict[str, Any], *, is_upserted: bool) -> bool:
+    # COPY, which only adds rows, writes other values into an identity column.
+    return bool(column.get("computed") or (is_upserted and (column.get("identity") or {}).get("always")))
 
 
 def _columns_without_value(table: Table, found: dict[str, Any]) -> list[str]:
