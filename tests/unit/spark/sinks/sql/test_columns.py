@@ -123,7 +123,10 @@ MARKS = "_statecheck_lineage VARCHAR(12), _statecheck_checkpoint BIGINT"
         (f"key BIGINT, name BIGINT, {MARKS}", "column 'name' is BIGINT and would be TEXT"),
         (f"key BIGINT NOT NULL, name TEXT, {MARKS}", "column 'key' is not nullable in the table"),
         (f"key BIGINT, name TEXT, other TEXT NOT NULL, {MARKS}", "column 'other' is not part of the output"),
-        (f"key BIGINT, name TEXT GENERATED ALWAYS AS ('x') STORED, {MARKS}", "column 'name' has values that the database"),
+        (
+            f"key BIGINT, name TEXT GENERATED ALWAYS AS ('x') STORED, {MARKS}",
+            "column 'name' has values that the database",
+        ),
     ],
 )
 def test_a_table_that_does_not_fit_is_refused_before_any_work(place, columns, told):
