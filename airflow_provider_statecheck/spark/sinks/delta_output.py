@@ -195,7 +195,8 @@ class UpsertedRows(DeltaDestination):
             predicate=keys,
             source_alias="output",
             target_alias="target",
-            streamed_exec=False,  # the rows are in memory, and their bounds exclude files of the table
+            # Bounds of the keys exclude files of the table, but statistics of files have rounded decimals.
+            streamed_exec=any(pa.types.is_decimal(rows.schema.field(name).type) for name in self.keys),
             writer_properties=self._file_properties(),
             commit_properties=properties,
         )
