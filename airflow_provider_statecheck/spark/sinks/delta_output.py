@@ -133,11 +133,11 @@ class UpsertedRows(DeltaDestination):
     def _columns(self, schema: Any) -> Any:
         require_output_columns(schema.names, self.keys, (LINEAGE, CHECKPOINT, ROW))
         unfit = [name for name in schema.names if "`" in name]
-        unfit += [name for name in self.keys if pa.types.is_nested(schema.field(name).type)]
+        unfit += [name for name in self.keys if _is_inexact(schema.field(name).type)]
         if unfit:
             raise UnsupportedStateError(
-                f"Expected columns without backticks and plain columns in upsert_by for an upsert, found {unfit[0]!r}; rename it, "
-                "or choose another key."
+                f"Expected columns without backticks, and neither nested nor floating-point ones in upsert_by, for an upsert, found "
+                f"{unfit[0]!r}; rename it, or choose another key."
             )
         marks = [pa.field(LINEAGE, pa.string()), pa.field(CHECKPOINT, pa.int64())]
         return file_schema(pa.schema([*schema, *marks]))
@@ -195,7 +195,8 @@ class UpsertedRows(DeltaDestination):
             predicate=keys,
             source_alias="output",
             target_alias="target",
-            streamed_exec=False,  # the rows are in memory, and their bounds exclude files of the table
+            # Bounds of the keys exclude files of the table, but statistics of files have rounded decimals.
+            streamed_exec=any(pa.types.is_decimal(rows.schema.field(name).type) for name in self.keys),
             writer_properties=self._file_properties(),
             commit_properties=properties,
         )
@@ -238,6 +239,11 @@ class UpsertedRows(DeltaDestination):
     def _file_properties(self) -> Any:
         codec = "UNCOMPRESSED" if self.compression == "none" else self.compression.upper()
         return deltalake().WriterProperties(compression=codec)
+
+
+def _is_inexact(kind: Any) -> bool:
+    # Statistics of files omit not-a-number, so that a merge skips its rows; and two zeros are equal, but differ in bytes.
+    return bool(pa.types.is_nested(kind) or pa.types.is_floating(kind))
 
 
 def _marks(retracted: str) -> dict[str, str]:

@@ -6,6 +6,7 @@ The rows and the commit log change in one transaction of the database.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,14 @@ from airflow_provider_statecheck.exceptions import StateCheckError, StorageError
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.commit_log import CommitLog, CommitRange, LogChange, Publication
 from airflow_provider_statecheck.spark.sinks.committer import CommitDestination, other_output_error
-from airflow_provider_statecheck.spark.sinks.sink import CHECKPOINT, LINEAGE, Committable, decode_schema, with_constants
+from airflow_provider_statecheck.spark.sinks.sink import (
+    CHECKPOINT,
+    LINEAGE,
+    Committable,
+    SinkContext,
+    decode_schema,
+    with_constants,
+)
 from airflow_provider_statecheck.spark.sinks.sql_loading import (
     RowLoader,
     TableName,
@@ -30,6 +38,7 @@ from airflow_provider_statecheck.spark.tables.databases import SinkDatabase, is_
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Table
 
+log = logging.getLogger(__name__)
 _UNIQUE_COLUMNS = """
 SELECT array_agg(CAST(a.attname AS TEXT))
 FROM pg_index i
@@ -57,26 +66,25 @@ class SqlDestination(CommitDestination):
     files: TargetFiles
     keys: Sequence[str]
     marks_rows: bool
-    job_name: str
-    uid: str
+    context: SinkContext
 
     @property
     @override
     def name(self) -> str:
         return f"table {self.table} of {self.database.shown}"
 
-    def prepare(self, columns: Any) -> None:
+    def prepare(self) -> None:
         """
         Create missing tables, and check existing ones.
 
-        :param columns: Arrow schema of the output; ``None`` if it is not known.
         :raises UnsupportedStateError: if the table cannot store the output.
         """
         create_tables(self.database, (self._heads, self._commits))
-        if columns is not None:
-            table = self._output(columns, marks_rows=self.marks_rows)
+        if self.context.schema is not None:
+            table = self._output(self.context.schema, marks_rows=self.marks_rows)
             create_tables(self.database, (table,))
             require_fitting(self.database, table, self.keys)
+            self._warn_if_emptied(table)
 
     @override
     def load(self, epoch: int) -> CommitLog:
@@ -133,6 +141,18 @@ class SqlDestination(CommitDestination):
     def sweep(self, epoch: int, last_epoch: int) -> None:
         sweep_staged(self.files, last_epoch)
 
+    def _warn_if_emptied(self, table: Table) -> None:
+        from sqlalchemy import exists, select
+
+        commits = self._commits
+        wanted = select(exists().where(*self._is_own(commits), commits.c.row_count > 0), exists().select_from(table))
+        with self.database.transaction() as connection:
+            has_committed, has_rows = connection.execute(wanted).one()
+        if has_committed and not has_rows and self.context.restored_checkpoint_id is not None:
+            log.warning(
+                "%s has no rows, although earlier checkpoints have added some: it was recreated or emptied", self.name
+            )
+
     def _replace_log(self, connection: Connection, epoch: int, change: LogChange) -> bool:
         from sqlalchemy import update
 
@@ -143,8 +163,9 @@ class SqlDestination(CommitDestination):
 
     def _insert_log(self, connection: Connection, epoch: int, change: LogChange) -> bool:
         insert = _insert_for(connection)
-        values = {"job_name": self.job_name, "uid": self.uid, "epoch": epoch, "log": change.after.encode()}
-        statement = insert(self._heads).values(**self._key(), **values).on_conflict_do_nothing()
+        owner = {"job_name": self.context.job_name, "uid": self.context.uid, "epoch": epoch}
+        values = {**self._key(), **owner, "log": change.after.encode()}
+        statement = insert(self._heads).values(values).on_conflict_do_nothing()
         return bool(connection.execute(statement).rowcount == 1)
 
     def _retract(self, connection: Connection, retracted: CommitRange) -> None:
@@ -276,7 +297,14 @@ def _column_differences(table: Table, found: dict[str, Any], *, is_sqlite: bool)
             differences.append(f"column {column.name!r} is {found[column.name]['type']} and would be {column.type}")
         elif column.nullable and not found[column.name]["nullable"]:
             differences.append(f"column {column.name!r} is not nullable in the table")
+        elif _is_generated(found[column.name], is_upserted=bool(table.primary_key.columns)):
+            differences.append(f"column {column.name!r} has values that the database generates")
     return differences
+
+
+def _is_generated(column: dict[str, Any], *, is_upserted: bool) -> bool:
+    # COPY, which only adds rows, writes other values into an identity column.
+    return bool(column.get("computed") or (is_upserted and (column.get("identity") or {}).get("always")))
 
 
 def _columns_without_value(table: Table, found: dict[str, Any]) -> list[str]:

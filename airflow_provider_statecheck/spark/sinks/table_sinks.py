@@ -379,9 +379,8 @@ class SqlSink(CommittingSink):
             files=files,
             keys=self._keys,
             marks_rows=self.can_retract,
-            job_name=context.job_name,
-            uid=context.uid,
+            context=context,
         )
-        destination.prepare(context.schema)
+        destination.prepare()
         self._files = files
         return destination

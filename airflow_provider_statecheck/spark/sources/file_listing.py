@@ -170,8 +170,8 @@ def parse_paths(paths: Any) -> tuple[SourcePath, ...]:
 
 
 def _parse_path(path: Any) -> SourcePath:
-    text = os.fspath(path).strip() if isinstance(path, str | os.PathLike) else ""
-    if not isinstance(text, str) or not text:
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
+    if not isinstance(text, str) or not text.strip():
         raise InvalidConfigurationError(f"Expected a path or a URI such as s3://lake/orders/, found {path!r}.")
     segments = _absolute_uri(text).split("/")
     # The first three segments are the scheme and the host, which take no wildcards.

@@ -72,9 +72,10 @@ def test_a_missing_place_has_no_files(tmp_path):
 
 
 def test_names_are_taken_as_they_stand(tmp_path, write):
-    write("sp ace%20[1].x", "k=a%2Fb/{y}*")
+    write("sp ace%20[1].x", "k=a%2Fb/{y}*", "end /a ")
 
-    assert listed(tmp_path) == ["k=a%2Fb/{y}*", "sp ace%20[1].x"]
+    assert listed(tmp_path) == ["end /a ", "k=a%2Fb/{y}*", "sp ace%20[1].x"]
+    assert listed(tmp_path, "end ", "end /a ") == ["end /a "]
 
 
 def test_a_second_look_finds_what_vanished_and_what_changed(tmp_path, write):

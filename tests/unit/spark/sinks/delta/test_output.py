@@ -220,12 +220,24 @@ def test_names_and_values_of_keys_may_be_any(path, partition_by):
     assert sorted(rows_of(path).column("name").to_pylist()) == ["a", "c"]
 
 
+@pytest.mark.parametrize("kind", [pa.decimal128(18, 9), pa.decimal128(38, 0)])
+def test_decimal_keys_with_more_digits_than_statistics_are_found(path, kind):
+    keys = [decimal.Decimal(2**53 * 10 + n).scaleb(-kind.scale) for n in range(3)]
+    schema = pa.schema([("key", kind), ("name", pa.string())])
+    first = DeltaAttempt(path, 1, upsert_by=["key"], schema=schema).open()
+    for checkpoint_id, key in enumerate([*keys, keys[0]], 1):
+        first.commit(checkpoint_id, first.write_table(pa.table({"key": [key], "name": [str(checkpoint_id)]}, schema)))
+    assert names_in(path) == dict(zip(keys, "423", strict=True))
+    assert len(keys_of(path)) == len(keys)
+
+
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
         (SCHEMA.remove(0), "no key among name"),
         (SCHEMA.append(pa.field("_statecheck_lineage", pa.string())), "'_statecheck_lineage'"),
-        (pa.schema([("key", pa.list_(pa.int64())), ("name", pa.string())]), "plain columns in upsert_by"),
+        (pa.schema([("key", pa.list_(pa.int64())), ("name", pa.string())]), "neither nested nor floating-point"),
+        (pa.schema([("key", pa.float64()), ("name", pa.string())]), "neither nested nor floating-point"),
     ],
 )
 def test_output_that_cannot_be_upserted_is_refused_before_any_work(path, schema, message):

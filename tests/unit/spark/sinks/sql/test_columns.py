@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.testing.sink_contract import SCHEMA
 from tests.unit.spark.sinks.sql.databases import TABLE, Place
 
 BERLIN = datetime.timezone(datetime.timedelta(hours=1))
@@ -122,6 +123,10 @@ MARKS = "_statecheck_lineage VARCHAR(12), _statecheck_checkpoint BIGINT"
         (f"key BIGINT, name BIGINT, {MARKS}", "column 'name' is BIGINT and would be TEXT"),
         (f"key BIGINT NOT NULL, name TEXT, {MARKS}", "column 'key' is not nullable in the table"),
         (f"key BIGINT, name TEXT, other TEXT NOT NULL, {MARKS}", "column 'other' is not part of the output"),
+        (
+            f"key BIGINT, name TEXT GENERATED ALWAYS AS ('x') STORED, {MARKS}",
+            "column 'name' has values that the database",
+        ),
     ],
 )
 def test_a_table_that_does_not_fit_is_refused_before_any_work(place, columns, told):
@@ -134,6 +139,15 @@ def test_a_column_that_is_too_narrow_is_refused_before_any_work(postgres):
     postgres.run(f"CREATE TABLE {TABLE} (key INTEGER, name TEXT, {MARKS})")
     with pytest.raises(UnsupportedStateError, match="column 'key' is INTEGER and would be BIGINT"):
         postgres.open(1)
+
+
+def test_an_identity_column_that_an_upsert_cannot_write_is_refused_before_any_work(postgres):
+    postgres.run(f"CREATE TABLE {TABLE} (key BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name TEXT, {MARKS})")
+    with pytest.raises(UnsupportedStateError, match="column 'key' has values that the database generates"):
+        postgres.open(1, settings={"upsert_by": ["key"]})
+    keyed = pa.schema([SCHEMA.field("key").with_nullable(False), SCHEMA.field("name")])
+    postgres.open(1, schema=keyed).add(1, 1)
+    assert postgres.rows() == [(1, "name 1")]
 
 
 def test_a_column_that_is_wide_enough_is_taken_as_it_is(postgres):

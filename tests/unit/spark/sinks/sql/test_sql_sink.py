@@ -208,6 +208,18 @@ def test_a_table_that_is_gone_is_told(place):
     assert place.run(f"SELECT * FROM {COMMITS}") == []
 
 
+@pytest.mark.parametrize("statement", [f"DROP TABLE {TABLE}", f"DELETE FROM {TABLE}"])
+def test_a_table_without_the_rows_of_earlier_commits_is_told(place, caplog, statement):
+    first = place.open(1)
+    first.add(1)
+    place.open(2, restored=1)
+    assert "has no rows" not in caplog.text
+    place.open(3, restored=1).add(2, 1)
+    place.run(statement)
+    place.open(4, restored=2, restored_epoch=3)
+    assert "has no rows, although earlier checkpoints have added some: it was recreated or emptied" in caplog.text
+
+
 def test_rows_wait_on_an_object_store_and_go_with_their_commit(object_store, sqlite):
     object_store.faults.clear()
     options = object_store.storage_options
