@@ -210,7 +210,7 @@ def shared_map_key(holder: AttemptOwner, owner: AttemptOwner) -> InvalidConfigur
     return InvalidConfigurationError(
         f"Expected a map_key of its own for each instance of a mapped task, found {owner.logical_task!r} at the instances "
         f"{map_index_of(holder)} and {map_index_of(owner)} in run {owner.run_id!r}; derive the key from the content of each "
-        f"instance, and remove duplicates from the list."
+        f"instance, and remove duplicates from the list; if the run was deleted and created again, clear all its instances."
     )
 
 
