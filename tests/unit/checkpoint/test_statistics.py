@@ -252,12 +252,13 @@ def test_a_subsumed_checkpoint_may_go() -> None:
     assert job.custody() == [("job", True), ("job", False)]
 
 
-def test_an_aborted_checkpoint_may_go() -> None:
+def test_an_aborted_checkpoint_may_have_files_of_later_ones() -> None:
     job = Job()
     pending = job.coordinator.trigger(TriggerCheckpoint(attempt=job.attempt, request_key=new_key()))
     reason = CheckpointFailureReason.CHECKPOINT_DECLINED
     job.coordinator.decline(DeclineCheckpoint(attempt=job.attempt, checkpoint_id=pending.checkpoint_id, reason=reason))
-    assert job.custody() == [("job", True)]
+    assert job.custody() == [("job", False)]
+    assert "later checkpoints may reference its files" in job.because()
 
 
 def test_a_subsumed_checkpoint_stays_while_the_attempt_runs_that_was_restored_from_it() -> None:
