@@ -90,17 +90,25 @@ def is_other_instance(owner: AttemptOwner, other: AttemptOwner) -> bool:
 
 def is_retry_of(attempt: AttemptRecord, earlier: AttemptRecord, has_completed: Callable[[int], bool]) -> bool:
     """
-    Return whether an attempt is a later try of the same task, without a clear, a restart or a restore in between.
+    Return whether an attempt is a later try of the same task and run, without a clear, a restart or a restore in between.
 
     :param has_completed: Whether a checkpoint of the operator was completed in a generation.
     """
     mine, theirs = (
         (a.operator_id, a.owner.logical_task, a.owner.run_id, a.owner.clear_marker) for a in (attempt, earlier)
     )
-    if mine != theirs or earlier.epoch >= attempt.epoch:
+    if mine != theirs or earlier.epoch >= attempt.epoch or is_of_new_run(attempt.owner, earlier.owner):
         return False
     # The retry of an attempt without a checkpoint begins a new generation.
     return not any(map(has_completed, range(earlier.generation, attempt.generation)))
+
+
+def is_of_new_run(owner: AttemptOwner, earlier: AttemptOwner) -> bool:
+    """Return whether the run of an earlier try of a task was deleted and created again with its id, except for test runs."""
+    # Airflow names a scheduled run after its date, and creates the newest one again if a user deletes it. Every later try of a
+    # run, also after a clear, has a higher number, except for test runs: that of an existing run has its number each time.
+    number, before = owner.try_number, earlier.try_number
+    return dict(owner.airflow) == dict(earlier.airflow) and 0 < (number or 0) <= (before or 0)
 
 
 def map_index_of(owner: AttemptOwner) -> str:

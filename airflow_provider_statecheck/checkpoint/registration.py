@@ -198,7 +198,7 @@ def shared_map_key(holder: AttemptOwner, owner: AttemptOwner) -> InvalidConfigur
     return InvalidConfigurationError(
         f"Expected a map_key of its own for each instance of a mapped task, found {owner.logical_task!r} at the instances "
         f"{map_index_of(holder)} and {map_index_of(owner)} in run {owner.run_id!r}; derive the key from the content of each "
-        f"instance, and remove duplicates from the list."
+        f"instance, and remove duplicates from the list; if the run was deleted and created again, clear all its instances."
     )
 
 
@@ -343,16 +343,16 @@ def _restart_run(
     if not before and candidates and operator.first_run != run:
         raise NoRestorableCheckpointError(
             f"Expected a checkpoint before run {run!r} of operator {operator.uid!r} in job {tx.job.name!r} to restart the run "
-            f"({decision.reason}), found none retained; increase retained_runs for later runs, and now resume from the run's "
-            f"own newest checkpoint with on_clear='resume' or start another job from a savepoint."
+            f"({decision.reason}), found none retained; increase retained_runs for later runs, and now choose one of the run's "
+            f"own checkpoints on the page of the job or start another job from a savepoint."
         )
     if not before:
         return decision
     if all(c.unusable_reason is not None for c in before):
         raise NoRestorableCheckpointError(
             f"Expected a readable checkpoint before run {run!r} of operator {operator.uid!r} in job {tx.job.name!r} to restart "
-            f"the run ({decision.reason}), found only unreadable ones: {before[0].unusable_reason}. Restore the files, or resume "
-            f"from the run's own newest checkpoint with on_clear='resume'.",
+            f"the run ({decision.reason}), found only unreadable ones: {before[0].unusable_reason}. Restore the files, or choose "
+            f"one of the run's own checkpoints on the page of the job.",
             checkpoint_ids=tuple(c.checkpoint_id for c in before),
         )
     transitions.roll_back(tx, candidates[: len(candidates) - len(before)])

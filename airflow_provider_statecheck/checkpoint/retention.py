@@ -280,7 +280,7 @@ def _reason_to_keep_files(view: JobView, checkpoint: CheckpointRecord, owner: Ow
         return "a running attempt was restored from it"
     if checkpoint.status is CheckpointStatus.COMPLETED:
         return _reason_if_retained(owner)
-    return _reason_if_claimed(checkpoint, owner)
+    return _reason_if_shared(checkpoint, owner)
 
 
 def _reason_if_retained(owner: Owner) -> str:
@@ -289,10 +289,12 @@ def _reason_if_retained(owner: Owner) -> str:
     return "the job may be restored from it"
 
 
-def _reason_if_claimed(checkpoint: CheckpointRecord, owner: Owner) -> str | None:
+def _reason_if_shared(checkpoint: CheckpointRecord, owner: Owner) -> str | None:
     own = f"/{checkpoint.job_id}/chk-{checkpoint.checkpoint_id}"
-    is_claimed = owner is Owner.JOB and not checkpoint.location.endswith(own)
-    return "later checkpoints may reference its files; gc deletes it when none does" if is_claimed else None
+    # The attempt continues after an aborted checkpoint with the state that its tasks have written. Others are claimed savepoints.
+    is_shared = checkpoint.status is CheckpointStatus.ABORTED or not checkpoint.location.endswith(own)
+    because = "later checkpoints may reference its files; gc deletes it when none does"
+    return because if is_shared and owner is Owner.JOB else None
 
 
 def _is_pinned(view: JobView, checkpoint: CheckpointRecord) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from airflow_provider_statecheck.checkpoint.fencing import is_of_new_run
 from airflow_provider_statecheck.checkpoint.ids import is_test_job
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.checkpoint.properties import RestoreSource
@@ -37,8 +38,8 @@ def decide_start(previous: AttemptRecord | None, request: RegisterAttempt) -> St
         return StartDecision(False, "a new run with the logical date of an earlier run")
     if not _is_same_run(previous, request):
         return StartDecision(True, "a new run continues the state of the job")
-    if _is_of_new_run_with_same_id(previous, request):
-        return StartDecision(False, "a new run with the id of a deleted run that had finished")
+    if is_of_new_run(request.owner, previous.owner) and not is_test_job(request.job_name):
+        return StartDecision(False, "a new run with the id of a deleted run")
     if previous.owner.clear_marker != request.owner.clear_marker:
         return _after_clear(previous.status, request)
     return StartDecision(True, f"retry after an attempt that {_ENDED[previous.status]}")
@@ -76,14 +77,3 @@ def _is_rerun_of_old_date(previous: AttemptRecord, request: RegisterAttempt) -> 
     if is_test_job(request.job_name):
         return False
     return _is_same_run(previous, request) and previous.owner.run_id != request.owner.run_id
-
-
-def _is_of_new_run_with_same_id(previous: AttemptRecord, request: RegisterAttempt) -> bool:
-    # Airflow names a scheduled run after its date, and creates the newest one again if a user deletes it. Every later try of a
-    # run, also after a clear, has a higher number, except for test runs: that of an existing run has its number each time.
-    theirs, mine = previous.owner, request.owner
-    if previous.status is not AttemptStatus.FINISHED or is_test_job(request.job_name):
-        return False
-    is_same_task = dict(theirs.airflow) == dict(mine.airflow)
-    number, before = mine.try_number, theirs.try_number
-    return is_same_task and number is not None and before is not None and 0 < number <= before

@@ -411,4 +411,5 @@ def _settled_by_run(view: JobView, operator: OperatorRecord) -> tuple[Checkpoint
     if any(c.awaits_commit for c in checkpoints):
         # The next attempt commits the output that the sink prepared, if the run is cleared.
         return ()
-    return tuple(c for c in checkpoints if c.is_restorable and c.generation == operator.generation)
+    # Those from before a fresh start that has completed no checkpoint end with the run, too.
+    return tuple(c for c in checkpoints if c.is_restorable)

@@ -165,6 +165,15 @@ class ActionsContract(RunsWithTasks):
         self.choose(1)
         assert self.candidates(self.begin(owner, **settings)) == [1]
 
+    def test_a_run_that_cannot_start_again_restores_its_own_checkpoint_as_its_error_advises(self) -> None:
+        for number in (1, 2):
+            self.work(day(number), 2, retained_runs=0)
+        recreated = day(2, run_id="created again")
+        with unchanged(self.gateway), pytest.raises(NoRestorableCheckpointError, match="own checkpoints on the page"):
+            self.begin(recreated, on_clear=OnClear.RESUME)
+        self.choose(4)
+        assert self.candidates(self.begin(recreated)) == [4]
+
     def test_an_older_checkpoint_does_not_take_its_place(self) -> None:
         self.work(day(1), 3, FAILED, num_retained=3)
         self.choose(3)

@@ -254,6 +254,17 @@ class MaintenanceContract(MaintainedJobs):
         assert not grant.is_restore
         assert grant.start_reason.endswith("but its checkpoints were deleted with their run or job")
 
+    def test_checkpoints_from_before_a_fresh_start_without_a_checkpoint_end_with_the_run(self) -> None:
+        job_id = self.complete_by_run(status=AttemptStatus.FAILED).job_id
+        cleared = make_registration(
+            job_name=BY_RUN, owner=owner_of_run(clear_marker="cleared"), on_clear=OnClear.RESTART
+        )
+        attempt = self.coordinator.register(cleared).attempt
+        self.coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
+        self.runs.ended["run-1"] = JobStatus.FINISHED
+        assert self.maintenance.settle_run(job_id) == (1, 2)
+        assert self.maintenance.settle_run(job_id) == ()
+
     def test_an_attempt_that_did_not_finish_keeps_its_checkpoints_although_its_run_succeeded(self) -> None:
         """A task may fail in a run that succeeds, and is cleared alone."""
         self.complete_by_run(uid="first")

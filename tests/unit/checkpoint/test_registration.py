@@ -81,10 +81,11 @@ def test_the_retry_of_a_fenced_attempt_says_so() -> None:
 @pytest.mark.parametrize(
     ("number", "status", "restores", "reason"),
     [
-        (1, AttemptStatus.FINISHED, False, "a new run with the id of a deleted run that had finished"),
-        (2, AttemptStatus.FINISHED, False, "a new run with the id of a deleted run that had finished"),
+        (1, AttemptStatus.FINISHED, False, "a new run with the id of a deleted run"),
+        (2, AttemptStatus.FINISHED, False, "a new run with the id of a deleted run"),
         (3, AttemptStatus.FINISHED, True, "retry after an attempt that finished"),
-        (1, AttemptStatus.FAILED, True, "retry after an attempt that failed"),
+        (1, AttemptStatus.FAILED, False, "a new run with the id of a deleted run"),
+        (3, AttemptStatus.FAILED, True, "retry after an attempt that failed"),
     ],
 )
 def test_a_run_that_is_deleted_and_created_again_with_its_id_starts_again(

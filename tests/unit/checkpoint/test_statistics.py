@@ -24,7 +24,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus, StatisticsRecord
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear, StatisticsRecord
 from airflow_provider_statecheck.checkpoint.retention import custody_of
 from airflow_provider_statecheck.checkpoint.statistics import (
     NEWEST_VALUES,
@@ -43,6 +43,7 @@ from tests.messages import (
     ManualClock,
     complete_checkpoint,
     make_acknowledgement,
+    make_owner,
     make_registration,
     make_savepoint_request,
     make_source,
@@ -251,12 +252,13 @@ def test_a_subsumed_checkpoint_may_go() -> None:
     assert job.custody() == [("job", True), ("job", False)]
 
 
-def test_an_aborted_checkpoint_may_go() -> None:
+def test_an_aborted_checkpoint_may_have_files_of_later_ones() -> None:
     job = Job()
     pending = job.coordinator.trigger(TriggerCheckpoint(attempt=job.attempt, request_key=new_key()))
     reason = CheckpointFailureReason.CHECKPOINT_DECLINED
     job.coordinator.decline(DeclineCheckpoint(attempt=job.attempt, checkpoint_id=pending.checkpoint_id, reason=reason))
-    assert job.custody() == [("job", True)]
+    assert job.custody() == [("job", False)]
+    assert "later checkpoints may reference its files" in job.because()
 
 
 def test_a_subsumed_checkpoint_stays_while_the_attempt_runs_that_was_restored_from_it() -> None:
@@ -267,6 +269,21 @@ def test_a_subsumed_checkpoint_stays_while_the_attempt_runs_that_was_restored_fr
     assert job.custody() == [("job", False), ("job", False)]
     job.finish()
     assert job.custody() == [("job", True), ("job", False)]
+
+
+def test_a_checkpoint_that_was_rolled_back_stays_until_there_is_something_newer() -> None:
+    job = Job(num_retained=2)
+    job.complete()
+    job.finish()
+    for marker in ("", "cleared"):
+        owner = make_owner(run_key="2026-01-02", run_id="next", clear_marker=marker)
+        job.attempt = job.register(owner=owner, num_retained=2, on_clear=OnClear.RESTART)
+        if not marker:
+            job.complete()
+    assert job.custody() == [("job", False), ("job", False)]
+    assert job.because() == "it was rolled back, and nothing newer has replaced it yet"
+    job.complete()
+    assert job.custody()[1] == ("job", True)
 
 
 def test_a_checkpoint_whose_bytes_are_gone_needs_no_care() -> None:

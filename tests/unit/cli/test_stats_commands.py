@@ -103,7 +103,7 @@ def test_the_history_tells_each_checkpoint_with_its_owner_and_whether_it_may_go(
     told = [(row["checkpoint"], row["status"], row["owner"], row["safe_to_delete"]) for row in found]
     assert told == [
         (4, "pending", "job", False),
-        (3, "aborted", "job", True),
+        (3, "aborted", "job", False),
         (2, "completed", "job", False),
         (1, "subsumed", "job", True),
     ]

@@ -296,6 +296,20 @@ def test_the_retry_of_a_stage_stops_although_the_clock_was_set_back_after_the_tr
     assert job.stopped(retry).pointer == job.savepoint(key).location
 
 
+def test_a_run_that_was_deleted_after_it_had_stopped_and_created_again_does_not_stop(job: StoppedJob) -> None:
+    owner = make_owner(run_key="2026-01-02", label="task dag.load, try 1", airflow=(("task_id", "load"),))
+    job.run("load")
+    stopping = job.driven("load", owner=owner)
+    key = job.request(kind=SUSPEND)
+    job.while_waiting = [job.serve]
+    assert job.stopped(stopping).pointer == job.savepoint(key).location
+    stopping.finish(AttemptStatus.FAILED)
+    again = job.driven("load", owner=owner)
+    job.take_after(again)
+    again.finish(AttemptStatus.FINISHED)
+    assert stopping_savepoint(job.view, again.grant.attempt) is None
+
+
 def test_the_retry_of_a_stage_that_began_after_the_savepoint_does_not_stop(job: StoppedJob) -> None:
     job.run("load")
     job.saved(kind=SUSPEND)
