@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self, runtime_checkable
 
+from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.config import STORAGE_KEYS, CheckpointConfig
 from airflow_provider_statecheck.checkpoint.config_options import parse_directory
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
@@ -319,10 +320,7 @@ class MemoryStateBackend(AbstractFileStateBackend):
         max_state_size: int = DEFAULT_MAX_STATE_SIZE,
     ) -> None:
         super().__init__(base_checkpoint_path, base_savepoint_path, config)
-        if max_state_size <= 0:
-            raise InvalidConfigurationError(
-                f"Expected a max_state_size above 0 bytes, found {max_state_size}; pass a positive size."
-            )
+        require("max_state_size", max_state_size, lambda size: size > 0, "above 0 bytes")
         self.max_state_size = max_state_size
         # The limit holds for a file, and so a state must have only one.
         settings = replace(self._settings, part_bytes=max(self._settings.part_bytes, max_state_size + 1))
