@@ -29,7 +29,7 @@ from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowKeyedStat
 from airflow_provider_statecheck.state.arrow.layout import PREFIX as ARROW_PREFIX, ArrowStateSettings
 from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend, StateEnvironment
 from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
-from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
+from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend, read_restored
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import resolve_checkpoint
 from airflow_provider_statecheck.storage.uris import normalise_base
@@ -191,7 +191,8 @@ class ArrowStateBackend(StateBackend, ConfigurableStateBackend):
         restored: Sequence[OperatorStateHandle] = (),
     ) -> DefaultOperatorStateBackend:
         with restoring(operator_identifier):
-            return DefaultOperatorStateBackend.restore(environment.storage, restored, environment.operator_name)
+            found = read_restored(environment.storage, restored)
+            return DefaultOperatorStateBackend(found, environment.operator_name, environment.subtask)
 
     @override
     def resolve_checkpoint(self, pointer: str | None, **storage_options: Any) -> CompletedCheckpointStorageLocation:
