@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self, runtime_checkable
 
+from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.config import STORAGE_KEYS, CheckpointConfig
 from airflow_provider_statecheck.checkpoint.config_options import parse_directory
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
@@ -28,7 +29,7 @@ from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowKeyedStat
 from airflow_provider_statecheck.state.arrow.layout import PREFIX as ARROW_PREFIX, ArrowStateSettings
 from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend, StateEnvironment
 from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
-from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
+from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend, read_restored
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import resolve_checkpoint
 from airflow_provider_statecheck.storage.uris import normalise_base
@@ -190,7 +191,8 @@ class ArrowStateBackend(StateBackend, ConfigurableStateBackend):
         restored: Sequence[OperatorStateHandle] = (),
     ) -> DefaultOperatorStateBackend:
         with restoring(operator_identifier):
-            return DefaultOperatorStateBackend.restore(environment.storage, restored, environment.operator_name)
+            found = read_restored(environment.storage, restored)
+            return DefaultOperatorStateBackend(found, environment.operator_name, environment.subtask)
 
     @override
     def resolve_checkpoint(self, pointer: str | None, **storage_options: Any) -> CompletedCheckpointStorageLocation:
@@ -319,10 +321,7 @@ class MemoryStateBackend(AbstractFileStateBackend):
         max_state_size: int = DEFAULT_MAX_STATE_SIZE,
     ) -> None:
         super().__init__(base_checkpoint_path, base_savepoint_path, config)
-        if max_state_size <= 0:
-            raise InvalidConfigurationError(
-                f"Expected a max_state_size above 0 bytes, found {max_state_size}; pass a positive size."
-            )
+        require("max_state_size", max_state_size, lambda size: size > 0, "above 0 bytes")
         self.max_state_size = max_state_size
         # The limit holds for a file, and so a state must have only one.
         settings = replace(self._settings, part_bytes=max(self._settings.part_bytes, max_state_size + 1))

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, Self
 
 from airflow_provider_statecheck.cached_reads import LruCache
+from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.config_options import parse_size, parse_whole_number
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.lazy import np, pa, pc
@@ -387,14 +388,8 @@ class ArrowStateSettings:
 
     def __post_init__(self) -> None:
         for name in ("block_rows", *_SIZES):
-            if getattr(self, name) < 1:
-                raise InvalidConfigurationError(
-                    f"Expected {name} to be at least 1, found {getattr(self, name)}; set a positive size."
-                )
-        if self.compression not in _COMPRESSIONS:
-            raise InvalidConfigurationError(
-                f"Expected the compression of state to be lz4, zstd or None, found {self.compression!r}; set one of them."
-            )
+            require(name, getattr(self, name), lambda size: size >= 1, "at least 1")
+        require("the compression of state", self.compression, _COMPRESSIONS.__contains__, "lz4, zstd or None")
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:

@@ -164,6 +164,8 @@ class StateEnvironment:
     """Operator name for errors."""
     schemas: OperatorSchemas | None = None
     """Schemas of the restored state of all subtasks, if any."""
+    subtask: int = 0
+    """Index of the subtask."""
 
 
 class AbstractKeyedStateBackend(ABC):

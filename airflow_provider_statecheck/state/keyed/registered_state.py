@@ -149,23 +149,22 @@ def lists_with(lists: Any, elements: Any, kept: Any) -> Any:
 def own_user_key_with(serializer: TypeSerializer[Any]) -> Own:
     """Return the function that checks a user key of a map and returns the object to store."""
     own = serializer.own
-    hashable = own if serializer.is_immutable else lambda user_key: _hashable(own(user_key))
-    if not _contains_floats(serializer.arrow_type):
+    hashable = own if serializer.is_immutable else lambda user_key: _hashable(own(user_key), user_key)
+    if not contains(serializer.arrow_type, pa.types.is_floating):
         return hashable
     return lambda user_key: _without_nan(serializer, hashable(user_key))
 
 
-def _contains_floats(arrow_type: Any) -> bool:
+def contains(arrow_type: Any, is_wanted: Callable[[Any], bool]) -> bool:
+    """Return whether an Arrow type is, or contains, a wanted type."""
     fields = (arrow_type.field(number) for number in range(arrow_type.num_fields))
-    return pa.types.is_floating(arrow_type) or any(_contains_floats(each.type) for each in fields)
+    return is_wanted(arrow_type) or any(contains(each.type, is_wanted) for each in fields)
 
 
 def _without_nan(serializer: TypeSerializer[Any], user_key: Any) -> Any:
     # A tuple equals itself even with NaN, because Python compares identical objects as equal. A restored one is another.
     another = user_key if isinstance(user_key, float) else serializer.from_arrow(serializer.to_arrow([user_key]))[0]
-    if another != user_key:
-        raise _unequal_to_itself(user_key)
-    return user_key
+    return _equal(user_key, another)
 
 
 def require_no_nan(serializer: TypeSerializer[Any], user_keys: Any) -> None:
@@ -174,27 +173,29 @@ def require_no_nan(serializer: TypeSerializer[Any], user_keys: Any) -> None:
 
     :raises UnsupportedStateError: if one does.
     """
-    if not _contains_floats(serializer.arrow_type):
+    if not contains(serializer.arrow_type, pa.types.is_floating):
         return
     for user_key, another in zip(serializer.from_arrow(user_keys), serializer.from_arrow(user_keys), strict=True):
-        if user_key != another:
-            raise _unequal_to_itself(user_key)
+        _equal(user_key, another)
 
 
-def _unequal_to_itself(user_key: Any) -> UnsupportedStateError:
-    return UnsupportedStateError(
-        f"Expected a key of a map that equals itself, found {user_key!r}; put another one for NaN, such as None."
-    )
+def _equal(user_key: Any, another: Any) -> Any:
+    if user_key != another:
+        raise UnsupportedStateError(
+            f"Expected a key of a map that equals itself, found {user_key!r}; put another one for NaN, such as None, and let "
+            f"other objects be equal to their copies."
+        )
+    return user_key
 
 
-def _hashable(user_key: Any) -> Any:
+def _hashable(user_key: Any, given: Any) -> Any:
     try:
         hash(user_key)
     except TypeError as error:
         raise UnsupportedStateError(
             f"Expected an immutable key of a map, found {user_key!r}; use a number, a string, a tuple or a frozen dataclass."
         ) from error
-    return user_key
+    return _equal(user_key, given)
 
 
 def misfit(state: str, operator: str, error: Exception, **key: Any) -> UnsupportedStateError:

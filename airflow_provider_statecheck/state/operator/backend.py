@@ -8,7 +8,7 @@ stream per checkpoint.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Event
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
@@ -122,13 +122,8 @@ class OperatorStateStore:
     def _register(
         self, descriptor: StateDescriptor[Any], mode: DistributionMode, restored: WrittenState | None
     ) -> _Registered:
-        # Operator state does not expire, and queries read keyed state only.
-        declared = RegisteredState(
-            name=descriptor.name,
-            kind=descriptor.kind,
-            serializer=descriptor.serializer,
-            key_serializer=descriptor.key_serializer,
-        )
+        # Queries read keyed state only.
+        declared = replace(RegisteredState.of(descriptor), queryable_name=None)
         elements: list[Any] = []
         if restored is not None:
             _require_mode(descriptor.name, restored.mode, mode)
@@ -158,16 +153,12 @@ class DefaultOperatorStateBackend(OperatorStateStore):
     restored states without a descriptor unchanged.
     """
 
-    def __init__(self, restored: Mapping[str, WrittenState] | None = None, operator_name: str = "") -> None:
+    def __init__(
+        self, restored: Mapping[str, WrittenState] | None = None, operator_name: str = "", subtask: int = 0
+    ) -> None:
         super().__init__(restored, operator_name)
+        self._subtask = subtask
         self._snapshots: WeakSet[OperatorStateSnapshot] = WeakSet()
-
-    @classmethod
-    def restore(
-        cls, storage: CheckpointStorage, handles: Sequence[OperatorStateHandle], operator_name: str = ""
-    ) -> DefaultOperatorStateBackend:
-        """Return a backend with the state of handles. The errors are those of ``read_restored``."""
-        return cls(read_restored(storage, handles), operator_name)
 
     def schemas(self) -> tuple[StateSchema, ...]:
         """Return the schemas of the registered states, and of the restored states without a descriptor."""
@@ -188,9 +179,14 @@ class DefaultOperatorStateBackend(OperatorStateStore):
         """
         self._require_usable()
         captured = [registered.capture() for registered in self._registered.values()]
-        taken = OperatorStateSnapshot((*captured, *self._unclaimed.values()), streams)
+        taken = OperatorStateSnapshot((*captured, *map(self._carried, self._unclaimed.values())), streams)
         self._snapshots.add(taken)
         return taken
+
+    def _carried(self, state: WrittenState) -> WrittenState:
+        # Each subtask has the elements of all, and the next restore would give all of their copies to each.
+        is_copy = state.mode is DistributionMode.UNION and self._subtask > 0
+        return _selected(state, ()) if is_copy else state
 
     def dispose(self) -> None:
         """Drop the state and cancel running snapshots. Further calls have no effect."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange
@@ -113,6 +113,8 @@ class StateReader:
         self.content = content
         self.columns = StateColumns(restored_keys(content.key), registered(content.schema), with_times, namespaces)
         self.now_ms = content.taken_at_ms if now_ms is None else now_ms
+        # Several steps need the files of one range, and their checks may read all rows.
+        self._files_of = lru_cache(maxsize=1)(self._checked_files)
 
     @property
     def schema(self) -> Any:
@@ -147,7 +149,9 @@ class StateReader:
             another version of a user-defined serializer.
         :raises StateMigrationError: if migrated user keys of a map are equal or in another order.
         """
-        owned = KeyGroupRange(0, self.content.max_parallelism - 1) if owned is None else owned
+        return self._files_of(KeyGroupRange(0, self.content.max_parallelism - 1) if owned is None else owned)
+
+    def _checked_files(self, owned: KeyGroupRange) -> StateFiles:
         handles = self.content.within(owned).handles
         self._require_one_version(handles)
         found = restored_files(handles, self._storage, self.columns.keys, self.content.max_parallelism, owned)

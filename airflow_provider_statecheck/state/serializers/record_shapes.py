@@ -57,7 +57,8 @@ class DataclassShape(RecordShape):
     def __init__(self, cls: Any) -> None:
         self.type = cls
         self.name = cls.__qualname__
-        self.can_be_changed = not cls.__dataclass_params__.frozen
+        # A record that equals only itself is copied too, so that a map refuses it as a key.
+        self.can_be_changed = not cls.__dataclass_params__.frozen or cls.__eq__ is object.__eq__
         fields = dataclasses.fields(cls)
         self._positional = [field.name for field in fields if field.init and not field.kw_only]
         self._keywords = [field.name for field in fields if field.init and field.kw_only]

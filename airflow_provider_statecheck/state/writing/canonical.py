@@ -219,10 +219,8 @@ class CanonicalCopies(StateCopies):
 
     def _reader(self, content: StateContent) -> StateReader:
         reader = StateReader(self.storage, content)
-        if content.schema.expires:
-            _require_times(content.schema, reader.files())
-        if custom_types(content.schema):
-            _require_one_type(content.schema, reader.files())
+        if content.schema.expires or custom_types(content.schema):
+            _require_equal_form(content.schema, reader.files())
         return reader
 
     def _rows_in_new_groups(self, reader: StateReader, max_parallelism: int) -> Iterator[Any]:
@@ -265,17 +263,14 @@ def _require_convertible(operator: OperatorState, handle: KeyedStateHandle) -> N
         )
 
 
-def _require_times(state: StateSchema, files: StateFiles) -> None:
-    if not all(part.state.expires for parts in files.runs for part in parts):
+def _require_equal_form(state: StateSchema, files: StateFiles) -> None:
+    rows = [part.state for parts in files.runs for part in parts]
+    if state.expires and not all(each.expires for each in rows):
         raise UnsupportedStateError(
             f"Expected all rows of state {state.name!r} to have the time of their last use, found rows of another release without "
             f"it; let the stage rewrite all of the state, or take a native savepoint."
         )
-
-
-def _require_one_type(state: StateSchema, files: StateFiles) -> None:
-    rows = (part.state for parts in files.runs for part in parts)
-    if any((each.key, each.value) != (state.key, state.value) for each in rows):
+    if custom_types(state) and any((each.key, each.value) != (state.key, state.value) for each in rows):
         raise UnsupportedStateError(
             f"Expected state {state.name!r} to be written with one version of its serializer, found several, which only the "
             f"code of the stage can migrate; let the stage rewrite all of the state, or take a native savepoint."

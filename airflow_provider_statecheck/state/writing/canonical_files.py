@@ -49,7 +49,7 @@ from airflow_provider_statecheck.state.arrow.part_writer import BlockNumbers, Pa
 from airflow_provider_statecheck.state.arrow.restore import CANONICAL_ID
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.expiry import timed_cells
-from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState, require_no_nan
+from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState, contains, require_no_nan
 from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 from airflow_provider_statecheck.state.operator.stream_format import WrittenState, encode_parquet
 from airflow_provider_statecheck.state.reading.state_reader import (
@@ -69,7 +69,7 @@ from airflow_provider_statecheck.state.serializers.nested_columns import (
     to_portable,
     with_elements,
 )
-from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
+from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot, TypeSerializer
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.state_streams import (
     DEFAULT_INLINE_THRESHOLD,
@@ -316,14 +316,12 @@ class NewRows:
             user_keys = conformed(single(data.column("map_key")), self.state.key_serializer.arrow_type, "map_key")
             self.state.key_serializer.require_valid(user_keys, "map_key")
             require_no_nan(self.state.key_serializer, user_keys)
-            # Given sets have their elements in any order.
-            arrays[USER_KEY] = self.state.key_serializer.to_arrow(self.state.key_serializer.from_arrow(user_keys))
+            arrays[USER_KEY] = _as_stored(self.state.key_serializer, user_keys)
         return arrays | {VALUE: self._cells(columns, data)}
 
     def _cells(self, columns: StateColumns, data: Any) -> Any:
         name = columns.value_name
-        values = conformed(single(data.column(name)), columns.schema.field(name).type, name)
-        self._require_values(values, name)
+        values = self._stored(conformed(single(data.column(name)), columns.schema.field(name).type, name), name)
         if self.state.ttl is None:
             return values
         times = _milliseconds(single(data.column(LAST_ACCESS)), columns.schema.field(LAST_ACCESS).type)
@@ -333,20 +331,27 @@ class NewRows:
             )
         return timed_cells(values, times)
 
-    def _require_values(self, values: Any, name: str) -> None:
+    def _stored(self, values: Any, name: str) -> Any:
         serializer = self.state.serializer
         if self.state.kind is StateKind.MAP:
             # An entry with the value None is valid.
             serializer.require_valid_or_null(values, name)
-            return
-        if self.state.kind is not StateKind.LIST:
+        elif self.state.kind is not StateKind.LIST:
             serializer.require_valid(values, name)
-            return
-        if values.null_count or pc.any(pc.equal(pc.list_value_length(values), 0)).as_py():
+        elif values.null_count or pc.any(pc.equal(pc.list_value_length(values), 0)).as_py():
             raise UnsupportedStateError(
                 f"Expected lists with elements in {name}, found an empty one; remove these rows."
             )
-        serializer.require_valid(values.flatten(), f"each element of {name}")
+        else:
+            serializer.require_valid(values.flatten(), f"each element of {name}")
+            return with_elements(values, _as_stored(serializer, values.flatten()))
+        return _as_stored(serializer, values)
+
+
+def _as_stored(serializer: TypeSerializer[Any], values: Any) -> Any:
+    # Given sets have their elements in any order, or repeat them.
+    has_sets = contains(serializer.arrow_type, pa.types.is_list)
+    return serializer.to_arrow(serializer.from_arrow(values)) if has_sets else values
 
 
 def _require_unique(rows: Any, ordered: Any, order: Any) -> None:

@@ -36,7 +36,7 @@ from airflow_provider_statecheck.state.descriptors import (
     ValueStateDescriptor,
 )
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
-from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
+from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend, read_restored
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.state.reading.state_reader import StateReader
 from airflow_provider_statecheck.state.writing.canonical import (
@@ -254,7 +254,7 @@ def test_an_operator_without_keyed_state_keeps_its_lists_and_gets_the_new_maximu
     )
     after = rescaled(job, document_of(job, filled(job, 2), plain), 32).operator_states[1]
     assert (after.parallelism, after.max_parallelism, list(after.subtask_states)) == (2, 32, [1])
-    kept = DefaultOperatorStateBackend.restore(job.storage, after.subtask_states[1].managed_operator)
+    kept = DefaultOperatorStateBackend(read_restored(job.storage, after.subtask_states[1].managed_operator))
     assert list(kept.get_list_state(ListStateDescriptor("buffer", str)).get()) == ["a", "b"]
 
 

@@ -247,6 +247,7 @@ class OperatorRun:
             now_ms=lambda: context.now_ms,
             schemas=self.task.schemas,
             operator_name=self.task.uid,
+            subtask=context.subtask,
         )
 
     @property

@@ -28,8 +28,10 @@ from airflow_provider_statecheck.spark.stages.stage_state import StageStates
 from airflow_provider_statecheck.state.backends import MemoryStateBackend
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor
 from airflow_provider_statecheck.state.functions.user_functions import CheckpointedFunction, FlatMapFunction
+from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
 from airflow_provider_statecheck.state.schemas import OperatorSchemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from tests.unit.state.operator.snapshots import saved_subtask
 from tests.written_state import file_streams
 
 UID = "stage/buffering"
@@ -60,6 +62,28 @@ def states() -> StageStates:
     return StageStates({UID: OperatorSchemas()}, parallelism=1, max_parallelism=1, restored={})
 
 
+def open_chain(storage: CheckpointStorage, task: OperatorTask, subtask: int = 0) -> FunctionChain:
+    context = SubtaskContext(
+        job_id="0" * 32,
+        subtask=subtask,
+        parallelism=subtask + 1,
+        max_parallelism=subtask + 1,
+        now_ms=0,
+        logical_date=None,
+        state_backend=MemoryStateBackend(),
+    )
+    chain = FunctionChain([task], context, storage)
+    chain.open()
+    return chain
+
+
+def save(chain: FunctionChain, storage: CheckpointStorage, checkpoint_id: int) -> tuple[OperatorState, ...]:
+    moment = SnapshotMoment(checkpoint=CheckpointMetaData(checkpoint_id, datetime.fromtimestamp(0, UTC)))
+    written = chain.snapshot(moment, file_streams(storage))
+    chain.close()
+    return tuple(each.state for each in written.values() if each.state is not None)
+
+
 def run_increment(folder: Path, states: StageStates, checkpoint_id: int, values: list[int]) -> list[int]:
     """Run an increment of one subtask and return what it gives."""
     storage = CheckpointStorage.open(f"file://{folder}")
@@ -70,23 +94,10 @@ def run_increment(folder: Path, states: StageStates, checkpoint_id: int, values:
         states=states.of(UID),
         restored_checkpoint_id=states.saved_with(UID),
     )
-    context = SubtaskContext(
-        job_id="0" * 32,
-        subtask=0,
-        parallelism=1,
-        max_parallelism=1,
-        now_ms=0,
-        logical_date=None,
-        state_backend=MemoryStateBackend(),
-    )
-    chain = FunctionChain([task], context, storage)
-    chain.open()
+    chain = open_chain(storage, task)
     batch = pa.record_batch({"value": pa.array(values, pa.int64())}, schema=SCHEMA)
     given = [value for elements in chain.process([batch], ()) for value in elements.table()["value"].to_pylist()]
-    moment = SnapshotMoment(checkpoint=CheckpointMetaData(checkpoint_id, datetime.fromtimestamp(0, UTC)))
-    written = chain.snapshot(moment, file_streams(storage))
-    chain.close()
-    saved = tuple(each.state for each in written.values() if each.state is not None)
+    saved = save(chain, storage, checkpoint_id)
     states.update([TaskReport(vertex=0, subtask=0, states=saved)], [[UID]], checkpoint_id)
     return given
 
@@ -157,3 +168,14 @@ def test_function_that_ran_since_the_restore_is_saved_as_it_is_now() -> None:
     states.update([TaskReport(vertex=0, subtask=index) for index in range(SUBTASKS)], [[UID]], 4)
     (now,) = states.operator_states()
     assert (now.parallelism, now.subtask_states) == (SUBTASKS, {})
+
+
+def test_union_list_that_a_function_does_not_ask_for_is_saved_by_one_subtask(tmp_path: Path) -> None:
+    storage, backend = CheckpointStorage.open(tmp_path.as_uri()), DefaultOperatorStateBackend()
+    backend.get_union_list_state(ListStateDescriptor("union", int)).update([7])
+    states = dict.fromkeys(range(SUBTASKS), saved_subtask(backend, file_streams(storage)))
+    node = MapNode(uid="buffering", function=Buffering(), output="value bigint")
+    task = OperatorTask(uid=UID, node=node, output_schema=SCHEMA, states=states, restored_checkpoint_id=1)
+    saved = [save(open_chain(storage, task, subtask), storage, 2)[0].subtask_states[subtask] for subtask in states]
+    unions = [dict(handle.states)["union"] for each in saved for handle in each.managed_operator]
+    assert [meta.offsets for meta in unions] == [(0,), ()]

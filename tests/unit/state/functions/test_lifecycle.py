@@ -38,7 +38,7 @@ from airflow_provider_statecheck.state.functions.user_functions import (
     RichMapFunction,
 )
 from airflow_provider_statecheck.state.keyed.abstract_backend import KeyedStateStore
-from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
+from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend, read_restored
 from airflow_provider_statecheck.state.operator.states import raw_operator_state_inputs
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.fs_storage import MemoryCheckpointStreamFactory
@@ -375,7 +375,7 @@ def test_what_snapshot_state_puts_into_state_is_in_the_snapshot(tmp_path: Path) 
     handle = backend.snapshot(5, 99, STREAMS).run().handle
     assert handle is not None
     again = Buffering()
-    restored = DefaultOperatorStateBackend.restore(CheckpointStorage.open(str(tmp_path)), [handle])
+    restored = DefaultOperatorStateBackend(read_restored(CheckpointStorage.open(str(tmp_path)), [handle]))
     started(again, operator_state_store=restored)
     assert again.held == [1, 2]
 

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 import uuid
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -26,6 +27,11 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.function_harness import KEY_GROUPS, KeyedHarness
 
 TTL = StateTtlConfig(timedelta(seconds=1))
+
+
+@dataclass(frozen=True, eq=False)
+class Identical:
+    number: int
 
 
 @pytest.fixture
@@ -62,9 +68,10 @@ def test_cells_of_state_that_expires_have_times() -> None:
         (float | None, math.nan, None),
         (tuple[str, float], ("a", math.nan), ("a", math.inf)),
         (tuple[float, ...], (1.0, math.nan), ()),
+        (tuple[Identical | None, int], (Identical(1), 2), (None, 2)),
     ],
 )
-def test_nan_is_no_key_of_a_map_because_it_would_never_be_found_again(
+def test_what_equals_nothing_is_no_key_of_a_map_because_it_would_never_be_found_again(
     keyed: KeyedHarness, kind: Any, nan: Any, other: Any
 ) -> None:
     backend = keyed.open()

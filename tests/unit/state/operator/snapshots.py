@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorStateHandle, OperatorSubtaskState
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor
-from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
+from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend, read_restored
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
 
@@ -32,5 +32,7 @@ def saved_subtask(backend: DefaultOperatorStateBackend, streams: CheckpointStrea
     return OperatorSubtaskState(managed_operator=saved(backend, streams))
 
 
-def restored(storage: CheckpointStorage, handles: Sequence[OperatorStateHandle]) -> DefaultOperatorStateBackend:
-    return DefaultOperatorStateBackend.restore(storage, handles)
+def restored(
+    storage: CheckpointStorage, handles: Sequence[OperatorStateHandle], subtask: int = 0
+) -> DefaultOperatorStateBackend:
+    return DefaultOperatorStateBackend(read_restored(storage, handles), subtask=subtask)

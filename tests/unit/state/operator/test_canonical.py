@@ -25,7 +25,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 from airflow_provider_statecheck.exceptions import CorruptStateError, UnsupportedStateError
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
-from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
+from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend, read_restored
 from airflow_provider_statecheck.state.operator.stream_format import (
     WrittenState,
     decode,
@@ -101,7 +101,7 @@ def written(streams: FsCheckpointStreamFactory, index: int) -> OperatorSubtaskSt
 def restored(storage: CheckpointStorage, state: OperatorState, parallelism: int) -> list[DefaultOperatorStateBackend]:
     old = [state.subtask_states.get(i, OperatorSubtaskState()).managed_operator for i in range(state.parallelism)]
     dealt = redistribute(old, state.parallelism, parallelism)
-    return [DefaultOperatorStateBackend.restore(storage, handles) for handles in dealt]
+    return [DefaultOperatorStateBackend(read_restored(storage, handles)) for handles in dealt]
 
 
 def files(storage: CheckpointStorage, kind: str) -> list[str]:
@@ -155,7 +155,7 @@ def test_elements_of_several_types_are_in_several_files(
     operator = operator_of({0: OperatorSubtaskState(managed_operator=handles)})
     copied = CanonicalCopies(storage, directory(storage), EMPTY_DOCUMENT).of_operator(operator).subtask_states[0]
     assert len(copied.managed_operator) == 2
-    backend = DefaultOperatorStateBackend.restore(storage, copied.managed_operator)
+    backend = DefaultOperatorStateBackend(read_restored(storage, copied.managed_operator))
     assert list(backend.get_list_state(ListStateDescriptor("items", pa.int64())).get()) == [1, 2]
 
 
@@ -166,7 +166,7 @@ def test_damaged_file_is_refused(storage: CheckpointStorage, saved: OperatorStat
     data = path.read_bytes()
     path.write_bytes(bytes([*data[:20], data[20] ^ 1, *data[21:]]))
     with pytest.raises(CorruptStateError):
-        DefaultOperatorStateBackend.restore(storage, [handle])
+        DefaultOperatorStateBackend(read_restored(storage, [handle]))
     with pytest.raises(CorruptStateError, match="Parquet"):
         decode_parquet(data[:-10])
 

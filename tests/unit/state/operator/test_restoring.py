@@ -374,7 +374,8 @@ def rescaled(old: Subtasks, parallelism: int) -> Subtasks:
     target = RestoreTarget(operator_id=OPERATOR, uid="buffer", parallelism=parallelism, max_parallelism=128)
     given = assign_states([target], [state]).subtask_states
     nothing = OperatorSubtaskState()
-    return [restored(STORAGE, given.get((OPERATOR, index), nothing).managed_operator) for index in range(parallelism)]
+    handles = [given.get((OPERATOR, index), nothing).managed_operator for index in range(parallelism)]
+    return [restored(STORAGE, each, index) for index, each in enumerate(handles)]
 
 
 @settings(deadline=None)
@@ -406,3 +407,11 @@ def test_state_that_nobody_asks_for_is_dealt_out_too() -> None:
     unread = rescaled(with_lists(["123", "4567"]), 5)
     assert [backend.get_registered_state_names() for backend in unread] == [{"a"}] * 5
     assert lists(rescaled(unread, 3)) == [["1", "2", "3"], ["4", "5"], ["6", "7"]]
+
+
+def test_union_list_that_nobody_asks_for_does_not_grow() -> None:
+    backends = with_lists(["1", "2"])
+    for index, backend in enumerate(backends):
+        backend.get_union_list_state(numbers("u")).update([index])
+    backends = rescaled(rescaled(rescaled(backends, 3), 2), 2)
+    assert [list(backend.get_union_list_state(numbers("u"))) for backend in backends] == [[0, 1]] * 2

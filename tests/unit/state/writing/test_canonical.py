@@ -42,6 +42,7 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.state.arrow.part_files import Part, decode_meta, encode_meta
+from airflow_provider_statecheck.state.arrow.restore import restored_files
 from airflow_provider_statecheck.state.backends import ArrowStateBackend, FsStateBackend
 from airflow_provider_statecheck.state.descriptors import (
     AggregatingStateDescriptor,
@@ -52,6 +53,7 @@ from airflow_provider_statecheck.state.descriptors import (
     ValueStateDescriptor,
 )
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
+from airflow_provider_statecheck.state.reading import state_reader
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.state.reading.diff_states import diff_states
 from airflow_provider_statecheck.state.reading.state_reader import StateReader, read_state
@@ -694,6 +696,18 @@ def test_several_versions_of_a_serializer_in_the_files_of_a_subtask_are_refused(
     with pytest.raises(UnsupportedStateError, match=r"'sketch'.*one version of its serializer"):
         save(pointer)
     job.close()
+
+
+def test_files_of_a_state_are_found_and_checked_once(
+    make_job: Callable[..., StatefulJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job([ValueStateDescriptor("sketch", Words(), ttl=TTL)], "fs")
+    job.open(1)
+    job.state("ann", "sketch").update(["a"])
+    pointer, calls = job.save(), []
+    monkeypatch.setattr(state_reader, "restored_files", lambda *given: calls.append(given) or restored_files(*given))
+    save(pointer)
+    assert len(calls) == 1
 
 
 def parts_of(storage: CheckpointStorage, pointer: str) -> list[Part]:

@@ -28,6 +28,7 @@ from airflow_provider_statecheck.state.descriptors import (
     ValueStateDescriptor,
 )
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
+from airflow_provider_statecheck.state.reading.diff_states import diff_states
 from airflow_provider_statecheck.state.reading.state_reader import read_state
 from airflow_provider_statecheck.state.schemas import OperatorSchemas
 from airflow_provider_statecheck.state.writing.write_savepoint import write_savepoint
@@ -285,6 +286,16 @@ def test_a_set_as_user_key_is_found_in_whatever_order_it_was_given(job: Stateful
     twice = pa.table({"account": ["a", "a"], "map_key": pa.array([[9, 1], [1, 9]]), "map_value": [7, 8]})
     with pytest.raises(InvalidConfigurationError, match="1 rows too many"):
         written(twice, given, target)
+
+
+def test_sets_have_the_form_that_a_backend_gives_them(job: StatefulJob, target: str) -> None:
+    given = MapStateDescriptor("given", int, tuple[set[int], int])
+    value = pa.array([{"_1": [9, 1, 9], "_2": 7}, None])
+    data = pa.table({"account": ["a", "a"], "map_key": [0, 1], "map_value": value})
+    job.descriptors, pointer = [given], written(data, given, target)
+    restore(job, pointer, 1)
+    job.state("a", "given").put(0, ({1, 9}, 7))
+    assert diff_states(pointer, job.save(), "given", allowed_locations=[target]).read_all().num_rows == 0
 
 
 def test_base_of_another_stage_is_refused(job: StatefulJob, target: str) -> None:
