@@ -32,6 +32,7 @@ from airflow_provider_statecheck.checkpoint.config_options import (
     parse_truth,
     parse_whole_number,
 )
+from airflow_provider_statecheck.checkpoint.ids import is_given, require_not_missing
 from airflow_provider_statecheck.checkpoint.messages import LONGEST_CHECKPOINT
 from airflow_provider_statecheck.checkpoint.records import OnClear, OnOverlap
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
@@ -147,8 +148,9 @@ def _refuse_unknown(arguments: dict[str, Any]) -> None:
 
 
 def _value(key: str, argument: Any, section: Mapping[str, str]) -> Any:
-    raw = argument if argument is not None else _configured(key, section)
-    if raw is not None and raw != "":
+    require_not_missing(key, argument)
+    raw = argument if is_given(argument) else _configured(key, section)
+    if is_given(raw):
         return _OPTIONS[key].checked(key, raw)
     if key == _REQUIRED:
         raise InvalidConfigurationError(

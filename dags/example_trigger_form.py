@@ -47,7 +47,7 @@ PARAMS = {
         None,
         type=["null", "string"],
         title="Checkpoint interval",
-        description="A duration such as 5 min, or auto; empty for a checkpoint after each month.",
+        description="A duration such as 5 min, or auto. The default is the configured interval, or else each month.",
     ),
     "savepoint_at_end": Param(
         False,

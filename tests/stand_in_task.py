@@ -9,6 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from airflow.sdk.execution_time import task_runner
+
 from airflow_provider_statecheck.gateway.http import HttpClient
 from airflow_provider_statecheck.hooks import transport
 from airflow_provider_statecheck.plugins import statecheck as listeners
@@ -50,7 +52,7 @@ class TrustedTask:
 def context_of(work: Path, try_number: int, max_tries: int) -> dict[str, Any]:
     tries = {"max_tries": max_tries, "try_number": try_number}
     ti = SimpleNamespace(dag_id=DAG_ID, run_id=RUN_ID, task_id=TASK_ID, map_index=-1, **tries)
-    ti.stats_tags, ti.xcom_push = {}, lambda **_: None
+    ti.stats_tags = {}
     dag_run = SimpleNamespace(logical_date=None, run_id=RUN_ID, clear_number=0)
     return {"ti": ti, "dag_run": dag_run, "task_state_store": FileStateStore(work / "store.json"), "outlet_events": {}}
 
@@ -59,6 +61,7 @@ def execute_as_a_worker_would(operator: Any, work: Path, try_number: int, max_tr
     """Execute an operator in this process, which Airflow's database is blocked in from now on."""
     os.environ["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] = "airflow-db-not-allowed:///"
     transport.task_credentials = lambda client, _: TrustedTask(client)  # type: ignore[assignment]
+    task_runner.SUPERVISOR_COMMS = SimpleNamespace(send=lambda message: None)  # type: ignore[assignment]
     signal.signal(signal.SIGTERM, lambda *_: operator.on_kill())  # as Airflow's task runner does
     try:
         operator.execute(context_of(work, try_number, max_tries))

@@ -123,7 +123,7 @@ def preview_fork(services: Services, wanted: UserAction) -> ActionPreview:
     """
     Return the effect of a fork without changing anything, with the params of its run.
 
-    :raises InvalidConfigurationError: if the Dag was removed, or the task takes the checkpoint from no param.
+    :raises InvalidConfigurationError: if the Dag was removed, the task takes the checkpoint from no param, or Airflow ignores params.
     :raises CheckpointNotFoundError: as ``JobActions.preview``.
     :raises NoRestorableCheckpointError: as ``JobActions.preview``.
     """

@@ -107,7 +107,7 @@ def require_not_missing(name: str, value: object) -> None:
     """
     if isinstance(value, str) and value.strip().lower() in ("none", "null"):
         raise InvalidConfigurationError(
-            f"Expected a name as {name}, found {value!r}, which a template writes for a missing value; give a name, or None."
+            f"Expected a value for {name}, found {value!r}, which a template writes for a missing value; give one, or None."
         )
 
 

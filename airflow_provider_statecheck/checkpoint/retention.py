@@ -280,6 +280,8 @@ def _reason_to_keep_files(view: JobView, checkpoint: CheckpointRecord, owner: Ow
         return "a running attempt was restored from it"
     if checkpoint.status is CheckpointStatus.COMPLETED:
         return _reason_if_retained(owner)
+    if _is_protected(view, checkpoint):
+        return "it was rolled back, and nothing newer has replaced it yet"
     return _reason_if_shared(checkpoint, owner)
 
 
@@ -300,6 +302,15 @@ def _reason_if_shared(checkpoint: CheckpointRecord, owner: Owner) -> str | None:
 def _is_pinned(view: JobView, checkpoint: CheckpointRecord) -> bool:
     running = (a for a in view.attempts if a.is_running)
     return any((a.operator_id, a.restored_from) == (checkpoint.operator_id, checkpoint.checkpoint_id) for a in running)
+
+
+def _is_protected(view: JobView, checkpoint: CheckpointRecord) -> bool:
+    operator = view.operator(checkpoint.operator_id)
+    if operator is None:
+        return False
+    rows = view.of_operator(operator.operator_id)
+    protected = transitions.protected_checkpoints(rows, operator.generation, view.current_attempt(operator))
+    return checkpoint.checkpoint_id in protected
 
 
 def open_removal(view: JobView) -> ActionRecord | None:

@@ -277,7 +277,7 @@ def end_unserved_requests(tx: JobTransaction, operator_id: OperatorId, request_k
     """Fail the queued requests for a savepoint at the end of attempts whose run has ended."""
     for request in tx.open_requests(operator_id):
         if request.request_key in request_keys and request.status is RequestStatus.QUEUED:
-            message = "not taken before the run ended: the stage did not finish"
+            message = "not taken before the run ended: the stage did not finish, or has no checkpoint"
             fail_request(tx, request, CheckpointFailureReason.ATTEMPT_ENDED, message)
 
 

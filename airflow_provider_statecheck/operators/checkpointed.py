@@ -413,6 +413,7 @@ def uid_of(context: Mapping[str, Any], uid: str | None, map_key: str | None) -> 
             f"Expected map_key for the mapped task {ti.task_id!r}, found none; derive a key from the content of each "
             f"instance, because its index changes with the list."
         )
+    require_not_missing("uid", uid)
     task_uid = _task_uid(str(ti.task_id), uid)
     operator_id_of(task_uid)  # rejects other values than texts before the key is added
     return uid_with_key(task_uid, map_key)

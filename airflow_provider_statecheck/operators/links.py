@@ -25,8 +25,21 @@ class CheckpointsLink(BaseOperatorLink):
 
 def push_link(operator: Any, context: Mapping[str, Any]) -> None:
     """Set the link when the task starts; Airflow itself sets it after the task ends."""
-    operator.checkpoints_url = page_of(context["ti"])
-    context["ti"].xcom_push(key=CheckpointsLink().xcom_key, value=operator.checkpoints_url)
+    from airflow.sdk.execution_time import task_runner
+    from airflow.sdk.execution_time.comms import SetXCom
+
+    ti = context["ti"]
+    operator.checkpoints_url = page_of(ti)
+    message = SetXCom(
+        key=CheckpointsLink().xcom_key,
+        value=operator.checkpoints_url,
+        dag_id=ti.dag_id,
+        run_id=ti.run_id,
+        task_id=ti.task_id,
+        map_index=ti.map_index,
+    )
+    # Sent as a raw message because a custom XCom backend could replace the value by a reference, which the button would open.
+    task_runner.SUPERVISOR_COMMS.send(message)
 
 
 def page_of(ti: Any) -> str:

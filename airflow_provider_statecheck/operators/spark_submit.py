@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk.exceptions import AirflowFailException
 
+from airflow_provider_statecheck.checkpoint.ids import require_not_missing
 from airflow_provider_statecheck.exceptions import StoppedWithSavepointError
 from airflow_provider_statecheck.operators.checkpointed import A_RETRY_CANNOT_HELP, CheckpointedOperator, PreparedStage
 from airflow_provider_statecheck.overriding import override
@@ -137,7 +138,8 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator)
         from airflow_provider_statecheck.hooks.spark import Shipping
         from airflow_provider_statecheck.storage.uris import normalise_base
 
-        shared = normalise_base(self.package_dir) if self.package_dir else f"{prepared.storage.base_uri}/{_PACKAGES}"
+        require_not_missing("package_dir", self.package_dir)
+        shared = normalise_base(self.package_dir or f"{prepared.storage.base_uri}/{_PACKAGES}", "package_dir")
         return Shipping(scratch=scratch, shared=shared, is_package_shipped=self.ship_package)
 
 

@@ -13,7 +13,7 @@ from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_statecheck.checkpoint.config_options import parse_whole_number
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, job_name, key_text, uid_with_key
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, job_name, key_text, require_not_missing, uid_with_key
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     EnvironmentNotReadyError,
@@ -145,6 +145,8 @@ class CheckpointSensor(BaseSensorOperator):
         )
 
     def _condition(self) -> CheckpointCondition:
+        for name in ("job", "uid"):
+            require_not_missing(name, getattr(self, name))
         job_id_of(self.job)  # rejects an empty name before the prefix of test runs is added
         return CheckpointCondition(
             job=job_name(self.job, is_test=is_orm_open()),

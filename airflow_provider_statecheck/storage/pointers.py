@@ -22,6 +22,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     METADATA_FILE,
     is_savepoint_directory,
     is_uri,
+    require_not_missing,
     restorable_uids,
     slug,
 )
@@ -96,12 +97,8 @@ def _require_uri(pointer: Any) -> str:
     if not isinstance(pointer, str) or not pointer.strip():
         found = "an empty pointer" if isinstance(pointer, str) else repr(pointer)
         raise InvalidConfigurationError(f"Expected the URI of a checkpoint, found {found}; give its directory.")
+    require_not_missing("the URI of a checkpoint", pointer)
     uri = pointer.strip().rstrip("/")
-    if uri.lower() in ("none", "null"):
-        raise InvalidConfigurationError(
-            f"Expected the URI of a checkpoint, found {uri!r}, which a template writes for a missing value; give a pointer, "
-            f"or None."
-        )
     if uri == NOT_ADDRESSABLE:
         raise InvalidPointerError(
             f"Expected a URI, found {NOT_ADDRESSABLE}, the pointer of another storage: that checkpoint was kept in the memory "

@@ -126,7 +126,7 @@ class EndedRunContract:
         [request] = store.describe(job_id_of(NAME)).requests
         assert (request.status, request.failure_message) == (
             RequestStatus.FAILED,
-            "not taken before the run ended: the stage did not finish",
+            "not taken before the run ended: the stage did not finish, or has no checkpoint",
         )
 
     def test_a_statement_that_fails_leaves_the_transaction_usable(

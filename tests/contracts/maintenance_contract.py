@@ -344,9 +344,9 @@ class MaintenanceContract(MaintainedJobs):
             self.coordinator.finish(FinishAttempt(attempt=attempt, status=status))
         return attempt
 
-    @pytest.mark.parametrize("status", [AttemptStatus.FAILED, None], ids=["failed", "killed"])
+    @pytest.mark.parametrize("status", [AttemptStatus.FAILED, None, AttemptStatus.FINISHED], ids=str)
     @pytest.mark.parametrize("job", [NAMED, BY_RUN])
-    def test_a_savepoint_at_the_end_of_a_stage_that_failed_for_good_fails_when_the_run_ends(
+    def test_a_savepoint_that_a_stage_could_not_take_at_its_end_fails_when_the_run_ends(
         self, job: str, status: AttemptStatus | None
     ) -> None:
         job_id = self.request_at_end(job, status).job_id
@@ -358,7 +358,7 @@ class MaintenanceContract(MaintainedJobs):
         [failed] = self.maintenance.describe(job_id).requests
         assert (failed.status, failed.failure_message) == (
             RequestStatus.FAILED,
-            "not taken before the run ended: the stage did not finish",
+            "not taken before the run ended: the stage did not finish, or has no checkpoint",
         )
         assert failed.ended_at is not None
 

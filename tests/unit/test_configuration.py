@@ -88,10 +88,20 @@ def test_an_argument_comes_before_airflows_configuration(monkeypatch):
     assert (settings.checkpoint_dir, settings.num_retained) == (DIRECTORY, 3)
 
 
-def test_an_argument_of_none_is_not_given(monkeypatch):
-    monkeypatch.setenv("AIRFLOW__STATECHECK__NUM_RETAINED", "7")
+@pytest.mark.parametrize("given", [None, ""], ids=["none", "empty"])
+def test_an_argument_without_a_value_is_not_given(monkeypatch, given):
+    monkeypatch.setenv("AIRFLOW__STATECHECK__CHECKPOINT_DIR", DIRECTORY)
+    monkeypatch.setenv("AIRFLOW__STATECHECK__SAVEPOINT_DIR", "s3://lake/savepoints")
 
-    assert StatecheckSettings.from_airflow(checkpoint_dir=DIRECTORY, num_retained=None).num_retained == 7
+    settings = StatecheckSettings.from_airflow(checkpoint_dir=given, savepoint_dir=given)
+
+    assert (settings.checkpoint_dir, settings.savepoint_dir) == (DIRECTORY, "s3://lake/savepoints")
+
+
+@pytest.mark.parametrize("key", ["checkpoint_dir", "storage_conn_id"])
+def test_what_a_template_writes_for_a_missing_value_is_refused(key):
+    with pytest.raises(InvalidConfigurationError, match=f"Expected a value for {key}, found 'None'"):
+        StatecheckSettings.from_airflow(**{"checkpoint_dir": DIRECTORY} | {key: "None"})
 
 
 def test_a_good_argument_hides_a_wrong_configuration(monkeypatch):

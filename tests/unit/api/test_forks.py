@@ -266,6 +266,18 @@ def test_a_dag_that_takes_no_manual_runs_is_not_forked(
     assert json.loads(entry.extra)["outcome"] == "refused"
 
 
+def test_nothing_is_forked_where_airflow_ignores_the_params_of_a_run(
+    page: ActionPage, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__CORE__DAG_RUN_CONF_OVERRIDES_PARAMS", "False")
+    key = new_key()
+    for reply in (page.preview("fork", checkpoint_id=1), page.send("fork", checkpoint_id=1, request_key=key)):
+        assert (reply.status_code, "dag_run_conf_overrides_params" in reply.json()["message"]) == (400, True), (
+            reply.text
+        )
+    assert _runs(engine, key) == []
+
+
 def test_a_checkpoint_that_is_not_retained_is_not_forked(page: ActionPage) -> None:
     assert page.send("fork", checkpoint_id=99).status_code == 404
     assert page.send("fork").status_code == 404

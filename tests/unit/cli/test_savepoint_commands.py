@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from airflow_provider_statecheck.checkpoint.records import (
 )
 from airflow_provider_statecheck.checkpoint.transitions import SAVEPOINT_TIMEOUT
 from airflow_provider_statecheck.cli import savepoint_commands
-from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.exceptions import StoppedWithSavepointError, StorageError
 from airflow_provider_statecheck.maintenance.savepoints import serve_idle
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import decode_metadata
@@ -183,6 +184,28 @@ def test_a_stage_that_does_not_stop_is_an_error_that_names_the_savepoint(
     [row] = rows(outcome)
     assert (outcome.status, row["status"]) == (1, "completed")
     assert f"stop with savepoint {row['pointer']}, found that these still run: aggregate;" in outcome.err
+
+
+@pytest.mark.parametrize("stop", ["suspend", "terminate"])
+@of_job_or_stage
+def test_a_stop_succeeds_when_the_stage_has_ended_with_the_savepoint(
+    stage: WrittenStage, run: Run, monkeypatch: pytest.MonkeyPatch, stop: str, uid: tuple[str, ...]
+) -> None:
+    attempt = stage.attempt()
+    attempt.release()  # in one thread, it cannot wait for the command
+
+    def end(_: float) -> None:
+        stage.clock.advance(1)
+        with suppress(StoppedWithSavepointError):
+            stage.take(attempt)
+        attempt.finish(AttemptStatus.FINISHED)
+
+    changed(monkeypatch, pause=end)
+    target = f"{stage.storage.base_uri}/savepoints"
+    outcome = run("savepoint", JOB, "--stop", stop, *uid, "--target", target, "--output", "json")
+    [row] = rows(outcome)
+    assert (outcome.status, row["status"], outcome.err) == (0, "completed", "")
+    assert row["pointer"].startswith(target)
 
 
 def test_a_stage_whose_end_is_awaited_is_named(stage: WrittenStage, run: Run) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from airflow.providers.apache.spark.operators.spark_pyspark import PySparkOperator
 from airflow.sdk import DAG
+from airflow.sdk.execution_time import task_runner
 
 from airflow_provider_statecheck.decorators.checkpointed_spark import checkpointed_spark_task
 from airflow_provider_statecheck.operators.checkpointed import CheckpointedOperator
@@ -178,10 +180,6 @@ class RecordingTask:
     run_id: str = "manual__2026-01-01T00:00:00+00:00"
     task_id: str = "features"
     map_index: int = -1
-    pushed: dict[str, str] = field(default_factory=dict)
-
-    def xcom_push(self, key: str, value: str) -> None:
-        self.pushed[key] = value
 
 
 class Operator:
@@ -203,10 +201,14 @@ def test_link_leads_to_the_tasks_page_below_the_base_url(monkeypatch, base_url: 
     assert page_of(RecordingTask(map_index=3)) == f"{root}{PAGE}?map_index=3"
 
 
-def test_link_is_pushed_at_once_and_is_the_same_at_the_end() -> None:
-    task, operator = RecordingTask(), Operator()
-    push_link(operator, {"ti": task})
-    assert task.pushed == {"_link_CheckpointsLink": CheckpointsLink().get_link(operator, ti_key=None)}
+def test_link_is_pushed_at_once_without_a_backend_of_xcoms_and_is_the_same_at_the_end(monkeypatch) -> None:
+    sent: list[Any] = []
+    monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", SimpleNamespace(send=sent.append), raising=False)
+    operator = Operator()
+    push_link(operator, {"ti": RecordingTask(map_index=3)})
+    [message] = sent
+    assert (message.key, message.value) == ("_link_CheckpointsLink", CheckpointsLink().get_link(operator, ti_key=None))
+    assert (message.task_id, message.map_index) == ("features", 3)
 
 
 def test_a_task_that_has_not_begun_has_no_link() -> None:

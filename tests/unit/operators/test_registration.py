@@ -210,6 +210,7 @@ def test_the_number_0_is_a_map_key(stage: WrittenStage, key: Any) -> None:
         ("job", 0, "a job that is a text in UTF-8, found 0"),
         ("job", ["sales"], "a job that is a text"),
         ("job", "None", "found 'None', which a template writes for a missing value"),
+        ("uid", "None", "found 'None', which a template writes for a missing value"),
         ("uid", 0, "a uid that is a text in UTF-8, found 0"),
         ("from_savepoint", 0, "found 0; give its directory"),
         ("from_checkpoint", 1.5, "found '1.5'; pass one of these forms"),
@@ -243,7 +244,7 @@ def test_a_fork_and_its_checkpoint_may_be_numbers(stage: WrittenStage) -> None:
 
 
 def test_a_fork_is_not_named_by_what_a_template_writes_for_a_missing_value(stage: WrittenStage) -> None:
-    with pytest.raises(InvalidConfigurationError, match="Expected a name as fork, found 'None'"):
+    with pytest.raises(InvalidConfigurationError, match="Expected a value for fork, found 'None'"):
         prepared(stage, job="sales", from_checkpoint="1", fork="None")
 
 

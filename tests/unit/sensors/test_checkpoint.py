@@ -239,6 +239,8 @@ def test_a_trigger_that_gave_up_fails_the_task_in_a_way_that_a_retry_may_mend() 
     [
         ({"job": ""}, "Expected a job"),
         ({"uid": ""}, "Expected a uid"),
+        ({"job": "None"}, "Expected a value for job"),
+        ({"uid": "None"}, "Expected a value for uid"),
         ({"map_key": "north"}, "map_key"),
         ({"uid": "part", "map_key": ""}, "map_key"),
         ({"at_least": "soon"}, "at_least"),
