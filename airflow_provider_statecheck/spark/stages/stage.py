@@ -190,7 +190,7 @@ class Stage:
             is undefined.
         :raises InvalidConfigurationError: if there is no column.
         """
-        if not columns or not all(columns):
+        if not columns or not all(isinstance(column, str) and column for column in columns):
             raise InvalidConfigurationError(f"Expected names of columns to key by, found {columns!r}.")
         ordering = (order_by,) if isinstance(order_by, str) else tuple(order_by)
         return self._with(KeyNode(columns=columns, order_by=ordering))
