@@ -46,7 +46,7 @@ def test_stage_itself_is_taken_as_it_is() -> None:
 def test_columns_of_a_key_are_single_arguments() -> None:
     columns: Any = ["a", "b"]
     with pytest.raises(InvalidConfigurationError, match="Expected names of columns to key by"):
-        Stage().source(DataFrameSource([1], lambda *_: None)).key_by(columns)
+        Stage().source(DataFrameSource([1], lambda spark, _: spark.range(1))).key_by(columns)
 
 
 def test_parallelism_that_is_given_comes_before_the_stages_own() -> None:
