@@ -201,7 +201,7 @@ _OPTIONS = {
     ),
     "serve_state": _option(
         "Whether the api-server serves queryable state. It needs read access to checkpoint_dir with storage_conn_id. "
-        "Otherwise, and where it is off, airflow statecheck serve-state serves state on another machine.",
+        "Otherwise, run airflow statecheck serve-state on another machine.",
         "boolean",
         "True",
     ),

@@ -362,7 +362,7 @@ def _expected(value: Any, name: str) -> str | None:
     column = _STORED_AS.get(name, name)
     if isinstance(value, str):
         if name in _NEVER_STORED:
-            return "a text without lone surrogates" if _LONE_SURROGATE.search(value) else None
+            return "text without lone surrogates" if _LONE_SURROGATE.search(value) else None
         return _expected_text(value, TEXT_LENGTHS.get(column))
     if isinstance(value, float) and not math.isfinite(value):
         return "a finite number"
@@ -374,5 +374,5 @@ def _expected(value: Any, name: str) -> str | None:
 
 def _expected_text(value: str, longest: int | None) -> str | None:
     if _UNSTORABLE.search(value):
-        return "a text without U+0000 and lone surrogates"
-    return f"a text of at most {longest} characters" if longest is not None and len(value) > longest else None
+        return "text without U+0000 and lone surrogates"
+    return f"text of at most {longest} characters" if longest is not None and len(value) > longest else None

@@ -29,7 +29,7 @@ _TEXT_START = 500
 """Number of characters that are kept from the start of a longer one."""
 
 _NAMES: dict[Any, str] = {
-    str: "a text",
+    str: "text",
     int: "a whole number",
     float: "a number",
     bool: "true or false",
@@ -349,11 +349,19 @@ def require(key: str, value: Any, is_valid: Callable[[Any], bool], expected: str
     """
     Raise an error if a setting is out of range.
 
+    :param is_valid: Whether a value is valid. It may raise a ``TypeError`` for a value of another type.
     :param expected: Description of the valid values, for the error.
     :raises InvalidConfigurationError: if the value is not valid.
     """
-    if not is_valid(value):
+    if not _holds(is_valid, value):
         raise InvalidConfigurationError(f"Expected {key} to be {expected}, found {value!r}.", key=key, value=value)
+
+
+def _holds(is_valid: Callable[[Any], bool], value: Any) -> bool:
+    try:
+        return is_valid(value)
+    except TypeError:
+        return False
 
 
 def require_count(key: str, value: Any) -> int:

@@ -23,6 +23,7 @@ import uuid
 from collections.abc import Mapping
 from typing import NewType, TypeGuard, TypeVar
 
+from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 JobId = NewType("JobId", str)
@@ -132,7 +133,9 @@ def uids_before(uid: str, renamed_uids: Mapping[str, str]) -> tuple[str, ...]:
     Return all former uids of an operator, newest first.
 
     :param renamed_uids: New uids by old ones.
+    :raises InvalidConfigurationError: if it is no mapping.
     """
+    require("renamed_uids", renamed_uids, lambda each: isinstance(each, Mapping), "a mapping of old uids to new ones")
     uids = [uid]
     for name in uids:
         uids += [old for old, new in renamed_uids.items() if new == name and old not in uids]
@@ -167,7 +170,7 @@ def new_key() -> str:
 def _digest(kind: str, name: object) -> str:
     # A template or an XCom may give any value.
     if not isinstance(name, str) or name.encode(errors="ignore").decode() != name:
-        raise InvalidConfigurationError(f"Expected a {kind} that is a text in UTF-8, found {name!r:.60}; correct it.")
+        raise InvalidConfigurationError(f"Expected a {kind} that is text in UTF-8, found {name!r:.60}; correct it.")
     if not name.strip() or len(name) > _MAX_NAME:
         raise InvalidConfigurationError(
             f"Expected a {kind} of 1 to {_MAX_NAME} characters, found {len(name)} in {name[:40]!r}; choose another name."

@@ -335,4 +335,10 @@ def require_valid(request: RegisterAttempt) -> None:
         lambda s: 0.01 <= s <= LONGEST_CHECKPOINT.total_seconds(),
         "from 0.01 seconds to a year",
     )
+    require(
+        "allow_non_restored_state",
+        request.allow_non_restored_state,
+        lambda flag: isinstance(flag, bool),
+        "True or False",
+    )
     require("checkpoint_dir", request.storage_base, lambda uri: "://" in uri, "a URI such as file:///data/checkpoints")

@@ -476,7 +476,7 @@ class _RollBack(Exception):
 def no_such_job(job_id: JobId) -> CheckpointNotFoundError:
     """Return the error for a job that has no attempts, or that the caller may not know of."""
     return CheckpointNotFoundError(
-        f"There is no job {job_id}; check the id, or wait for its first attempt.", job_id=job_id
+        f"There is no job with the id {job_id}; check its name or id, or wait for its first attempt.", job_id=job_id
     )
 
 

@@ -277,7 +277,7 @@ def _state_commands() -> tuple[ActionCommand, ...]:
             Arg(
                 ("--user-key",),
                 metavar="KEY",
-                help="Key of one entry of a map state: a text, or another value in JSON; without it, the whole map is shown",
+                help="Key of one entry of a map state: text, or another value in JSON; without it, the whole map is shown",
             ),
             *as_of,
         ),

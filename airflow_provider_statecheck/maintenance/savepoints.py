@@ -486,5 +486,5 @@ def _ended(
 def missing_directory() -> InvalidConfigurationError:
     """Return the error of a savepoint for which no directory is given or configured."""
     return InvalidConfigurationError(
-        "Expected a directory for savepoints, found none; use --target, or set [statecheck] savepoint_dir."
+        "Expected a directory for savepoints, found none; give a target, or set [statecheck] savepoint_dir."
     )

@@ -240,7 +240,7 @@ def open_engine(url: str) -> Engine:
     :raises InvalidConfigurationError: if it is no such URL, or the driver of the database is not installed or asynchronous.
     :raises CoordinatorUnavailableError: if the database cannot be opened.
     """
-    wait = {"timeout": _SQLITE_WAIT_SECONDS} if url.startswith("sqlite") else {}
+    wait = {"timeout": _SQLITE_WAIT_SECONDS} if str(url).startswith("sqlite") else {}
     try:
         engine = create_engine(url, connect_args=wait)
     except (ArgumentError, ImportError, ValueError) as error:
@@ -332,9 +332,12 @@ def _mapped(error: DBAPIError) -> StateCheckError:
             "Expected the tables statecheck_* in the metadata database, found that one is missing; run 'airflow db migrate'."
         )
     if isinstance(error, OperationalError) or error.connection_invalidated:
+        # SQLite does not name the file, and a missing folder is the usual cause.
+        is_unopened = "unable to open database file" in str(error.orig)
+        remedy = "create its folder, or correct its path" if is_unopened else "try again"
         return CoordinatorUnavailableError(
             f"Expected the metadata database to execute a statement, found that it did not ({error.orig}); nothing was "
-            f"changed, try again."
+            f"changed, {remedy}."
         )
     if isinstance(error, IntegrityError):
         # Writers of one job take turns, so only the key of another job can be in the way.

@@ -306,13 +306,10 @@ def _fork(
 
 
 def _claim_mode(value: str, *, is_test: bool) -> RestoreMode:
+    from airflow_provider_statecheck.checkpoint.config_options import one_of
     from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 
-    try:
-        mode = RestoreMode(value.lower())
-    except ValueError as error:
-        modes = ", ".join(mode.value for mode in RestoreMode)
-        raise InvalidConfigurationError(f"Expected claim_mode to be one of {modes}, found {value!r}.") from error
+    mode = one_of(RestoreMode, str)("claim_mode", value)
     # The job of a test run is pruned with all that it owns, and the real job could not start from the savepoint.
     return RestoreMode.NO_CLAIM if is_test else mode
 

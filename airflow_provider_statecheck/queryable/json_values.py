@@ -403,13 +403,13 @@ def _by_class(kind: type, encode: Convert) -> Convert:
     return convert
 
 
-_TEXT = JsonForm(lambda value: value, lambda data: _text_of(str, data, "a text"))
+_TEXT = JsonForm(lambda value: value, lambda data: _text_of(str, data, "text"))
 _BYTES = JsonForm(
     lambda value: base64.b64encode(value).decode(),
     _from_text(bytes, lambda text: base64.b64decode(text, validate=True), "bytes in base64"),
 )
 _DECIMAL = JsonForm(
-    lambda value: format(value, "f"), _from_text(Decimal, _decimal_of, "the digits of a decimal, as a text")
+    lambda value: format(value, "f"), _from_text(Decimal, _decimal_of, "the digits of a decimal, as text")
 )
 _DATE = JsonForm(date.isoformat, _from_text(date, date.fromisoformat, "a date such as '2026-01-31'"))
 _TIME = JsonForm(time.isoformat, _from_text(time, time.fromisoformat, "a time such as '12:30:00'"))

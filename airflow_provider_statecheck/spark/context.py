@@ -168,14 +168,14 @@ class StageContext:
             metadata=metadata,
             uid=uid,
             run=run,
-            on_clear=OnClear(on_clear),
+            on_clear=on_clear,
             num_retained=num_retained,
             checkpoint_timeout_seconds=checkpoint_timeout_seconds,
             tolerable_failed_checkpoints=tolerable_failed_checkpoints,
             storage_options=storage_options or {},
             savepoint_dir=savepoint_dir,
             from_savepoint=from_savepoint,
-            claim_mode=RestoreMode(claim_mode),
+            claim_mode=claim_mode,
             renamed_uids=renamed_uids or {},
             allow_non_restored_state=allow_non_restored_state,
             allowed_locations=allowed_locations,
@@ -331,6 +331,7 @@ class StageContext:
         :raises DuplicateNameError: if the name is already used or two items have the same key.
         """
         every = require_count("every", every)
+        require("every_seconds", every_seconds, lambda age: age is None or age >= 0, "a number of seconds, 0 or more")
         pairs = keyed(items, key)
         return self._work(self._names.claim(name), pairs, every, every_seconds)
 

@@ -200,7 +200,8 @@ class Pace:
         self._auto = checkpoint_interval if isinstance(checkpoint_interval, AutoInterval) else None
         config = CheckpointConfig()
         config.checkpoint_interval = None if isinstance(checkpoint_interval, AutoInterval) else checkpoint_interval
-        config.min_pause_between_checkpoints = min_pause
+        pause = CheckpointConfig.min_pause_between_checkpoints
+        config.min_pause_between_checkpoints = None if min_pause is None else pause.checked("min_pause", min_pause)
         self._between = (config.effective_interval or config.effective_min_pause).total_seconds()
         self._monotonic = monotonic
         self._begin = monotonic()

@@ -18,6 +18,7 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark import code_digest
 from airflow_provider_statecheck.spark.driver.session import is_connect, same_place
@@ -358,6 +359,7 @@ def step_fingerprint(
         raise InvalidConfigurationError(
             f"Expected a function or a DataFrame for a step, found {type(build).__name__}; wrap it: lambda: ..."
         )
+    require("version", version, lambda each: bool(json.dumps(each)), "text, such as str(day)")
     document = json.dumps([FORMAT_VERSION, version, salt, kind, body])
     return hashlib.sha256(document.encode()).hexdigest()
 

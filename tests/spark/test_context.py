@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -366,13 +366,17 @@ def test_a_checkpoint_is_taken_when_the_last_one_is_older_than_asked_for(tries):
     assert taken_after == [2, 4, 5, 6]
 
 
-@pytest.mark.parametrize("every", [0, -1])
-def test_a_rhythm_below_one_item_is_refused(tries, every):
-    with (
-        tries.failing() as checkpoint,
-        pytest.raises(InvalidConfigurationError, match="every to be a whole number of at least 1"),
-    ):
-        checkpoint.each("items", [1], every=every)
+@pytest.mark.parametrize(
+    ("rhythm", "message"),
+    [
+        ({"every": 0}, "every to be a whole number of at least 1"),
+        ({"every": -1}, "every to be a whole number of at least 1"),
+        ({"every_seconds": timedelta(seconds=5)}, "every_seconds to be a number of seconds"),
+    ],
+)
+def test_a_rhythm_out_of_range_is_refused(tries, rhythm, message):
+    with tries.failing() as checkpoint, pytest.raises(InvalidConfigurationError, match=message):
+        checkpoint.each("items", [1], **rhythm)
 
 
 def test_bad_items_are_refused_before_the_first_is_worked_on(tries):

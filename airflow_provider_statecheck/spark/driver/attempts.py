@@ -17,6 +17,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.codec import decode, encode
+from airflow_provider_statecheck.checkpoint.config_options import one_of, parse_text
 from airflow_provider_statecheck.checkpoint.ids import TEST_NAMESPACE, is_test_job, job_id_of, new_key, uids_before
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
@@ -174,11 +175,11 @@ def open_attempt(
     metadata: str,
     uid: str,
     run: str,
-    on_clear: OnClear,
+    on_clear: OnClear | str,
     num_retained: int,
     storage_options: dict[str, Any],
     from_savepoint: str | None,
-    claim_mode: RestoreMode,
+    claim_mode: RestoreMode | str,
     renamed_uids: Mapping[str, str],
     allow_non_restored_state: bool,
     checkpoint_timeout_seconds: float = 600.0,
@@ -192,6 +193,9 @@ def open_attempt(
 ) -> StageAttempt:
     """Register an attempt of a script; for the arguments see :meth:`StageContext.open` and :func:`run_stage`."""
     job_id_of(job)  # rejects other values than texts
+    parse_text("run", run)
+    clearing, mode = one_of(OnClear, str)("on_clear", on_clear), one_of(RestoreMode, str)("claim_mode", claim_mode)
+    former_uids = uids_before(uid, renamed_uids)
     if is_test_job(job):
         raise InvalidConfigurationError(
             f"Expected a job name without the prefix {TEST_NAMESPACE!r}, which is reserved for test runs, found {job!r}; "
@@ -212,7 +216,7 @@ def open_attempt(
             storage,
             from_savepoint,
             uid=uid,
-            mode=claim_mode,
+            mode=mode,
             renamed_uids=renamed_uids,
             allow_non_restored_state=allow_non_restored_state,
         )
@@ -232,12 +236,12 @@ def open_attempt(
         attempt_key=new_key(),
         owner=_owner(job, run),
         storage_base=storage.base_uri,
-        on_clear=on_clear,
+        on_clear=clearing,
         num_retained=num_retained,
         retained_runs=retained_runs,
         checkpoint_timeout_seconds=checkpoint_timeout_seconds,
         restore_from=source,
-        former_uids=uids_before(uid, renamed_uids),
+        former_uids=former_uids,
         allow_non_restored_state=allow_non_restored_state,
     )
     return StageAttempt(

@@ -88,10 +88,27 @@ def require_reachable(spark: SparkSession, storage: CheckpointStorage) -> None:
     """
     Check that every part of Spark can access the checkpoint directory.
 
-    :raises EnvironmentNotReadyError: The directory is a local path that is not shared.
+    :raises EnvironmentNotReadyError: The directory is a local path that is not shared or not writable.
     """
-    if storage.is_local and not runs_in_this_process(spark):
+    if not storage.is_local:
+        return
+    if runs_in_this_process(spark):
+        _require_writable(_local_path(storage.base_uri))
+    else:
         require_shared_path(spark, storage.base_uri)
+
+
+def _local_path(base_uri: str) -> Path:
+    return Path(base_uri.partition("://")[2])
+
+
+def _require_writable(base: Path) -> None:
+    nearest = next(path for path in (base, *base.parents) if os.path.exists(path))  # noqa: PTH110 - False if forbidden
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
+        raise EnvironmentNotReadyError(
+            f"Expected to write below {base}, found that {nearest} is no writable directory; use another checkpoint_dir or "
+            "grant write permission."
+        )
 
 
 def require_shared_path(spark: SparkSession, base_uri: str) -> None:
@@ -102,8 +119,7 @@ def require_shared_path(spark: SparkSession, base_uri: str) -> None:
     :param base_uri: ``file://`` URI of the checkpoint directory.
     :raises EnvironmentNotReadyError: The directory is not shared.
     """
-    base = Path(base_uri.partition("://")[2])
-    with _probe_directory(base) as probe:
+    with _probe_directory(_local_path(base_uri)) as probe:
         content = uuid.uuid4().hex
         (probe / _WITNESS).write_text(content)
         _require_readable_by_spark(spark, probe, content, base_uri)

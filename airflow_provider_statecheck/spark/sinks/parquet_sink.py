@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from airflow_provider_statecheck.checkpoint.codec import require_one_of
@@ -95,7 +96,7 @@ class ParquetSink(CommittingSink):
 
     def __init__(
         self,
-        path: str,
+        path: str | PathLike[str],
         *,
         compression: Compression = "zstd",
         partition_by: Sequence[str] = (),
@@ -105,7 +106,7 @@ class ParquetSink(CommittingSink):
     ) -> None:
         super().__init__(on_earlier_output)
         require_one_of("compression", compression, get_args(Compression))
-        self.path = path
+        self.path = fspath(path)
         self._layout = FileLayout(
             compression=compression, partition_by=_partition_columns(partition_by), max_file_bytes=max_file_bytes
         )

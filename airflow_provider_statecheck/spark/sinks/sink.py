@@ -230,9 +230,11 @@ def unique_names(argument: str, columns: Sequence[str]) -> tuple[str, ...]:
     """
     Return the column names of an argument.
 
-    :raises InvalidConfigurationError: if it is not a list, or a name is empty or repeated.
+    :raises InvalidConfigurationError: if it is not a list of texts, or a name is empty or repeated.
     """
-    if isinstance(columns, str) or not all(columns) or len(set(columns)) != len(columns):
+    given: Any = columns
+    is_list = isinstance(given, Sequence) and not isinstance(given, str)
+    if not is_list or not all(isinstance(name, str) and name for name in given) or len(set(given)) != len(given):
         raise InvalidConfigurationError(
             f"Expected {argument} as a list of unique column names, found {columns!r}; correct the list."
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike, fspath
 from typing import Any, ClassVar, Literal, get_args
 
 from airflow_provider_statecheck.checkpoint.codec import require_count, require_one_of
@@ -77,7 +78,7 @@ class DeltaSink(CommittingSink):
 
     def __init__(
         self,
-        table: str,
+        table: str | PathLike[str],
         *,
         partition_by: Sequence[str] = (),
         upsert_by: Sequence[str] = (),
@@ -90,7 +91,7 @@ class DeltaSink(CommittingSink):
     ) -> None:
         super().__init__(on_earlier_output)
         require_one_of("compression", compression, get_args(Compression))
-        self.table = table
+        self.table = fspath(table)
         self._partition_by = unique_names("partition_by", partition_by)
         self._merges_schema = merge_schema
         self._keys = unique_names("upsert_by", upsert_by)

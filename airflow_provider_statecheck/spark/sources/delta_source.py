@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.exceptions import (
@@ -145,7 +146,7 @@ class DeltaSource(ItemSource):
 
     def __init__(
         self,
-        table: str,
+        table: str | PathLike[str],
         *,
         starting_version: int | None = None,
         bytes_per_increment: str | int | None = "auto",
@@ -158,7 +159,7 @@ class DeltaSource(ItemSource):
         if starting_version is not None and starting_version < 0:
             raise InvalidConfigurationError(f"Expected starting_version of 0 or more, found {starting_version}.")
         super().__init__(parse_limits(bytes_per_increment, ("files_per_increment", files_per_increment)), on_change)
-        self.table = table
+        self.table = fspath(table)
         self._starting_version = starting_version
         self._columns = parse_columns(columns)
         self._options = hidden_options(storage_options)

@@ -212,7 +212,7 @@ class DataFrameSource(ItemSource):
     def _key_of(self, split: Any) -> str:
         key: object = self._key(split)
         if not isinstance(key, str) or not key or "\0" in key:
-            raise InvalidConfigurationError(f"Expected the key of a split to be a text, found {key!r}; correct key.")
+            raise InvalidConfigurationError(f"Expected the key of a split to be text, found {key!r}; correct key.")
         return key
 
 

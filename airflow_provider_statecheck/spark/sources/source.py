@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 from airflow_provider_statecheck.exceptions import SourceChangedError, SourceRestartRequiredError
 from airflow_provider_statecheck.state.source_items import Item, Ledger
@@ -115,6 +115,7 @@ class SizeUnit:
         return increment.size_bytes or 0 if self.is_bytes else len(increment.splits)
 
 
+@runtime_checkable
 class Source(Protocol):
     """Input of a stage; pickled with the stage, and therefore without sessions and connections."""
 

@@ -220,7 +220,8 @@ class IncrementLoop:
         if not self._is_saved:
             raise CheckpointDeclinedError(
                 "Expected a completed checkpoint at the end of the stage, found that the last one and "
-                f"{_LAST_TRIES} repetitions failed; a retry resumes after the last completed checkpoint.",
+                f"{_LAST_TRIES} repetitions failed; the warnings before it name the cause. A retry resumes after the last "
+                "completed checkpoint.",
                 reason=CheckpointFailureReason.TRIGGER_CHECKPOINT_FAILURE,
             )
 

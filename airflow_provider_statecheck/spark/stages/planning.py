@@ -11,12 +11,16 @@ import dataclasses
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from os import PathLike
 from typing import TYPE_CHECKING, Any, cast
 
+from airflow_provider_statecheck.checkpoint.codec import require_count
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, operator_id_of
 from airflow_provider_statecheck.checkpoint.states.handles import require_parallelism
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.lazy import pa
+from airflow_provider_statecheck.spark.sinks.sink import Sink
+from airflow_provider_statecheck.spark.sources.source import Source
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, KeyNode, MapNode, ProcessNode, Stage
 from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, quoted_column, spark_schema
 from airflow_provider_statecheck.state.functions.user_functions import CheckpointedFunction
@@ -48,6 +52,7 @@ def vertices_of(stage: Stage) -> tuple[Vertex, ...]:
         raise InvalidConfigurationError(
             "Expected a stage with a source and a function or a sink, found an incomplete one; complete the declaration."
         )
+    _require_types(stage)
     vertices = [Vertex(None, ())]
     for node in stage.nodes:
         if isinstance(node, KeyNode):
@@ -59,6 +64,18 @@ def vertices_of(stage: Stage) -> tuple[Vertex, ...]:
     _require_outputs(stage)
     is_first_empty = not vertices[0].functions and len(vertices) > 1
     return tuple(vertices[1:] if is_first_empty else vertices)
+
+
+def _require_types(stage: Stage) -> None:
+    for name in ("parallelism", "max_parallelism"):
+        if getattr(stage, name) is not None:
+            require_count(name, getattr(stage, name))
+    for kind, end in ((Source, stage.input), (Sink, stage.output)):
+        if end is not None and (isinstance(end, type | PathLike) or not isinstance(end, kind)):
+            name, found = kind.__name__, f"the class {end.__name__}" if isinstance(end, type) else type(end).__name__
+            raise InvalidConfigurationError(
+                f"Expected a {name.lower()} of a stage, such as Parquet{name}('/data/x'), found {found}; pass an object."
+            )
 
 
 def _require_keys(vertices: list[Vertex]) -> None:

@@ -190,7 +190,8 @@ class Stage:
             is undefined.
         :raises InvalidConfigurationError: if there is no column.
         """
-        if not columns or not all(columns):
+        names: tuple[Any, ...] = columns
+        if not names or not all(isinstance(name, str) and name for name in names):
             raise InvalidConfigurationError(f"Expected names of columns to key by, found {columns!r}.")
         ordering = (order_by,) if isinstance(order_by, str) else tuple(order_by)
         return self._with(KeyNode(columns=columns, order_by=ordering))

@@ -126,7 +126,7 @@ def run_stage(
     :raises InvalidConfigurationError: if an argument is invalid, or the steps of the stage do not fit together.
     :raises RunSupersededError: if the state already includes a later run.
     """
-    settings = settings or StageSettings()
+    stage, settings = load_stage(stage), settings or StageSettings()
     attempt = open_attempt(
         spark,
         job=job,
@@ -134,12 +134,12 @@ def run_stage(
         metadata=metadata,
         uid=stage.uid or "stage",
         run=run,
-        on_clear=OnClear(on_clear),
+        on_clear=on_clear,
         num_retained=num_retained,
         retained_runs=retained_runs,
         storage_options=storage_options or {},
         from_savepoint=from_savepoint,
-        claim_mode=RestoreMode(claim_mode),
+        claim_mode=claim_mode,
         renamed_uids=settings.renamed_uids,
         allow_non_restored_state=settings.allow_non_restored_state,
         from_checkpoint=from_checkpoint,

@@ -377,7 +377,7 @@ def _namespaces(given: Any) -> Any:
     namespaces = conformed(given, pa.string(), NAMESPACE)
     if namespaces.null_count:
         raise InvalidConfigurationError(
-            f"Expected a text in each row of {NAMESPACE}, found {namespaces.null_count} nulls; set '' for state without a namespace."
+            f"Expected text in each row of {NAMESPACE}, found {namespaces.null_count} nulls; set '' for state without a namespace."
         )
     return namespaces
 

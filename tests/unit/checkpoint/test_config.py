@@ -330,6 +330,12 @@ def test_a_condition_of_ones_own_decides():
         require("poll", 4, lambda n: n > 4, "above 4")
 
 
+@pytest.mark.parametrize("value", ["5", timedelta(seconds=5), None])
+def test_a_value_that_cannot_be_compared_is_out_of_range(value: object) -> None:
+    with pytest.raises(InvalidConfigurationError, match="Expected poll to be above 4, found"):
+        require("poll", value, lambda n: n > 4, "above 4")
+
+
 @pytest.mark.parametrize("limit", [0, LARGEST_PAGE + 1])
 def test_a_page_of_no_or_too_many_checkpoints_is_refused(limit: int) -> None:
     with pytest.raises(InvalidConfigurationError, match="limit"):

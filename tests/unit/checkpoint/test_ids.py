@@ -53,7 +53,7 @@ def test_an_empty_or_too_long_name_is_refused(derive, what, name):
 @pytest.mark.parametrize(("derive", "what"), [(job_id_of, "job"), (operator_id_of, "uid"), (given_job_id, "job")])
 @pytest.mark.parametrize("name", [None, 5, b"sales", "\ud800"])
 def test_what_is_no_text_is_refused(derive, what, name):
-    with pytest.raises(InvalidConfigurationError, match=f"Expected a {what} that is a text in UTF-8, found"):
+    with pytest.raises(InvalidConfigurationError, match=f"Expected a {what} that is text in UTF-8, found"):
         derive(name)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 import pytest
@@ -61,11 +62,15 @@ def test_numbers_of_retained_checkpoints_and_runs_may_be_of_numpy(coordinator: A
     assert {type(attempt.num_retained), type(encode(request)["num_retained"])} == {int}
 
 
-@pytest.mark.parametrize("setting", ["num_retained", "retained_runs"])
-@pytest.mark.parametrize("value", [True, 2.0, "2", None])
-def test_a_number_of_retained_checkpoints_or_runs_is_an_integer(
-    coordinator: AttemptCoordinator, setting: str, value: object
-) -> None:
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        *product(("num_retained", "retained_runs"), (True, 2.0, "2", None)),
+        # It would count as true.
+        ("allow_non_restored_state", "no"),
+    ],
+)
+def test_a_setting_of_another_type_is_refused(coordinator: AttemptCoordinator, setting: str, value: object) -> None:
     with pytest.raises(InvalidConfigurationError, match=setting):
         coordinator.register(make_registration(**{setting: value}))
 

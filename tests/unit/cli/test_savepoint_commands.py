@@ -484,4 +484,4 @@ def test_without_a_target_the_rescaled_savepoint_goes_where_savepoints_go_or_now
     monkeypatch.setattr(savepoint_commands, "configured_savepoint_dir", lambda: None)
     outcome = run("rescale", record.location, "--max-parallelism", "64")
     assert outcome.status == 2
-    assert "use --target" in outcome.err
+    assert "give a target" in outcome.err

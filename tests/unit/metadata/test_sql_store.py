@@ -229,13 +229,14 @@ def test_a_database_that_cannot_be_written_is_opened_for_reading(tmp_path: Path)
 @pytest.mark.parametrize(
     "url",
     [
+        None,
         "planted",
         "postgresql://me:planted@host:port/db",
         "nosuch://me:planted@host/db",
         "mysql+nosuch://me:planted@host/db",
     ],
 )
-def test_what_is_no_url_of_a_database_is_refused_without_being_shown(url: str) -> None:
+def test_what_is_no_url_of_a_database_is_refused_without_being_shown(url: Any) -> None:
     with pytest.raises(InvalidConfigurationError, match="Expected the SQLAlchemy URL of a database") as caught:
         open_engine(url)
     assert "planted" not in f"{caught.value} {caught.value.__cause__}"
@@ -247,5 +248,5 @@ def test_an_asynchronous_driver_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_database_in_a_missing_directory_is_told(tmp_path: Path) -> None:
-    with pytest.raises(CoordinatorUnavailableError, match="unable to open database file"):
+    with pytest.raises(CoordinatorUnavailableError, match=r"unable to open database file.*create its folder"):
         open_engine(f"sqlite:///{tmp_path}/missing/state.db")

@@ -90,11 +90,11 @@ def test_a_task_registers_for_a_savepoint_at_its_end_as_it_is_told_or_a_template
     [
         ({"savepoint_at_end": True}, "set savepoint_dir"),
         ({"savepoint_at_end": "later", "savepoint_dir": "s3://lake/savepoints"}, "true or false, found 'later'"),
+        ({"claim_mode": None}, "claim_mode to be one of no_claim, claim, found None"),
+        ({"renamed_uids": ["old"]}, "renamed_uids to be a mapping"),
     ],
 )
-def test_a_savepoint_at_the_end_that_cannot_be_taken_is_refused(
-    stage: WrittenStage, arguments: dict[str, Any], message: str
-) -> None:
+def test_a_wrong_argument_is_refused(stage: WrittenStage, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidConfigurationError, match=message):
         prepared(stage, **arguments)
 
@@ -207,11 +207,11 @@ def test_the_number_0_is_a_map_key(stage: WrittenStage, key: Any) -> None:
 @pytest.mark.parametrize(
     ("argument", "value", "found"),
     [
-        ("job", 0, "a job that is a text in UTF-8, found 0"),
-        ("job", ["sales"], "a job that is a text"),
+        ("job", 0, "a job that is text in UTF-8, found 0"),
+        ("job", ["sales"], "a job that is text"),
         ("job", "None", "found 'None', which a template writes for a missing value"),
         ("uid", "None", "found 'None', which a template writes for a missing value"),
-        ("uid", 0, "a uid that is a text in UTF-8, found 0"),
+        ("uid", 0, "a uid that is text in UTF-8, found 0"),
         ("from_savepoint", 0, "found 0; give its directory"),
         ("from_checkpoint", 1.5, "found '1.5'; pass one of these forms"),
         ("from_checkpoint", [], r"found '\[\]'; pass one of these forms"),

@@ -248,6 +248,7 @@ def test_a_trigger_that_gave_up_fails_the_task_in_a_way_that_a_retry_may_mend() 
         ({"at_least": 1.5}, "at_least"),
         ({"at_least": float("inf")}, "at_least"),
         ({"max_age": timedelta(0)}, "max_age"),
+        ({"max_age": "6 hours"}, "max_age"),
     ],
 )
 @pytest.mark.parametrize("deferrable", [False, True], ids=["poke", "deferrable"])

@@ -10,13 +10,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.code_digest import code_digest
-from airflow_provider_statecheck.spark.plan_digest import stable_text
+from airflow_provider_statecheck.spark.plan_digest import stable_text, step_fingerprint
 
 ROOT = Path(__file__).parents[3]
 _numbers = itertools.count()
@@ -280,6 +282,7 @@ CHILD = """
 import json, sys
 sys.path.insert(0, {directory!r})
 import step
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.code_digest import code_digest
 print(json.dumps(code_digest(step.build)))
 """
@@ -364,3 +367,10 @@ def test_what_a_jvm_counts_or_draws_does_not_matter(first, second):
 @pytest.mark.parametrize(("first", "second"), UNEQUAL.values(), ids=UNEQUAL.keys())
 def test_what_somebody_wrote_matters(first, second):
     assert stable_text(first) != stable_text(second)
+
+
+def test_a_version_that_is_no_text_is_refused() -> None:
+    with pytest.raises(
+        InvalidConfigurationError, match=r"Expected version to be text, such as str\(day\), found datetime"
+    ):
+        step_fingerprint(lambda: None, version=date(2026, 1, 1), snapshots={}, salt="")  # type: ignore[arg-type]

@@ -68,7 +68,7 @@ def test_the_interval_counts_from_the_beginning_and_the_pause_from_a_completed_c
 
 @pytest.mark.parametrize(
     ("interval", "pause", "name"),
-    [(9, None, "checkpoint_interval"), ("soon", None, "checkpoint_interval"), (None, -1, "min_pause")],
+    [(9, None, "checkpoint_interval"), ("soon", None, "checkpoint_interval"), (None, -1, "min_pause to")],
 )
 def test_a_duration_out_of_range_is_refused_by_its_name(interval: Any, pause: Any, name: str) -> None:
     with pytest.raises(InvalidConfigurationError, match=f"Expected {name}"):

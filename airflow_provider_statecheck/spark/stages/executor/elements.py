@@ -224,7 +224,7 @@ def _require_keys(serializer: KeySerializer, columns: Sequence[Any]) -> None:
     for field, column in zip(serializer.fields, columns, strict=True):
         if column.null_count:
             raise UnsupportedStateError(
-                f"Expected a key in the column {field.name!r} of every row, found null in {column.null_count}; filter out these rows, or "
+                f"Expected a key in the column {field.name!r} of every row, found null in {column.null_count} rows; filter out these rows, or "
                 f"replace null by a value."
             )
 

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -129,13 +129,22 @@ def test_driver_with_all_packages_may_start() -> None:
 
 
 @pytest.mark.parametrize(
-    ("job", "message"), [("test/x", "choose another name"), (5, "a job that is a text in UTF-8, found 5")]
+    ("argument", "message"),
+    [
+        # Maintenance removes the jobs of test runs without asking how old they are.
+        ({"job": "test/x"}, "choose another name"),
+        ({"job": 5}, "a job that is text in UTF-8, found 5"),
+        ({"run": date(2026, 1, 1)}, "Expected run to be text"),
+        ({"on_clear": "restrat"}, "Expected on_clear to be one of .* found 'restrat'"),
+        ({"claim_mode": None}, "Expected claim_mode to be one of .* found None"),
+        ({"renamed_uids": ["old"]}, "Expected renamed_uids to be a mapping"),
+    ],
 )
-def test_script_may_not_take_the_name_of_a_test_run_or_one_that_is_no_text(
-    tmp_path: Path, job: Any, message: str
+def test_script_with_a_wrong_argument_is_refused_before_any_work(
+    tmp_path: Path, argument: dict[str, Any], message: str
 ) -> None:
-    """Maintenance removes the jobs of test runs without asking how old they are."""
     spark: Any = None
+    arguments = {"job": "sales", "checkpoint_dir": f"{tmp_path}/c", "metadata": f"sqlite:///{tmp_path}/state.db"}
     with pytest.raises(InvalidConfigurationError, match=message):
-        StageContext.open(spark, job=job, checkpoint_dir=str(tmp_path / "c"), metadata=f"sqlite:///{tmp_path}/state.db")
+        StageContext.open(spark, **arguments | argument)
     assert list(tmp_path.iterdir()) == []

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,11 +17,13 @@ from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, Sto
 from airflow_provider_statecheck.spark.driver import readiness
 from airflow_provider_statecheck.spark.driver.readiness import (
     check_environment,
+    require_reachable,
     require_shared_path,
     ship_package,
     write_launcher_jar,
     write_package,
 )
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 
 def test_package_has_the_hash_of_its_bytes_in_its_name_and_may_be_read_by_workers_of_another_user(
@@ -99,6 +102,16 @@ def test_folder_that_cannot_be_made_is_nothing_that_a_retry_mends(tmp_path: Path
     (tmp_path / "file").write_text("")
     with pytest.raises(EnvironmentNotReadyError, match="use another checkpoint_dir"):
         require_shared_path(SparkThatFails(AssertionError()), f"file://{tmp_path}/file/x")  # type: ignore[arg-type]
+
+
+def test_local_directory_that_cannot_be_written_is_refused_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    spark: Any = SimpleNamespace(conf={"spark.master": "local[2]"})
+    storage = CheckpointStorage.open(f"{tmp_path}/file/x")
+    with pytest.raises(EnvironmentNotReadyError, match=f"found that {tmp_path}/file is no writable directory"):
+        require_reachable(spark, storage)
+    require_reachable(spark, CheckpointStorage.open(f"{tmp_path}/x/y"))
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
 def test_volume_that_fails_for_a_moment_leaves_room_for_a_retry(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import pickle
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -30,6 +31,7 @@ from airflow_provider_statecheck.spark.sinks.sink import Committable, Sink
 from airflow_provider_statecheck.spark.sinks.table_sinks import DeltaSink, IcebergSink, SqlSink
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
 from airflow_provider_statecheck.spark.sinks.two_phase_commit_sink import TransactionCommittable
+from airflow_provider_statecheck.spark.sources.delta_source import DeltaSource
 from airflow_provider_statecheck.spark.tables.data_files import FileLayout
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA, SinkAttempt
 from tests.unit.spark.sinks.attempts import Attempt, committed_in, hidden_in, seen_in
@@ -57,7 +59,9 @@ def altered(*changes):
 
 KEEP = ({"on_earlier_output": "keep"}, "on_earlier_output to be one of retract, refuse")
 FILES = ({"max_file_bytes": 0}, "max_file_bytes to be a whole number of at least 1")
-UPSERTS = [({"upsert_by": each}, "upsert_by as a list of unique column names") for each in ("key", ["a", "a"], [""])]
+UPSERTS = [
+    ({"upsert_by": each}, "upsert_by as a list of unique column names") for each in ("key", ["a", "a"], [""], [1], None)
+]
 
 
 @pytest.mark.parametrize(
@@ -103,6 +107,11 @@ def test_a_target_that_is_no_directory_by_its_name_is_refused(path):
     with pytest.raises(InvalidConfigurationError) as caught:
         Attempt(path, 1).open()
     assert "checkpoint_dir" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [ParquetSink, DeltaSink, DeltaSource])
+def test_a_target_may_be_a_path_object(kind):
+    assert repr(kind(Path("/data/x"))) == f"{kind.__name__}('/data/x')"
 
 
 def test_the_size_of_a_file_may_be_an_integer_of_numpy():

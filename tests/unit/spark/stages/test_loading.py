@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from airflow_provider_statecheck import DataFrameSource, Stage
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.stages.planning import load_stage
 
 MODULE = """
-from airflow_provider_statecheck import Count, DataFrameSource, Stage
+from airflow_provider_statecheck import Count, DataFrameSource, ParquetSink, Stage
 
 stage = Stage(parallelism=2).source(DataFrameSource([1], None)).key_by("a").aggregate(n=Count())
 partial = Stage().source(DataFrameSource([1], None))
+unread = Stage().source("/data/a").map(len)
+unwritten = Stage().source(DataFrameSource([1], None)).sink(ParquetSink)
+idle = Stage(parallelism=0).source(DataFrameSource([1], None)).map(len)
 number = 5
 def make(): return stage
 """
@@ -38,6 +43,12 @@ def test_stage_itself_is_taken_as_it_is() -> None:
     assert load_stage(stage) is stage
 
 
+def test_columns_of_a_key_are_single_arguments() -> None:
+    columns: Any = ["a", "b"]
+    with pytest.raises(InvalidConfigurationError, match="Expected names of columns to key by"):
+        Stage().source(DataFrameSource([1], lambda spark, _: spark.range(1))).key_by(columns)
+
+
 def test_parallelism_that_is_given_comes_before_the_stages_own() -> None:
     stage = load_stage("stages_to_load:stage", parallelism=7)
     assert (stage.parallelism, load_stage("stages_to_load:stage").parallelism) == (7, 2)
@@ -49,6 +60,9 @@ def test_parallelism_that_is_given_comes_before_the_stages_own() -> None:
         ("stages_to_load:nothing", "has no attribute 'nothing'"),
         ("stages_to_load:number", "found int"),
         ("stages_to_load:partial", "found an incomplete one"),
+        ("stages_to_load:unread", r"Expected a source of a stage, such as ParquetSource\('/data/x'\), found str"),
+        ("stages_to_load:unwritten", "Expected a sink of a stage, .*found the class ParquetSink"),
+        ("stages_to_load:idle", "Expected parallelism to be a whole number of at least 1, found 0"),
         ("stages_to_load", "as module:attribute"),
         (":stage", "as module:attribute"),
         ("broken_to_load:stage", "No module named 'no_such_library'"),
