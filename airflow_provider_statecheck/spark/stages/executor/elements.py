@@ -104,6 +104,9 @@ def _columns(values: Sequence[Any], names: Sequence[str]) -> Iterable[Sequence[A
         return [()] * len(names)
     first = values[0]
     if isinstance(first, tuple):
+        # Their keys or characters would become the values of a row.
+        for kind in {dict, str, bytes}.intersection(map(type, values)):
+            raise TypeError(f"tuples and {kind.__name__}")
         return _require_width(list(zip(*values, strict=True)), names)
     if isinstance(first, dict):
         return [[value[name] for value in values] for name in names]

@@ -22,6 +22,7 @@ from airflow_provider_statecheck.spark.stages.executor.elements import (
     combined_by_group,
     merged_values,
     python_values,
+    table_of,
 )
 from airflow_provider_statecheck.spark.stages.executor.operator_run import (
     AggregateRun,
@@ -133,6 +134,12 @@ def test_time_that_python_has_none_for_is_refused_as_arrow_does(zone: str | None
         column.to_pylist()
     with pytest.raises((ValueError, OverflowError)):
         python_values(column)
+
+
+@pytest.mark.parametrize("other", [{"a": "3", "b": "4"}, "34"], ids=["mapping", "text"])
+def test_elements_besides_tuples_are_refused_and_not_read_by_position(other: Any) -> None:
+    with pytest.raises(UnsupportedStateError, match=rf"found others: tuples and {type(other).__name__}"):
+        table_of([("1", "2"), other], pa.schema([("a", pa.string()), ("b", pa.string())]))
 
 
 KEYS, GROUPS, INCREMENTS = 10_000, 128, 3
