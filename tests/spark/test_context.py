@@ -43,6 +43,15 @@ def test_a_name_that_is_used_twice_is_an_error_before_anything_is_computed(tries
     assert tries.take_computed() == ["first"]
 
 
+def test_a_name_may_be_used_again_after_its_step_has_failed(tries):
+    with tries.open() as checkpoint:
+        with pytest.raises(InvalidConfigurationError):
+            checkpoint.snapshot("rows", lambda: None)
+        with pytest.raises(InvalidConfigurationError):
+            checkpoint.iterate("rows", lambda: None, 1, step=lambda frame, _: frame)
+        assert ids(checkpoint.snapshot("rows", tries.builder("rows"))) == [0, 1, 2]
+
+
 @pytest.mark.soak
 def test_a_name_may_be_used_again_in_each_item_and_outside_with_data_of_its_own(tries):
     with tries.open() as checkpoint:
