@@ -183,6 +183,17 @@ def test_changed_code_computes_this_step_and_what_is_built_on_it_and_keeps_the_r
     assert tries.take_computed() == ["head", "tail"]
 
 
+def test_what_is_built_on_a_step_is_computed_again_after_a_change_that_was_taken_back(tries):
+    with tries.failing() as checkpoint:
+        chain(tries, checkpoint, "1")
+    with tries.failing() as checkpoint:
+        checkpoint.snapshot("head", tries.builder("changed"), version="2")
+    tries.take_computed()
+    with tries.open() as checkpoint:
+        chain(tries, checkpoint, "1")
+    assert tries.take_computed() == ["head", "tail"]
+
+
 @pytest.mark.soak
 def test_on_clear_resume_keeps_changed_steps(tries):
     with tries.failing() as checkpoint:
