@@ -194,6 +194,18 @@ def test_what_is_built_on_a_step_is_computed_again_after_a_change_that_was_taken
     assert tries.take_computed() == ["head", "tail"]
 
 
+def test_a_query_of_dataframes_is_the_same_step_in_each_try(tries):
+    def run(checkpoint: StageContext) -> list[bool]:
+        head = checkpoint.snapshot("head", tries.builder("head"))
+        checkpoint.snapshot("query", tries.spark.sql("SELECT id + 1 AS id FROM {head}", head=head))
+        return [step.is_restored for step in checkpoint.steps]
+
+    with tries.failing() as checkpoint:
+        run(checkpoint)
+    with tries.open() as checkpoint:
+        assert run(checkpoint) == [True, True]
+
+
 @pytest.mark.soak
 def test_on_clear_resume_keeps_changed_steps(tries):
     with tries.failing() as checkpoint:
