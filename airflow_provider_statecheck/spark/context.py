@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
@@ -244,9 +245,12 @@ class StageContext:
         """
         require("when", when, lambda each: isinstance(each, bool) or each == "auto", "True, False or 'auto'")
         _require_fitting(over, when, on_bad_part)
-        step = self._names.claim(name)
-        if over is not None:
-            return self._in_parts(step, build, over, version, on_bad_part)
+        with self._claimed(name) as step:
+            if over is not None:
+                return self._in_parts(step, build, over, version, on_bad_part)
+            return self._whole(step, build, when, version)
+
+    def _whole(self, step: StepKey, build: Any, when: bool | Literal["auto"], version: str | None) -> DataFrame:
         if when is False:
             self._saving.figures.skipped(step)
             return built(build)
@@ -303,7 +307,8 @@ class StageContext:
         :raises StorageError: if the disk is full or has too little free space.
         """
         refinement = Refinement(initial=initial, steps=steps, every=every, step=step, until=until, version=version)
-        return RefiningLoop(self._steps, self._names, self._names.claim(name), refinement, self._auto.release).result()
+        with self._claimed(name) as loop:
+            return RefiningLoop(self._steps, self._names, loop, refinement, self._auto.release).result()
 
     def each(
         self,
@@ -385,6 +390,16 @@ class StageContext:
             self.finish()
         else:
             self.fail(error)
+
+    @contextmanager
+    def _claimed(self, name: object) -> Iterator[StepKey]:
+        step = self._names.claim(name)
+        try:
+            yield step
+        except BaseException:
+            # The caller may catch the error and compute the step again.
+            self._names.used.discard(step)
+            raise
 
     def _work(
         self, loop: StepKey, pairs: list[tuple[str, Item]], every: int, every_seconds: float | None

@@ -36,6 +36,8 @@ _LOCAL_SCHEME = re.compile(r"^file:/+")
 # An id directly follows its name; a literal such as 'order #12' keeps its number.
 _EXPRESSION_ID = re.compile(r"(?<=\S)#(\d+)L?")
 _RELATION_ID = re.compile(r"(CTERelation(?:Def|Ref) )(\d+)")
+# The name of a DataFrame that is passed to spark.sql.
+_VIEW_NAME = re.compile(r"(\b_pyspark_(?:connect_temp_view_)?)([0-9a-f]{32})\b")
 _SNAPSHOT_TASKS = re.compile(r"(MapInArrow snapshot:[^\s(]+\([^\n]*\n[^\n]*Range \(0, )\d+")
 _SNAPSHOT = "snapshot:"
 _PATHS_OF_PARTS = re.compile(r'(^ *paths: "snapshot:[^"\n]*"\n)\1+', re.MULTILINE)
@@ -71,7 +73,7 @@ def stable_text(text: str) -> str:
     """Return the text of a plan without numbers that differ between JVMs."""
     for pattern, replacement in _DROPPED:
         text = pattern.sub(replacement, text)
-    text = _renumber(_EXPRESSION_ID, r"#", text)
+    text = _renumber(_VIEW_NAME, r"\1", _renumber(_EXPRESSION_ID, r"#", text))
     return _renumber(_RELATION_ID, r"\1", text)
 
 
@@ -228,7 +230,7 @@ def connect_plan_text(df: Any, code_digest: CodeDigest) -> str:
     plan = df._plan.to_proto(df.sparkSession.client)
     for message in list(messages(plan)):
         _normalise(message, code_digest)
-    return _renumber(_PLAN_ID, r"\1", str(plan))
+    return _renumber(_VIEW_NAME, r"\1", _renumber(_PLAN_ID, r"\1", str(plan)))
 
 
 def messages(message: Any, is_left_out: Callable[[Any], bool] | None = None) -> Iterator[Any]:
@@ -335,10 +337,10 @@ def step_fingerprint(
     The fingerprint of a callable covers its code with constants and literal defaults, the code of user functions,
     methods and UDFs that it reaches, and the plans of captured DataFrames. That of a DataFrame covers its analyzed
     plan, its schema, the code of its Python UDFs and the paths that it reads. A snapshot is represented by its
-    fingerprint, not by its location: a recomputed snapshot with the same fingerprint changes nothing.
+    fingerprint, not by its location, and by its lineage if it has replaced another snapshot of its step.
 
     Not covered are comments, blank lines, docstrings, line numbers and file names; installed packages; the rows of
-    sources and of local data; the plan before Spark's own ``localCheckpoint`` or ``checkpoint``; and plain values that
+    sources and of local data; views that a callable reads by name; the plan before Spark's own ``localCheckpoint`` or ``checkpoint``; and plain values that
     a callable captures by a closure, global or attribute, because a run id or a date would change the fingerprint in
     each try. Use ``version`` for such values if they matter, and for changed packages.
 

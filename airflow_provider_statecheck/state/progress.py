@@ -325,7 +325,7 @@ class ScopedNames:
 
     def __init__(self) -> None:
         self.current: Scope = ()
-        self._used: set[StepKey] = set()
+        self.used: set[StepKey] = set()
 
     def claim(self, name: object) -> StepKey:
         """
@@ -339,9 +339,9 @@ class ScopedNames:
                 f"Expected the name of a step to be text of 1 to {_MAX_NAME} characters, found {name!r}; rename the step."
             )
         step = (self.current, name)
-        if step in self._used:
+        if step in self.used:
             raise DuplicateNameError(f"The name {describe(step)!r} is used twice; give each step a unique name.")
-        self._used.add(step)
+        self.used.add(step)
         return step
 
     @contextmanager
@@ -354,7 +354,7 @@ class ScopedNames:
             yield inner
         finally:
             self.current = outer
-            self._used = {step for step in self._used if step[0][: len(inner)] != inner}
+            self.used = {step for step in self.used if step[0][: len(inner)] != inner}
 
 
 def keyed(items: Iterable[Item], key: Callable[[Item], Any] | None) -> list[tuple[str, Item]]:

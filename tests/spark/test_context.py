@@ -43,6 +43,15 @@ def test_a_name_that_is_used_twice_is_an_error_before_anything_is_computed(tries
     assert tries.take_computed() == ["first"]
 
 
+def test_a_name_may_be_used_again_after_its_step_has_failed(tries):
+    with tries.open() as checkpoint:
+        with pytest.raises(InvalidConfigurationError):
+            checkpoint.snapshot("rows", lambda: None)
+        with pytest.raises(InvalidConfigurationError):
+            checkpoint.iterate("rows", lambda: None, 1, step=lambda frame, _: frame)
+        assert ids(checkpoint.snapshot("rows", tries.builder("rows"))) == [0, 1, 2]
+
+
 @pytest.mark.soak
 def test_a_name_may_be_used_again_in_each_item_and_outside_with_data_of_its_own(tries):
     with tries.open() as checkpoint:
@@ -172,6 +181,29 @@ def test_changed_code_computes_this_step_and_what_is_built_on_it_and_keeps_the_r
     with tries.open() as checkpoint:
         assert coded(tries, checkpoint, SOURCE, 5) == [2, 3, 4]
     assert tries.take_computed() == ["head", "tail"]
+
+
+def test_what_is_built_on_a_step_is_computed_again_after_a_change_that_was_taken_back(tries):
+    with tries.failing() as checkpoint:
+        chain(tries, checkpoint, "1")
+    with tries.failing() as checkpoint:
+        checkpoint.snapshot("head", tries.builder("changed"), version="2")
+    tries.take_computed()
+    with tries.open() as checkpoint:
+        chain(tries, checkpoint, "1")
+    assert tries.take_computed() == ["head", "tail"]
+
+
+def test_a_query_of_dataframes_is_the_same_step_in_each_try(tries):
+    def run(checkpoint: StageContext) -> list[bool]:
+        head = checkpoint.snapshot("head", tries.builder("head"))
+        checkpoint.snapshot("query", tries.spark.sql("SELECT id + 1 AS id FROM {head}", head=head))
+        return [step.is_restored for step in checkpoint.steps]
+
+    with tries.failing() as checkpoint:
+        run(checkpoint)
+    with tries.open() as checkpoint:
+        assert run(checkpoint) == [True, True]
 
 
 @pytest.mark.soak

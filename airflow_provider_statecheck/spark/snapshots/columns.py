@@ -176,24 +176,29 @@ def _transfer_steps(field: StructField) -> list[DataType]:
 
 def _converted(df: DataFrame, steps: Callable[[StructField], list[DataType]]) -> DataFrame:
     """Rename columns by position, and cast them to one type after the other."""
-    fields = df.schema.fields
-    renamed = df.toDF(*(column_name(i) for i in range(len(fields))))
-    columns = [
-        _cast(renamed[column_name(i)], [readable_type(field.dataType), *steps(field)]).alias(column_name(i))
-        for i, field in enumerate(fields)
-    ]
+    chains = [[readable_type(field.dataType), *steps(field)] for field in df.schema.fields]
+    renamed = df.toDF(*(column_name(i) for i in range(len(chains))))
+    if not any(map(_is_cast, chains)):
+        return renamed
+    columns = [_cast(renamed[column_name(i)], types).alias(column_name(i)) for i, types in enumerate(chains)]
     return renamed.select(columns)
 
 
 def _original(frame: DataFrame, schema: StructType, steps: Callable[[StructField], list[DataType]]) -> DataFrame:
+    chains = [[*reversed(steps(field)), readable_type(field.dataType)] for field in schema.fields]
+    if not any(map(_is_cast, chains)) and not any(field.metadata for field in schema.fields):
+        return frame.toDF(*schema.names)
     return frame.select(
         [
-            _cast(frame[column_name(i)], [*reversed(steps(field)), readable_type(field.dataType)]).alias(
-                field.name, metadata=field.metadata
-            )
-            for i, field in enumerate(schema.fields)
+            _cast(frame[column_name(i)], types).alias(field.name, metadata=field.metadata)
+            for i, (field, types) in enumerate(zip(schema.fields, chains, strict=True))
         ]
     )
+
+
+def _is_cast(types: list[DataType]) -> bool:
+    # Without casts, columns are renamed by one call of the JVM instead of several for each column.
+    return any(wanted != known for known, wanted in pairwise(types))
 
 
 def _cast(column: Column, types: list[DataType]) -> Column:

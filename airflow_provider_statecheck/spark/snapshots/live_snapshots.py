@@ -255,7 +255,6 @@ class StageSnapshots:
         self, uri: str, place: _Place, frame: DataFrame, fingerprint: str, seconds_so_far: Stopwatch
     ) -> LiveSnapshot:
         manifest = self.frames.write(frame, f"{uri}/{DATA_DIRECTORY}")
-        before = self._live.get(place)
         # The manifest makes the snapshot complete.
         file = write_file(self.storage, f"{uri}/{MANIFEST_FILE}", manifest.encode())
         handle = SnapshotHandle(
@@ -271,7 +270,8 @@ class StageSnapshots:
             epoch=self._attempt.epoch,
             seconds=round(seconds_so_far(), 3),
             created_at=datetime.now(UTC),
-            lineage=last_part(uri) if place[:2] in self._damaged else before.handle.lineage if before else "",
+            # What was built on an earlier snapshot may not fit this one, even if both are of the same code.
+            lineage=last_part(uri) if place[:2] in self._damaged or place in self._live else "",
             part=place[2],
         )
         return LiveSnapshot(handle, manifest)

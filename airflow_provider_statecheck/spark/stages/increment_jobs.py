@@ -48,6 +48,8 @@ KEYS_PER_ROW = 0.1
 class IncrementTasks:
     """Creates the jobs of the increments of an attempt, and their tasks."""
 
+    columns: Sequence[str]
+    """Columns of the increment for which the vertices were planned."""
     vertices: Sequence[PlannedVertex]
     states: StageStates
     sink: Sink | None
@@ -68,6 +70,7 @@ class IncrementTasks:
         :param is_woken: Whether every keyed subtask gets an empty message, so that it runs even without rows. Spark runs no
             task for an input that it knows to be empty.
         """
+        frame = _in_order(frame, self.columns)
         for vertex, task in zip(self.vertices, self.of(moment, is_woken=is_woken), strict=True):
             if vertex.key is not None:
                 if is_woken and task.vertex == 0:
@@ -114,6 +117,12 @@ class IncrementTasks:
             schemas=self.states.restored_schemas.get(operator.uid),
             restored_checkpoint_id=self.states.saved_with(operator.uid),
         )
+
+
+def _in_order(frame: DataFrame, names: Sequence[str]) -> DataFrame:
+    # Functions may return their input, whose columns the next vertex and the sink know by their positions.
+    found = frame.columns
+    return frame.select(*map(quoted_column, names)) if found != names and sorted(found) == sorted(names) else frame
 
 
 def _order_of(vertex: PlannedVertex) -> tuple[str, ...]:

@@ -201,7 +201,7 @@ class StageRun:
             loop = IncrementLoop(
                 self._attempt,
                 enumerator,
-                self._tasks(restored, planned, states),
+                self._tasks(restored, frame.columns, planned, states),
                 TaggedJobs(self._spark),
                 commits,
                 self._pace(restored),
@@ -357,10 +357,15 @@ class StageRun:
         )
 
     def _tasks(
-        self, restored: RestoredStageState, planned: Sequence[PlannedVertex], states: StageStates
+        self,
+        restored: RestoredStageState,
+        columns: Sequence[str],
+        planned: Sequence[PlannedVertex],
+        states: StageStates,
     ) -> IncrementTasks:
         attempt = self._attempt.grant.attempt
         return IncrementTasks(
+            columns=columns,
             vertices=planned,
             states=states,
             sink=self._stage.output,

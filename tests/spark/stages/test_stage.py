@@ -319,6 +319,17 @@ def test_row_without_a_key_is_refused_naming_the_column(tries: StageTries) -> No
         tries.run(running_stage(tries, RunningBalance()))
 
 
+def load_in_turn(spark: Any, split: int) -> Any:
+    columns = [f"'a{split}' AS account", f"'p{split}' AS purpose"]
+    return spark.range(1).selectExpr(*(columns if split % 2 else columns[::-1]))
+
+
+def test_columns_of_another_order_keep_their_names_in_a_function_that_returns_its_input(tries: StageTries) -> None:
+    stage = Stage("stage").source(DataFrameSource([1, 2], load_in_turn)).map(lambda row: row)
+    tries.run(stage.sink(ParquetSink(str(tries.output))))
+    assert tries.rows() == [{"account": f"a{split}", "purpose": f"p{split}"} for split in (1, 2)]
+
+
 def test_stage_of_functions_without_state_only_passes_rows_on(tries: StageTries) -> None:
     parts = payments()
     tries.write_input(*parts)

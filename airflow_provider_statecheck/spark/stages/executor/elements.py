@@ -1,11 +1,11 @@
-"""Elements of a Spark task: rows, tables, and sorting by key group."""
+"""Elements of a Spark task: rows, tables, and their order and aggregates by key group."""
 
 from __future__ import annotations
 
 import dataclasses
 import tempfile
 from collections import namedtuple
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -104,6 +104,9 @@ def _columns(values: Sequence[Any], names: Sequence[str]) -> Iterable[Sequence[A
         return [()] * len(names)
     first = values[0]
     if isinstance(first, tuple):
+        # Their keys or characters would become the values of a row.
+        for kind in {dict, str, bytes}.intersection(map(type, values)):
+            raise TypeError(f"tuples and {kind.__name__}")
         return _require_width(list(zip(*values, strict=True)), names)
     if isinstance(first, dict):
         return [[value[name] for value in values] for name in names]
@@ -227,6 +230,68 @@ def _require_keys(serializer: KeySerializer, columns: Sequence[Any]) -> None:
                 f"Expected a key in the column {field.name!r} of every row, found null in {column.null_count} rows; filter out these rows, or "
                 f"replace null by a value."
             )
+
+
+def combined_by_group(table: Any, by: Sequence[str], functions: Mapping[str, str]) -> tuple[list[Any], dict[str, Any]]:
+    """
+    Return the columns of the groups of a table, ordered by the first one, and their combined values by name.
+
+    As in Spark, NaN is the largest number, and a sum that is too large for its type does not wrap around.
+
+    :param functions: ``sum``, ``max`` or ``min`` by the names of the columns to combine.
+    """
+    columns = {name: _groupable(table.column(name), function) for name, function in functions.items()}
+    nan = {f"{name} is NaN": name for name, function in functions.items() if _ignores_nan(columns[name], function)}
+    columns |= {flag: pc.is_nan(columns[name]) for flag, name in nan.items()}
+    values = pa.table({**{name: table.column(name) for name in by}, **columns})
+    grouped = values.group_by(list(by), use_threads=False).aggregate([*functions.items(), *((f, "any") for f in nan)])
+    # Hash collisions can change the order of groups.
+    grouped = grouped.sort_by(by[0]).combine_chunks()
+    found = {name: single(grouped.column(f"{name}_{function}")) for name, function in functions.items()}
+    for flag, name in nan.items():
+        is_nan = pc.fill_null(single(grouped.column(f"{flag}_any")), False)
+        found[name] = pc.if_else(is_nan, pa.scalar(float("nan"), found[name].type), found[name])
+    return [single(grouped.column(name)) for name in by], found
+
+
+def _ignores_nan(column: Any, function: str) -> bool:
+    return function == "max" and pa.types.is_floating(column.type)
+
+
+def _groupable(column: Any, function: str) -> Any:
+    if pa.types.is_duration(column.type):
+        # Arrow has no groups of durations.
+        column = column.cast(pa.int64())
+    if function == "sum" and pa.types.is_int64(column.type):
+        low, high = (limit.as_py() or 0 for limit in pc.min_max(column).values())
+        if max(-low, high) * len(column) >= 2**63:
+            column = column.cast(pa.decimal128(38, 0))
+    return column
+
+
+def merged_values(function: str, old: Any, new: Any) -> Any:
+    """
+    Return the combined values of two arrays of one type; null counts as no value.
+
+    :param function: ``sum``, ``max`` or ``min``.
+    :raises pyarrow.ArrowInvalid: if a sum is too large for the type.
+    """
+    if function == "sum":
+        return pc.coalesce(_added(old, new), old, new)
+    # Only NaN differs from itself. Arrow's own functions lack types such as timestamps with a time zone.
+    if function == "max":
+        is_old = pc.or_(pc.greater(old, new), pc.not_equal(old, old))
+    else:
+        is_old = pc.or_(pc.less(old, new), pc.not_equal(new, new))
+    return pc.coalesce(pc.if_else(is_old, old, new), old, new)
+
+
+def _added(old: Any, new: Any) -> Any:
+    if pa.types.is_decimal(old.type):
+        # A sum has one more digit, and decimals of 128 bits have at most 38.
+        wide = pa.decimal256(old.type.precision, old.type.scale)
+        return pc.add(old.cast(wide), new.cast(wide)).cast(old.type)
+    return pc.add_checked(old, new)
 
 
 def tables_by_key_group(batches: Iterable[Any], order: tuple[str, ...]) -> Iterator[Any]:

@@ -15,13 +15,15 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorSubtaskState,
     key_group_range_of,
 )
-from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
+from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.lazy import pa, pc
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.stages.executor.elements import (
     Elements,
     KeyedChunk,
+    combined_by_group,
     key_columns_of,
+    merged_values,
     rows_of,
     times_of,
 )
@@ -427,28 +429,26 @@ class AggregateRun(OperatorRun):
         by = [KEY_GROUP_COLUMN, *self._key_columns]
         for name, column in zip(self._key_columns, key_columns_of(table, self.keyed.key_serializer), strict=True):
             table = table.set_column(table.column_names.index(name), name, column)
-        functions = [(name, aggregate.combine) for name, aggregate in self._node.aggregates.items()]
-        grouped = table.group_by(by, use_threads=False).aggregate(functions)
-        # Hash collisions can change the order of groups.
-        grouped = grouped.sort_by(KEY_GROUP_COLUMN).combine_chunks()
-        columns = [grouped.column(name).combine_chunks() for name in by]
-        values = {name: grouped.column(f"{name}_{combine}").combine_chunks() for name, combine in functions}
+        functions = {name: aggregate.combine for name, aggregate in self._node.aggregates.items()}
+        columns, values = combined_by_group(table, by, functions)
         return KeyBatch(columns[0], tuple(columns[1:])), values
 
     def _merge(self, old: Any, partial: dict[str, Any]) -> Any:
-        combine = {
-            "sum": lambda a, b: pc.coalesce(pc.add(a, b), a, b),
-            "max": pc.max_element_wise,
-            "min": pc.min_element_wise,
-        }
         fields = list(self._value_type)
-        before = [pc.struct_field(old, field.name) for field in fields]
-        merged = [
-            combine[self._node.aggregates[field.name].combine](value, partial[field.name].cast(field.type)).cast(
-                field.type
-            )
-            for field, value in zip(fields, before, strict=True)
-        ]
+        try:
+            merged = [
+                merged_values(
+                    self._node.aggregates[field.name].combine,
+                    pc.struct_field(old, field.name),
+                    partial[field.name].cast(field.type),
+                )
+                for field in fields
+            ]
+        except pa.ArrowInvalid as error:
+            raise UnsupportedStateError(
+                f"Expected sums of {self.task.uid!r} within the range of their types, found a larger one: {error}. Sum "
+                "a larger type, such as Sum('cast(amount as decimal(38, 0))')."
+            ) from error
         return pa.StructArray.from_arrays(merged, fields=fields)
 
     def _output(self, keys: KeyBatch, values: Any) -> Elements:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,13 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorSubtaskState
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.spark.stages.executor import elements
-from airflow_provider_statecheck.spark.stages.executor.elements import KeyedChunk, python_values
+from airflow_provider_statecheck.spark.stages.executor.elements import (
+    KeyedChunk,
+    combined_by_group,
+    merged_values,
+    python_values,
+    table_of,
+)
 from airflow_provider_statecheck.spark.stages.executor.operator_run import (
     AggregateRun,
     OperatorTask,
@@ -129,6 +136,12 @@ def test_time_that_python_has_none_for_is_refused_as_arrow_does(zone: str | None
         python_values(column)
 
 
+@pytest.mark.parametrize("other", [{"a": "3", "b": "4"}, "34"], ids=["mapping", "text"])
+def test_elements_besides_tuples_are_refused_and_not_read_by_position(other: Any) -> None:
+    with pytest.raises(UnsupportedStateError, match=rf"found others: tuples and {type(other).__name__}"):
+        table_of([("1", "2"), other], pa.schema([("a", pa.string()), ("b", pa.string())]))
+
+
 KEYS, GROUPS, INCREMENTS = 10_000, 128, 3
 SERIALIZER = KeySerializer((KeyField("id", pa.int64()),))
 OUTPUT = pa.schema([("id", pa.int64()), ("total", pa.int64()), ("n", pa.int64()), ("top", pa.int64())])
@@ -188,3 +201,45 @@ def test_every_key_keeps_its_state_over_increments(tmp_path: Path) -> None:
     assert set(rows["n"].to_pylist()) == {2 * INCREMENTS}
     assert rows["total"].to_pylist() == (2 * (3 * 10 * ids + sum(range(INCREMENTS)))).tolist()
     assert rows["top"].to_pylist() == (ids * 10 + INCREMENTS - 1).tolist()
+
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "low", "high", "expected"),
+    [
+        ("max", pa.timestamp("us", "UTC"), NOON, NOON + timedelta(hours=1), NOON + timedelta(hours=1)),
+        ("min", pa.timestamp("us", "UTC"), NOON, NOON + timedelta(hours=1), NOON),
+        ("max", pa.bool_(), False, True, True),
+        ("max", pa.float64(), 1.0, NAN, NAN),
+        ("min", pa.float64(), 1.0, NAN, 1.0),
+        ("max", pa.duration("us"), timedelta(1), timedelta(2), timedelta(2)),
+        ("sum", pa.duration("us"), timedelta(1), timedelta(2), timedelta(3)),
+        ("sum", pa.decimal128(38, 2), Decimal("1.25"), Decimal("2.25"), Decimal("3.50")),
+        ("sum", pa.int64(), -(2**62), 2**62, 0),
+    ],
+)
+def test_aggregates_of_rows_and_of_increments_are_those_of_spark(
+    function: str, kind: Any, low: Any, high: Any, expected: Any
+) -> None:
+    single = [pa.array([value], kind) for value in (low, high)]
+    rows = pa.table({KEY_GROUP_COLUMN: [1, 0, 1], "v": pa.array([low, None, high], kind)})
+    (groups,), values = combined_by_group(rows, [KEY_GROUP_COLUMN], {"v": function})
+    found = [values["v"].cast(kind)[1], *(merged_values(function, *pair)[0] for pair in (single, single[::-1]))]
+    assert groups.to_pylist() == [0, 1]
+    assert [str(each.as_py()) for each in found] == [str(expected)] * 3
+
+
+@pytest.mark.parametrize("increments", [[[2**62, 2**62]], [[2**62], [2**62]]])
+def test_sum_that_is_too_large_is_refused_and_does_not_wrap_around(tmp_path: Path, increments: list[list[int]]) -> None:
+    run = run_of(CheckpointStorage.open(tmp_path.as_uri()), OperatorSubtaskState())
+    tables = []
+    for values in increments:
+        same = pa.array([1] * len(values))
+        columns = {KEY_GROUP_COLUMN: same.cast(pa.int32()), "id": same, "total": values, "n": same, "top": same}
+        tables.append(pa.table(columns))
+    for table in tables[:-1]:
+        run.process_keyed(table)
+    with pytest.raises(UnsupportedStateError, match="Sum a larger type"):
+        run.process_keyed(tables[-1])

@@ -63,6 +63,7 @@ def _tasks(parallelism: int, threshold: int) -> IncrementTasks:
     config.file_merging_enabled = False
     config.data_inline_threshold = threshold
     return IncrementTasks(
+        columns=(),
         vertices=(PlannedVertex(key=None, operators=(), output_schema=None),),
         states=StageStates({}, parallelism=parallelism, max_parallelism=32768, restored={}),
         sink=None,
