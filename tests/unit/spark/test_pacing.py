@@ -149,18 +149,6 @@ def run(rhythm: Rhythm, clock: Clock, items: int, *, seconds: float = 1.0, pace:
     return taken
 
 
-@pytest.mark.parametrize(("every", "expected"), [(1, [1, 2, 3, 4, 5, 6, 7]), (3, [3, 6]), (8, [])])
-def test_a_checkpoint_is_due_after_so_many_items(clock, every, expected):
-    rhythm = Rhythm(every, None, StageCosts(None, clock), Pace(None, None, clock), clock)
-    assert run(rhythm, clock, 7) == expected
-    assert rhythm.unsaved == 7 - max(expected, default=0)
-
-
-def test_a_checkpoint_is_due_when_the_last_one_is_old(clock):
-    rhythm = Rhythm(100, 10.0, StageCosts(None, clock), Pace(None, None, clock), clock)
-    assert run(rhythm, clock, 7, seconds=4.0) == [3, 6]
-
-
 def test_a_due_checkpoint_waits_for_budget_and_is_taken_with_the_first_item_that_has_it(clock):
     costs = StageCosts(0.1, clock)
     costs.spent_seconds = 0.65
