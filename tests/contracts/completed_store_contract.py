@@ -33,7 +33,6 @@ from airflow_provider_statecheck.exceptions import (
     CommitStateUnknownError,
     CoordinatorError,
     CorruptStateError,
-    HandleExistsError,
     StaleAttemptError,
     StorageError,
 )
@@ -48,7 +47,6 @@ from tests.contracts.written_checkpoints import (
     UNCLAIMED,
     OnAlignedRows,
     WrittenCheckpoints,
-    with_other_metadata,
 )
 from tests.messages import ManualClock, make_leadership, present
 
@@ -187,29 +185,12 @@ class CompletedCheckpointStoreContract(OnAlignedRows):
 
     # --- add
 
-    def test_names_are_in_the_order_of_ids(self) -> None:
-        self.filled(9, 10, 100)
-        assert self.names() == [handle_name(9), handle_name(10), handle_name(100)] == sorted(self.names())
-
     def test_a_fenced_store_adds_and_drops_nothing(self) -> None:
         store = self.filled(1, num_retained=1)
         self.fence()
         with pytest.raises(StaleAttemptError):
             self.add(store, self.written(2))
         assert (self.ids(store), self.names(), self.deleting.deleted) == ([1], [handle_name(1)], [])
-
-    def test_adding_a_checkpoint_that_is_there_already_changes_nothing(self) -> None:
-        checkpoint = self.written(1)
-        self.add(self.opened(), checkpoint)
-        store = self.opened()
-        self.add(store, checkpoint, checkpoint)
-        assert (self.ids(store), self.names()) == ([1], [handle_name(1)])
-
-    def test_another_checkpoint_under_the_same_id_is_refused(self) -> None:
-        store = self.filled(1)
-        with pytest.raises(HandleExistsError):
-            self.add(store, with_other_metadata(store.get_all_checkpoints()[0]))
-        assert self.ids(store) == [1]
 
     def test_a_checkpoint_comes_back_whole(self) -> None:
         checkpoint = replace(self.written(7, properties=SAVEPOINT), properties=UNCLAIMED)

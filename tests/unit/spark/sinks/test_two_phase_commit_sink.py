@@ -106,6 +106,7 @@ class PermanentFolderSink(FolderSink):
     can_retract = False
 
 
+@pytest.mark.soak  # in make test, an Iceberg sink without marks cannot retract either
 class TestSinkThatCannotRetract(TestFolderSink):
     can_retract = False
 
