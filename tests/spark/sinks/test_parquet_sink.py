@@ -51,10 +51,8 @@ def test_spark_reads_what_its_tasks_wrote_and_nothing_else(spark, tmp_path, part
     second = Attempt(path, 2, restored=1, schema=SCHEMA, partition_by=partition_by).open()
     assert hidden_in(path, "staging")
     expected = [(key, f"{key:03}", datetime.date(2024, 1, 1 + key % 2)) for key in range(10)]
-
     committed = read_committed(spark, path).select("key", "code", "day")
     assert sorted(tuple(row) for row in committed.collect()) == expected
-
     found = spark.read.schema("key bigint, code string, day date").parquet(path).select("key", "code", "day")
     assert sorted(tuple(row) for row in found.collect()) == expected
     second.finish()

@@ -49,7 +49,6 @@ def read(files, pieces):
 @given(FILES, LIMITS)
 def test_every_row_group_is_in_exactly_one_increment_and_in_order(files, limits):
     increments = planned(files, limits)
-
     found = [group for pieces in increments for group in read(files, pieces)]
     assert found == [(i, g) for i, groups in enumerate(files) for g in range(len(groups))]
     assert all(increments)
@@ -93,9 +92,7 @@ def test_row_groups_that_are_the_whole_file_are_a_whole_file():
 
 def test_a_file_that_cannot_be_cut_is_an_increment_of_its_own():
     ledger = ledger_of([[1], [50, 50], [1]])
-
     found = list(plan(ledger, lambda: Limits(size_bytes=10), lambda _: None))
-
     assert found == [(Piece(0, 1),), (Piece(1, 100),), (Piece(2, 1),)]
 
 
@@ -108,7 +105,6 @@ def test_footers_of_small_files_are_not_read():
 
 def test_the_rest_of_a_file_that_cannot_be_cut_any_more_is_refused():
     ledger = Ledger(ledger_of([[1, 1]]).items, partial={0: Partial(Intervals.of([0]), 1)})
-
     with pytest.raises(InvalidConfigurationError, match="rest of f0"):
         list(plan(ledger, Limits, lambda _: None))
 
@@ -154,15 +150,12 @@ def test_an_increment_finished_twice_counts_once():
     increment = enumerator.next_increment()
     enumerator.finish(increment)
     once = enumerator.snapshot()
-
     enumerator.finish(increment)
-
     assert enumerator.snapshot() == once
 
 
 def test_an_increment_of_another_attempt_is_not_finished():
     increment = enumerator_of([[1]], Limits()).next_increment()
-
     with pytest.raises(InvalidConfigurationError, match="found number 1"):
         enumerator_of([[1]], Limits()).finish(increment)
 
@@ -172,9 +165,7 @@ def test_files_are_looked_at_before_they_are_loaded():
     items = tuple(Item.of(str(i), 1, "") for i in range(2))
     reader = RowGroupsRead(files)
     enumerator: Any = ItemEnumerator(SourceState(Ledger(items)), Limits(items=1), reader)
-
     enumerator.load(enumerator.next_increment())
-
     assert reader.looked_at == ["0"]
 
 
@@ -182,7 +173,6 @@ def test_the_listing_is_the_same_object_in_all_snapshots():
     enumerator = enumerator_of([[1], [1]], Limits(items=1))
     first = enumerator.snapshot()
     enumerator.finish(enumerator.next_increment())
-
     assert enumerator.snapshot()["listing"] is first["listing"]
 
 
@@ -190,7 +180,6 @@ def test_progress_of_files_finished_in_order_stays_small():
     enumerator = enumerator_of([[1]] * 5000, Limits(items=1))
     for increment in increments_of(enumerator):
         enumerator.finish(increment)
-
     assert enumerator.snapshot()["progress"] == {"finished": [[0, 5000]], "partial": []}
 
 
@@ -209,7 +198,6 @@ def test_progress_of_files_finished_in_order_stays_small():
 )
 def test_a_damaged_state_is_refused(damage):
     state = enumerator_of([[1], [1]], Limits()).snapshot()
-
     with pytest.raises(CorruptStateError):
         decode_source_state({**state, **damage})
 
@@ -226,7 +214,6 @@ def test_state_after_increments_of_any_size_in_any_order_leaves_exactly_the_rest
             break
         planned.append((enumerator.encode(increment), enumerator.load(increment)))
     finished = random.sample(planned, random.randint(0, len(planned)))
-
     state = decode_state(encode_state(state_after(listed, [pieces for pieces, _ in finished])))
     rest = enumerator_of(files, Limits(), state)
     left = [row for increment in iter(rest.next_increment, None) for row in rest.load(increment)]

@@ -205,7 +205,6 @@ def test_sink_with_an_open_commit_is_missed_unless_its_output_may_be_dropped(
     with pytest.raises(StorageError) if is_open else nullcontext():
         LoopWithoutSpark(first, RecordedSink(error=StorageError("away") if is_open else None)).run(1)
     first.finish(AttemptStatus.FAILED)
-
     stage: Any = Stage("aggregate").source(EmptySource(lambda: None)).map(lambda row: row, output="number bigint")
     run = StageRun(None, written.attempt(), stage, StageSettings(allow_non_restored_state=drops))  # type: ignore[arg-type]
     is_missed = is_open and not drops
