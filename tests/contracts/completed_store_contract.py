@@ -22,11 +22,7 @@ from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import Com
 from airflow_provider_statecheck.checkpoint.aligned.state_handles import StateHandleStore, handle_name
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, OpenEffects
-from airflow_provider_statecheck.checkpoint.properties import (
-    CheckpointProperties,
-    CheckpointRetentionPolicy,
-    JobStatus,
-)
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointRetentionPolicy, JobStatus
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
@@ -41,13 +37,7 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, InProcessPlan, Killed, faulty_rows
-from tests.contracts.written_checkpoints import (
-    JOB,
-    SAVEPOINT,
-    UNCLAIMED,
-    OnAlignedRows,
-    WrittenCheckpoints,
-)
+from tests.contracts.written_checkpoints import JOB, SAVEPOINT, UNCLAIMED, OnAlignedRows, WrittenCheckpoints
 from tests.messages import ManualClock, make_leadership, present
 
 Store = CompletedCheckpointStore

@@ -32,11 +32,7 @@ from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import StaleAttemptError
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import METADATA
-from tests.messages import (
-    complete_checkpoint,
-    make_acknowledgement,
-    make_registration,
-)
+from tests.messages import complete_checkpoint, make_acknowledgement, make_registration
 
 pytestmark = pytest.mark.db
 

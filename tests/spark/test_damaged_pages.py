@@ -189,10 +189,7 @@ DAMAGES = [
 """The damaged step, and what the retry computes."""
 
 
-@pytest.mark.parametrize(
-    ("damaged", "computed"),
-    rest_in_soak(DAMAGES, DAMAGES[1]),
-)
+@pytest.mark.parametrize(("damaged", "computed"), rest_in_soak(DAMAGES, DAMAGES[1]))
 def test_the_retry_computes_the_damaged_step_and_what_stands_on_it(stage, caplog, damaged, computed):
     stage.damage(damaged)
     with pytest.raises(Exception, match="FAILED_READ_FILE"):

@@ -36,11 +36,7 @@ LIMITS = [{"files_per_increment": 2}, {"bytes_per_increment": 15_000}, {"row_gro
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    "limit",
-    rest_in_soak(LIMITS, LIMITS[2]),
-    ids=["files", "bytes", "row groups", "automatic"],
-)
+@pytest.mark.parametrize("limit", rest_in_soak(LIMITS, LIMITS[2]), ids=["files", "bytes", "row groups", "automatic"])
 def test_all_increments_together_are_what_spark_reads(spark, orders, limit):
     enumerator = ParquetSource(orders, **limit).open(spark)
     schemas = []

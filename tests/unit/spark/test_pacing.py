@@ -13,11 +13,7 @@ from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import new_key
-from airflow_provider_statecheck.checkpoint.messages import (
-    AttemptGrant,
-    FinishAttempt,
-    TriggerCheckpoint,
-)
+from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, FinishAttempt, TriggerCheckpoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
@@ -338,11 +334,7 @@ def test_the_reason_names_cost_and_failures() -> None:
             [120.0],
             "every 60 min (upper limit): checkpoint cost 2 min, 0 failures in 42 d",
         ),
-        (
-            FailureHistory(900, 2 * HOUR),
-            [0.01],
-            "every 10 s (lower limit): checkpoint cost 0.0 s, 900 failures in 2 h",
-        ),
+        (FailureHistory(900, 2 * HOUR), [0.01], "every 10 s (lower limit): checkpoint cost 0.0 s, 900 failures in 2 h"),
     ],
 )
 def test_the_reason_says_what_is_assumed_and_where_a_bound_was_met(

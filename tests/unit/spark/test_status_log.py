@@ -12,19 +12,8 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary, StepSummary
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
-from airflow_provider_statecheck.spark.status_log import (
-    SmoothedRate,
-    StageProgress,
-    StepFigures,
-    readable_seconds,
-)
-from airflow_provider_statecheck.state.progress import (
-    Iterations,
-    LoopProgress,
-    NamedSnapshot,
-    Scope,
-    StepKey,
-)
+from airflow_provider_statecheck.spark.status_log import SmoothedRate, StageProgress, StepFigures, readable_seconds
+from airflow_provider_statecheck.state.progress import Iterations, LoopProgress, NamedSnapshot, Scope, StepKey
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle
 from tests.messages import make_registration, present
 from tests.unit.spark.conftest import Clock
@@ -265,9 +254,7 @@ def test_an_attempt_that_is_killed_without_a_checkpoint_has_reported_what_it_res
     assert (row.status, row.restored_summary) == (AttemptStatus.RUNNING, RESTORED)
 
 
-def test_a_report_after_the_restored_checkpoint_is_gone_is_dropped_and_the_end_repeats_it(
-    stage: WrittenStage,
-) -> None:
+def test_a_report_after_the_restored_checkpoint_is_gone_is_dropped_and_the_end_repeats_it(stage: WrittenStage) -> None:
     stage.run(checkpoints=1)
     attempt = stage.attempt()
     attempt.restore()

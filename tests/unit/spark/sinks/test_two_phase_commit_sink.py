@@ -12,11 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from airflow_provider_statecheck.exceptions import (
-    CoordinatorError,
-    StorageError,
-    UnsupportedStateError,
-)
+from airflow_provider_statecheck.exceptions import CoordinatorError, StorageError, UnsupportedStateError
 from airflow_provider_statecheck.spark.sinks.sink import Sink
 from airflow_provider_statecheck.testing.sink_contract import (
     LOG_STEPS,

@@ -12,11 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, strategies as st
 
-from airflow_provider_statecheck.exceptions import (
-    SourceChangedError,
-    StorageError,
-    UnsupportedStateError,
-)
+from airflow_provider_statecheck.exceptions import SourceChangedError, StorageError, UnsupportedStateError
 from airflow_provider_statecheck.spark.sources.file_listing import require_same_partition_columns
 from airflow_provider_statecheck.spark.tables.delta import library_options
 from airflow_provider_statecheck.spark.tables.delta_files import file_schema, statistics_of
