@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from airflow_provider_statecheck.exceptions import SourceChangedError, SourceRestartRequiredError
+from airflow_provider_statecheck.exceptions import SourceChangedError
 from airflow_provider_statecheck.spark.sources.source import Changes, OnChange, compare, describe_changes, reconcile
 from airflow_provider_statecheck.state.source_items import Intervals, Item, Ledger, Partial
 
@@ -25,7 +25,6 @@ FINISHED_CHANGED = files(a=1, b=2, c=1, d=1)
 UNREAD_CHANGED = files(a=1, b=1, c=1, d=2)
 UNREAD_VANISHED = files(a=1, b=1, c=1)
 PART_CHANGED = files(a=1, b=1, c=2, d=1)
-EVERY_CHANGE = [APPEARED, FINISHED_VANISHED, FINISHED_CHANGED, UNREAD_CHANGED, UNREAD_VANISHED, PART_CHANGED]
 
 
 def names(ledger):
@@ -46,27 +45,10 @@ def test_the_same_files_go_on_as_they_were(on_change, new_run):
     assert reconcile(BEFORE, SAME, on_change=on_change, new_run=new_run) == BEFORE
 
 
-@pytest.mark.parametrize("now", EVERY_CHANGE)
-@pytest.mark.parametrize(("on_change", "error"), [(FAIL, SourceChangedError), (RESTART, SourceRestartRequiredError)])
-def test_each_change_within_a_run_fails_or_begins_again_where_the_user_says_so(now, on_change, error):
-    with pytest.raises(error):
-        reconcile(BEFORE, now, on_change=on_change, new_run=False)
-
-
-def test_files_that_appeared_are_not_read_where_changes_are_ignored():
-    assert names(reconcile(BEFORE, APPEARED, on_change=IGNORE, new_run=False)) == ["a", "b", "c", "d"]
-
-
 @pytest.mark.parametrize("now", [FINISHED_VANISHED, FINISHED_CHANGED])
 def test_finished_files_may_vanish_or_change_where_changes_are_ignored(now):
     ledger = reconcile(BEFORE, now, on_change=IGNORE, new_run=False)
     assert (names(ledger), finished(ledger)) == (["a", "b", "c", "d"], {"a", "b"})
-
-
-def test_an_unread_file_that_changed_is_read_as_it_is_where_changes_are_ignored():
-    ledger = reconcile(BEFORE, UNREAD_CHANGED, on_change=IGNORE, new_run=False)
-    assert ledger.items[3] == UNREAD_CHANGED[3]
-    assert 3 not in ledger.finished
 
 
 @pytest.mark.parametrize("new_run", [False, True])
