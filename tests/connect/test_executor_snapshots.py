@@ -6,7 +6,6 @@ import pytest
 
 from airflow_provider_statecheck.spark.context import StageContext
 from airflow_provider_statecheck.spark.driver.session import HadoopFilesystems
-from airflow_provider_statecheck.spark.plan_digest import step_fingerprint
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotWriter
@@ -40,23 +39,6 @@ def test_what_comes_back_equals_what_was_written(spark, storage):
     assert sorted(map(str, restored.selectExpr("`a.b`", "cast(m as string)", "s").collect())) == sorted(
         map(str, df.selectExpr("`a.b`", "cast(m as string)", "s").collect())
     )
-
-
-@pytest.mark.soak
-def test_a_snapshot_counts_by_its_fingerprint_and_not_by_its_files(spark, storage):
-    def read(name, partitions):
-        uri = f"{storage.base_uri}/{name}"
-        manifest = frames.write(spark.range(100).repartition(partitions), f"{uri}/data")
-        return frames.read(spark, [StoredSnapshot(uri, manifest)]).where("id > 3")
-
-    def fingerprint(df, **known):
-        named = {f"{storage.base_uri}/{name}/data": value * 64 for name, value in known.items()}
-        return step_fingerprint(df, version=None, snapshots=named)
-
-    frames = StoredDataFrames(storage)
-    one, two = read("one", 2), read("two", 5)
-    assert fingerprint(one, one="f", two="f") == fingerprint(two, one="f", two="f")
-    assert fingerprint(one, one="f", two="e") != fingerprint(two, one="f", two="e")
 
 
 @pytest.mark.soak

@@ -23,13 +23,7 @@ from airflow_provider_statecheck.exceptions import (
     StaleAttemptError,
 )
 from tests.contracts.runs_of_a_job import AGAIN, JOB, OPERATOR, RunningTasks, RunsOfAJob, day, unchanged
-from tests.messages import (
-    complete_checkpoint,
-    make_acknowledgement,
-    make_owner,
-    make_registration,
-    present,
-)
+from tests.messages import complete_checkpoint, make_acknowledgement, make_owner, make_registration, present
 
 
 class AcrossRunsContract(RunsOfAJob):

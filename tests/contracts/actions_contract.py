@@ -14,11 +14,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import new_key
-from airflow_provider_statecheck.checkpoint.messages import (
-    ConfirmRestore,
-    FinishAttempt,
-    SkippedCheckpoint,
-)
+from airflow_provider_statecheck.checkpoint.messages import ConfirmRestore, FinishAttempt, SkippedCheckpoint
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptOwner,

@@ -22,18 +22,13 @@ from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import Com
 from airflow_provider_statecheck.checkpoint.aligned.state_handles import StateHandleStore, handle_name
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, OpenEffects
-from airflow_provider_statecheck.checkpoint.properties import (
-    CheckpointProperties,
-    CheckpointRetentionPolicy,
-    JobStatus,
-)
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointRetentionPolicy, JobStatus
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CommitStateUnknownError,
     CoordinatorError,
     CorruptStateError,
-    HandleExistsError,
     StaleAttemptError,
     StorageError,
 )
@@ -42,14 +37,7 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, InProcessPlan, Killed, faulty_rows
-from tests.contracts.written_checkpoints import (
-    JOB,
-    SAVEPOINT,
-    UNCLAIMED,
-    OnAlignedRows,
-    WrittenCheckpoints,
-    with_other_metadata,
-)
+from tests.contracts.written_checkpoints import JOB, SAVEPOINT, UNCLAIMED, OnAlignedRows, WrittenCheckpoints
 from tests.messages import ManualClock, make_leadership, present
 
 Store = CompletedCheckpointStore
@@ -187,29 +175,12 @@ class CompletedCheckpointStoreContract(OnAlignedRows):
 
     # --- add
 
-    def test_names_are_in_the_order_of_ids(self) -> None:
-        self.filled(9, 10, 100)
-        assert self.names() == [handle_name(9), handle_name(10), handle_name(100)] == sorted(self.names())
-
     def test_a_fenced_store_adds_and_drops_nothing(self) -> None:
         store = self.filled(1, num_retained=1)
         self.fence()
         with pytest.raises(StaleAttemptError):
             self.add(store, self.written(2))
         assert (self.ids(store), self.names(), self.deleting.deleted) == ([1], [handle_name(1)], [])
-
-    def test_adding_a_checkpoint_that_is_there_already_changes_nothing(self) -> None:
-        checkpoint = self.written(1)
-        self.add(self.opened(), checkpoint)
-        store = self.opened()
-        self.add(store, checkpoint, checkpoint)
-        assert (self.ids(store), self.names()) == ([1], [handle_name(1)])
-
-    def test_another_checkpoint_under_the_same_id_is_refused(self) -> None:
-        store = self.filled(1)
-        with pytest.raises(HandleExistsError):
-            self.add(store, with_other_metadata(store.get_all_checkpoints()[0]))
-        assert self.ids(store) == [1]
 
     def test_a_checkpoint_comes_back_whole(self) -> None:
         checkpoint = replace(self.written(7, properties=SAVEPOINT), properties=UNCLAIMED)

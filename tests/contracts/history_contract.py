@@ -10,12 +10,7 @@ from datetime import timedelta
 import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
-from airflow_provider_statecheck.checkpoint.messages import (
-    AttemptRef,
-    ConfirmRestore,
-    FinishAttempt,
-    TriggerCheckpoint,
-)
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef, ConfirmRestore, FinishAttempt, TriggerCheckpoint
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
     AttemptStatus,

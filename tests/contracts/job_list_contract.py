@@ -48,14 +48,7 @@ from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJ
 from tests.contracts.maintenance_contract import KnownRuns, MaintenanceContract, NoTokens
 from tests.contracts.runs_of_a_job import JOB, day
 from tests.job_savepoints import copy_checkpoint
-from tests.messages import (
-    ManualClock,
-    complete_checkpoint,
-    make_leadership,
-    make_owner,
-    make_registration,
-    present,
-)
+from tests.messages import ManualClock, complete_checkpoint, make_leadership, make_owner, make_registration, present
 from tests.soak import rest_in_soak
 
 

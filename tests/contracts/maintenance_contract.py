@@ -16,12 +16,7 @@ import pytest
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key
-from airflow_provider_statecheck.checkpoint.messages import (
-    AttemptGrant,
-    AttemptRef,
-    FinishAttempt,
-    TriggerCheckpoint,
-)
+from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, AttemptRef, FinishAttempt, TriggerCheckpoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointRetentionPolicy, JobStatus
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptOwner,

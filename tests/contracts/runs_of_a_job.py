@@ -71,11 +71,7 @@ class RunsOfAJob:
         return self.gateway.register(make_registration(owner=owner, **settings))
 
     def work(
-        self,
-        owner: AttemptOwner,
-        checkpoints: int = 1,
-        status: AttemptStatus = AttemptStatus.FINISHED,
-        **settings: Any,
+        self, owner: AttemptOwner, checkpoints: int = 1, status: AttemptStatus = AttemptStatus.FINISHED, **settings: Any
     ) -> AttemptGrant:
         """Register an attempt, complete checkpoints and end it."""
         grant = self.begin(owner, **settings)

@@ -31,7 +31,6 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus, Checkp
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
-    CommitStateUnknownError,
     CoordinatorError,
     CorruptStateError,
     HandleExistsError,
@@ -206,14 +205,6 @@ class StateHandleStoreContract(OnAlignedRows):
     def test_add_of_unknown_outcome_is_repeated_once(self, mode: FaultMode) -> None:
         self.failing(mode).add_and_lock(ONE, self.written.write(1))
         assert self.live() == [ONE]
-
-    @pytest.mark.parametrize("mode", [FaultMode.ERROR, FaultMode.REPLY_LOST])
-    def test_add_whose_outcome_stays_unknown_deletes_nothing(self, mode: FaultMode) -> None:
-        checkpoint = self.written.write(1)
-        with pytest.raises(CommitStateUnknownError):
-            self.failing(mode, times=2).add_and_lock(ONE, checkpoint)
-        assert self.written.is_whole(checkpoint)
-        assert self.live() == ([ONE] if mode is FaultMode.REPLY_LOST else [])
 
     def test_of_many_adds_at_once_one_succeeds(self) -> None:
         checkpoint = self.written.write(1)

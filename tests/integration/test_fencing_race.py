@@ -32,11 +32,7 @@ from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import StaleAttemptError
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import METADATA
-from tests.messages import (
-    complete_checkpoint,
-    make_acknowledgement,
-    make_registration,
-)
+from tests.messages import complete_checkpoint, make_acknowledgement, make_registration
 
 pytestmark = pytest.mark.db
 
@@ -222,27 +218,3 @@ def test_a_zombie_that_goes_on_calling_changes_nothing_and_costs_its_successor_n
     assert _rows_of(after, old.epoch) == _rows_of(before, old.epoch)
     assert after.attempts == before.attempts
     assert [a.status for a in after.attempts] == [AttemptStatus.FENCED, AttemptStatus.RUNNING]
-
-
-def test_zombies_of_many_epochs_at_once_are_all_refused(connect: Open) -> None:
-    coordinators = [connect() for _ in range(4)]
-    registrations = [c.register(make_registration(job_name="zombies", num_retained=100)) for c in coordinators]
-    *zombies, current = zip(coordinators, [grant.attempt for grant in registrations], strict=True)
-    start, ended = threading.Barrier(len(zombies) + 1), threading.Event()
-
-    def haunt(zombie: AttemptCoordinator, attempt: AttemptRef) -> int:
-        start.wait(WAIT_SECONDS)
-        return _call_until(ended, _zombie_calls(zombie, attempt, range(1, 3)))
-
-    with ThreadPoolExecutor(len(zombies)) as pool:
-        haunting = [pool.submit(haunt, *zombie) for zombie in zombies]
-        try:
-            start.wait(WAIT_SECONDS)
-            replies = [complete_checkpoint(*current) for _ in range(20)]
-        finally:
-            ended.set()
-        assert all(refused.result(WAIT_SECONDS) for refused in haunting)
-    assert all(reply.result is AcknowledgeResult.SUCCESS for reply in replies)
-    view = coordinators[0].describe(job_id_of("zombies"))
-    assert {(c.epoch, c.status) for c in view.checkpoints} == {(4, CheckpointStatus.COMPLETED)}
-    assert len(view.checkpoints) == 20

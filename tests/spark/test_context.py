@@ -365,10 +365,7 @@ def test_an_error_that_the_body_raises_leaves_its_item_unfinished(tries):
         assert list(checkpoint.each("items", [1, 0, 2])) == [0, 2]
 
 
-@pytest.mark.parametrize(
-    ("items", "every", "expected"),
-    [(7, 1, 7), (7, 3, 3), (6, 3, 2), (2, 5, 1), (0, 1, 0)],
-)
+@pytest.mark.parametrize(("items", "every", "expected"), [(7, 1, 7), (7, 3, 3), (6, 3, 2), (2, 5, 1), (0, 1, 0)])
 def test_a_checkpoint_is_taken_after_so_many_items_and_at_the_end_of_the_loop(tries, items, every, expected):
     with tries.failing() as checkpoint:
         worked = list(checkpoint.each("items", range(items), every=every))

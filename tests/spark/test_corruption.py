@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections.abc import Callable
@@ -133,11 +132,6 @@ def state_of(stage: Stage, checkpoint_id: int) -> Path:
     return local(state.uri)
 
 
-def data_of(stage: Stage, checkpoint_id: int, name: str = "second") -> Path:
-    (file,) = (snapshot_of(stage, checkpoint_id, name) / "data").glob("*.parquet")
-    return file
-
-
 FIND: dict[str, Callable[[Stage, int], Path]] = {"metadata": metadata_of, "manifest": manifest_of, "state": state_of}
 
 
@@ -164,84 +158,11 @@ def check_falls_back(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     assert stage.checkpoint(2).unusable_reason is not None
 
 
-def test_the_stage_leaves_what_these_tests_damage(stage):
-    assert [c.checkpoint_id for c in stage.view().checkpoints if c.is_restorable] == [1, 2]
-    names = {i: [handle.name for handle in stage.document(i).snapshots] for i in (1, 2)}
-    assert names == {1: ["first"], 2: ["first", "second"]}
-    assert state_of(stage, 1).stat().st_size < state_of(stage, 2).stat().st_size
-    assert set(json.loads(state_of(stage, 2).read_bytes())) == {
-        "values",
-        "loops",
-        "iterations",
-        "parts",
-        "auto",
-        "writes",
-        "run",
-        "costs",
-    }
-
-
-def test_an_undamaged_stage_goes_on_from_the_newest(stage, caplog):
-    assert stage.run() == RESULT
-    assert stage.computed == []
-    assert errors(caplog) == []
-    assert stage.view().attempts[-1].restored_from == 2
-
-
 @pytest.mark.parametrize("position", rest_in_soak([0.0, 0.01, 0.5, 1.0], 0.5), ids=["first", "early", "middle", "last"])
 @pytest.mark.parametrize("which", FIND)
 def test_one_changed_byte_falls_back_to_the_checkpoint_before(stage, caplog, which, position):
     flip(FIND[which](stage, 2), position)
     check_falls_back(stage, caplog)
-
-
-@pytest.mark.parametrize("which", FIND)
-def test_a_missing_file_falls_back_to_the_checkpoint_before(stage, caplog, which):
-    FIND[which](stage, 2).unlink()
-    check_falls_back(stage, caplog)
-
-
-@pytest.mark.parametrize("which", FIND)
-@pytest.mark.parametrize("keep", rest_in_soak([0, 10], 10))
-def test_a_file_that_was_cut_off_falls_back_to_the_checkpoint_before(stage, caplog, which, keep):
-    path = FIND[which](stage, 2)
-    path.write_bytes(path.read_bytes()[:keep])
-    check_falls_back(stage, caplog)
-
-
-def lose(path: Path) -> None:
-    path.unlink()
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def add_another(path: Path) -> None:
-    shutil.copy(path, path.with_name(f"part-99999-{path.name}"))
-
-
-def change_footer(path: Path) -> None:
-    content = path.read_bytes()
-    flip(path, 1 - (8 + int.from_bytes(content[-8:-4], "little") // 2) / len(content))
-
-
-@pytest.mark.parametrize("damage", [lose, cut, add_another, change_footer])
-def test_data_files_that_are_not_those_of_the_manifest_fall_back_to_the_checkpoint_before(stage, caplog, damage):
-    damage(data_of(stage, 2))
-    check_falls_back(stage, caplog)
-
-
-def test_a_try_that_fell_back_keeps_two_usable_checkpoints_and_fails_over_to_them(stage, caplog):
-    flip(metadata_of(stage, 2), 0.5)
-    with pytest.raises(PlannedError):
-        stage.run(fail=True)
-    assert [c.checkpoint_id for c in stage.view().checkpoints if c.is_restorable] == [1, 2, 3]
-    flip(metadata_of(stage, 3), 0.5)
-    caplog.clear()
-    with caplog.at_level(logging.ERROR):
-        assert stage.run() == RESULT
-    assert [message.split()[1] for message in errors(caplog)] == ["3", "2"]
 
 
 def check_stops(stage: Stage) -> NoRestorableCheckpointError:
@@ -278,16 +199,6 @@ def test_with_both_damaged_a_stage_stops_and_a_repaired_file_restores_again(stag
     assert stage.view().attempts[-1].restored_from == 2
 
 
-@pytest.mark.parametrize("find", [manifest_of, data_of])
-def test_a_snapshot_that_every_checkpoint_names_is_computed_anew_when_it_is_damaged(stage, caplog, find):
-    find(stage, 2, "first").unlink()
-    with caplog.at_level(logging.ERROR):
-        assert stage.run() == RESULT
-    assert stage.computed == ["first", "second"]
-    assert errors(caplog)[-1].startswith("Snapshot 'first' is damaged and will be recomputed: ")
-    assert stage.view().attempts[-1].restored_from == 2
-
-
 def test_a_stage_that_has_lost_its_whole_folder_stops_until_it_is_told_to_start_over(stage):
     shutil.rmtree(stage.folder / "checkpoints")
     check_stops(stage)
@@ -300,14 +211,3 @@ def test_a_stage_that_has_lost_its_whole_folder_stops_until_it_is_told_to_start_
     )
     assert not checkpoint.is_restored()
     checkpoint.fail(PlannedError())
-
-
-def test_after_the_repair_of_all_files_nothing_is_skipped_any_more(stage, caplog):
-    path = metadata_of(stage, 2)
-    intact = flip(path, 0.5)
-    with pytest.raises(PlannedError):
-        stage.run(fail=True)
-    path.write_bytes(intact)
-    caplog.clear()
-    assert stage.run() == RESULT
-    assert (stage.computed, errors(caplog)) == ([], [])

@@ -17,7 +17,7 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError, St
 from airflow_provider_statecheck.spark.context import StageContext
 from airflow_provider_statecheck.spark.step_kinds import cached_bytes, is_cached
 from tests.spark.conftest import PACKAGE_ROOT
-from tests.spark.tries import Tries, ids
+from tests.spark.tries import Disk, Tries, ids
 
 PACKAGE = f"{PACKAGE_ROOT / 'airflow_provider_statecheck'}/"
 
@@ -67,26 +67,6 @@ def test_a_step_is_written_where_computing_it_takes_longer_and_a_retry_decides_t
     assert tries.take_computed() == ["cheap"]
     assert "Step cheap is not written" in caplog.text
     assert "measured by an earlier try" in caplog.text
-
-
-def test_cheap_steps_in_a_row_are_written_when_together_they_are_not_cheap(tries):
-    tries.seconds_per_file = 1.0
-    with tries.failing() as checkpoint:
-        for name in ("first", "one", "two", "three"):
-            checkpoint.snapshot(name, taking(tries, name, 1.5), when="auto")
-        assert [step.name for step in checkpoint.steps] == ["first", "two"]
-
-
-@pytest.mark.soak
-def test_a_new_fact_changes_the_decision_of_a_retry(tries):
-    tries.seconds_per_file = 1.0
-    with tries.failing() as checkpoint:
-        auto(tries, checkpoint)
-    tries.seconds_per_file = 0.1
-    with tries.failing() as checkpoint:
-        checkpoint.snapshot("new", taking(tries, "new", 5.0), when="auto")
-        checkpoint.snapshot("cheap", taking(tries, "cheap", 1.9), when="auto")
-        assert [(step.name, step.is_restored) for step in checkpoint.steps] == [("new", False), ("cheap", False)]
 
 
 def test_a_step_that_is_not_written_is_computed_once_in_a_try_and_leaves_no_memory_taken(tries, spark):
@@ -179,13 +159,6 @@ def test_checkpoints_of_a_loop_are_put_off_where_they_would_cost_too_much(tries,
     assert f"Checkpointing took 5.0 s of 35 s (14.3 %), {checkpoint.costs.put_off} checkpoints postponed" in caplog.text
 
 
-def test_without_a_budget_nothing_is_put_off_and_the_summary_is_given_all_the_same(tries, caplog):
-    tries.seconds_per_file = 1.0
-    with caplog.at_level(logging.INFO), tries.failing() as checkpoint:
-        work(tries, checkpoint, 3)
-    assert "Checkpointing took 3.0 s of 6 s (50.0 %), 0 checkpoints postponed" in caplog.text
-
-
 def test_the_budget_is_one_for_all_tries(tries):
     tries.seconds_per_file = 4.0
     with tries.failing(overhead_budget=0.5) as checkpoint:
@@ -238,22 +211,6 @@ def test_a_refining_loop_without_budget_keeps_its_plans_short_and_saves_at_its_e
     assert len(depths) == 10
 
 
-@pytest.mark.soak
-def test_a_refining_loop_that_converges_without_budget_is_saved(tries):
-    def step(frame: DataFrame, number: int) -> DataFrame:
-        tries.computed.append(f"step {number}")
-        return frame.selectExpr("id + 1 AS id")
-
-    def is_over(now: DataFrame, before: DataFrame) -> bool:
-        return ids(now) == [4]
-
-    tries.seconds_per_file = 100.0
-    for computed in (["step 1", "step 2", "step 3", "step 4"], []):
-        with tries.failing(overhead_budget=0.01) as checkpoint:
-            assert ids(checkpoint.iterate("ids", tries.spark.range(1), 99, step=step, until=is_over)) == [4]
-        assert tries.take_computed() == computed
-
-
 @pytest.mark.parametrize("budget", [0, 1.5, True, "0.1"])
 def test_a_budget_out_of_range_is_refused_before_an_attempt_is_registered(tries, budget):
     with pytest.raises(InvalidConfigurationError, match="overhead_budget"):
@@ -268,6 +225,20 @@ def test_a_budget_out_of_range_is_refused_before_an_attempt_is_registered(tries,
 
 
 # Room
+
+
+def test_a_full_disk_is_named_and_the_retry_computes_what_could_not_be_written(tries, monkeypatch):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, tries.failing() as checkpoint:
+        patch.setattr(Disk, "write_bytes", full)
+        with pytest.raises(StorageError, match="no space left on device, in file:") as raised:
+            checkpoint.snapshot("rows", tries.builder("rows"))
+    assert (raised.value.__cause__, tries.snapshots()) == (None, 0)
+    with tries.open() as checkpoint:
+        assert ids(checkpoint.snapshot("rows", tries.builder("rows"))) == [0, 1, 2]
+    assert tries.take_computed() == ["rows", "rows"]
 
 
 def test_a_step_that_will_not_fit_is_refused_before_it_is_computed(tries):

@@ -242,9 +242,7 @@ class TestManifest:
 
 def test_readable_type_is_the_original_but_nullable():
     original = StructType(
-        [
-            StructField("m", MapType(StringType(), ArrayType(TimestampType(), False), False), False, {"k": 1}),
-        ]
+        [StructField("m", MapType(StringType(), ArrayType(TimestampType(), False), False), False, {"k": 1})]
     )
     readable: Any = readable_type(original)
     (field,) = readable.fields

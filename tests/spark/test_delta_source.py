@@ -47,7 +47,6 @@ def test_all_increments_together_are_what_deltalake_reads(spark, tmp_path, parti
     path = str(tmp_path / "table")
     write_deltalake(path, orders(0, 20), partition_by=partition_by)
     write_deltalake(path, orders(20, 30), mode="append")
-
     found = in_order(read_all(DeltaSource(path, files_per_increment=2).open(spark)))
     expected = in_order(pa.table(DeltaTable(path).to_pyarrow_table()).to_pylist())
     assert [{**row, "at": None} for row in found] == [{**row, "at": None} for row in expected]
@@ -62,7 +61,6 @@ def test_what_a_delta_sink_wrote_is_read_with_its_types(spark, tmp_path, partiti
     writer = attempt.task(schema=schema)
     writer.write(table)
     attempt.commit(1, writer.prepare_commit())
-
     assert in_order(read_all(DeltaSource(f"{tmp_path}/table").open(spark))) == table.to_pylist()
 
 
@@ -80,7 +78,6 @@ def test_values_of_partitions_that_no_directory_tells_come_from_the_log(spark, t
         adds.append(AddAction(file.name, file.stat().st_size, {"code": code, "n": "7"}, 0, True, "{}"))
     schema = Schema.from_arrow(pa.schema([("code", pa.string()), ("key", pa.int64()), ("n", pa.int32())]))
     create_table_with_add_actions(str(path), schema, adds, partition_by=["code", "n"])
-
     found = read_all(DeltaSource(str(path), files_per_increment=5).open(spark))
     assert in_order(found) == [{"code": "001", "key": 1, "n": 7}, {"code": None, "key": 2, "n": 7}]
 
@@ -89,7 +86,6 @@ def test_columns_are_chosen_and_those_that_a_file_lacks_are_null(spark, tmp_path
     path = str(tmp_path / "table")
     write_deltalake(path, pa.table({"key": [1]}))
     write_deltalake(path, pa.table({"key": [2], "more": ["x"]}), mode="append", schema_mode="merge")
-
     assert in_order(read_all(DeltaSource(path).open(spark))) == [{"key": 1, "more": None}, {"key": 2, "more": "x"}]
     assert read_all(DeltaSource(path, columns=["more"], files_per_increment=2).open(spark))[0].keys() == {"more"}
     with pytest.raises(InvalidConfigurationError, match=r"found \['none'\]"):
@@ -102,7 +98,6 @@ def test_a_later_run_reads_what_was_added_since_with_the_columns_of_then(spark, 
     first = DeltaSource(path).open(spark)
     read_all(first)
     write_deltalake(path, pa.table({"key": [2], "more": ["x"]}), mode="append", schema_mode="merge")
-
     state = decode_state(encode_state(first.snapshot()))
     assert read_all(DeltaSource(path).open(spark, state)) == []
     assert read_all(DeltaSource(path).open(spark, state, new_run=True)) == [{"key": 2, "more": "x"}]

@@ -23,7 +23,7 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotWriter, build_manifest, verify_files
 from tests.object_store import SECRET
 from tests.shared_spark import setting
-from tests.soak import every_nth, rest_in_soak
+from tests.soak import every_nth
 from tests.spark.test_dataframe_snapshots import TYPES, as_text
 
 # A map without types is the only one that only Spark's own writer takes.
@@ -184,14 +184,6 @@ class TestDamage:
         with pytest.raises(Exception, match=r"CorruptStateError.*found none"):
             read(spark, frames, uri_of(storage), manifest).count()
 
-    def test_a_file_of_another_size_is_found_before_and_while_reading(self, spark, storage, frames, written):
-        manifest, uri = written
-        storage.write_bytes(uri, storage.read_bytes(uri) + b"x", overwrite=True)
-        with pytest.raises(CorruptStateError, match="bytes instead of"):
-            verify_files(storage, uri_of(storage), manifest)
-        with pytest.raises(Exception, match=r"CorruptStateError.*was changed"):
-            read(spark, frames, uri_of(storage), manifest).count()
-
 
 class TestFingerprints:
     @pytest.fixture
@@ -282,21 +274,6 @@ class TestStages:
         assert stage.computed == ["one", "two"]
         assert stage.run(fails=False) == 9900
         assert stage.computed == []
-
-    @pytest.mark.parametrize("damage", rest_in_soak(["missing", "longer"], "longer"))
-    def test_a_damaged_snapshot_falls_back_to_the_checkpoint_before(self, stage, storage, options, damage):
-        import fsspec
-
-        with pytest.raises(RuntimeError, match="the end is broken"):
-            stage.run(fails=True)
-        filesystem = fsspec.filesystem("s3", **options)
-        newest = max(f for f in filesystem.find(storage.base_uri) if f.endswith(".parquet") and "/two-" in f)
-        if damage == "missing":
-            filesystem.rm(newest)
-        else:
-            filesystem.pipe_file(newest, filesystem.cat_file(newest) + b"x")
-        assert stage.run(fails=False) == 9900
-        assert stage.computed == ["two"]
 
     @pytest.mark.soak
     def test_a_changed_page_is_told_and_computed_anew(self, stage, storage, options):

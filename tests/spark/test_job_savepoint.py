@@ -212,7 +212,6 @@ def test_a_pipeline_that_is_restored_into_another_job_in_the_middle_of_a_run_com
     fork.extract(SECOND)
     # What the first job had listed and not read is in its own directory.
     fork.report(SECOND)
-
     cut = {part.uid: part.checkpoint_id for part in savepoint.parts}
     for name in ("extract", "report"):
         assert first.committed(name, cut[name]) + fork.committed(name) == undisturbed[name]

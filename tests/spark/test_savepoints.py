@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -26,7 +25,6 @@ from airflow_provider_statecheck.spark import checkpoint_files
 from airflow_provider_statecheck.spark.context import StageContext
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.contracts.maintenance_contract import KnownRuns, NoTokens
-from tests.spark.tries import PlannedError
 
 LIMIT_SECONDS = 60.0
 ITEMS = ["monday", "tuesday", "wednesday"]
@@ -135,38 +133,7 @@ def test_a_callable_stops_with_a_savepoint_of_its_job_in_the_middle_of_a_loop(
 
 
 @pytest.mark.soak
-def test_a_stage_that_was_stopped_goes_on_when_it_is_started_again(pipeline: Pipeline) -> None:
-    stopped(pipeline)
-    assert pipeline.run("first") == [0, 1, 2, 3, 4, 3]
-    assert pipeline.computed == ["tuesday", "wednesday"]
-
-
-def test_a_savepoint_that_was_moved_while_its_job_was_deleted_restores(pipeline: Pipeline) -> None:
-    moved = stopped(pipeline).rename(pipeline.folder / "elsewhere")
-    shutil.rmtree(pipeline.folder / "checkpoints")
-    assert pipeline.run("heir", from_savepoint=moved.as_uri()) == [0, 1, 2, 3, 4, 3]
-    assert pipeline.computed == ["tuesday", "wednesday"]
-
-
-def test_an_unclaimed_savepoint_may_be_deleted_after_the_first_checkpoint(pipeline: Pipeline) -> None:
-    savepoint = stopped(pipeline)
-    pipeline.items = [*ITEMS, "thursday", "friday"]
-    pipeline.while_running = fail  # type: ignore[method-assign]
-    with pytest.raises(PlannedError):
-        pipeline.run("heir", run="of another day", from_savepoint=savepoint.as_uri())
-    assert pipeline.computed == ["tuesday", "wednesday"]
-    shutil.rmtree(savepoint)
-    pipeline.while_running = lambda: None  # type: ignore[method-assign]
-    assert pipeline.run("heir", run="of another day") == [0, 1, 2, 3, 4, 5]
-    assert pipeline.computed == ["wednesday", "thursday", "friday"]
-
-
-@pytest.mark.soak
 def test_a_later_run_of_that_job_computes_its_snapshots_anew(pipeline: Pipeline) -> None:
     pipeline.run("heir", run="of another day", from_savepoint=stopped(pipeline).as_uri())
     pipeline.run("heir", run="of the day after")
     assert pipeline.computed == ["orders"]
-
-
-def fail() -> None:
-    raise PlannedError

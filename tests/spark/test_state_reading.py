@@ -22,9 +22,8 @@ from airflow_provider_statecheck.state.descriptors import (
     StateTtlConfig,
     ValueStateDescriptor,
 )
-from airflow_provider_statecheck.state.reading import state_reader as arrow
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from tests.written_state import BACKENDS, StatefulJob
+from tests.written_state import BACKENDS, EACH_BACKEND, StatefulJob
 
 
 class Level(Enum):
@@ -70,7 +69,7 @@ SOME = Everything(
 )
 
 
-@pytest.fixture(params=["arrow", "fs"])
+@pytest.fixture(params=EACH_BACKEND)
 def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StatefulJob]:
     descriptors: list[Any] = [
         ValueStateDescriptor("value", int),
@@ -153,16 +152,6 @@ def test_options_of_the_storage_are_not_in_the_plan(spark: Any, job: StatefulJob
     assert found.count() == 1
     shown = found._jdf.queryExecution().toString()
     assert "secret-token" not in shown
-
-
-def test_arrow_and_spark_say_the_same(spark: Any, job: StatefulJob) -> None:
-    for number in range(20):
-        job.state(f"key {number}", "value").update(number)
-    pointer = job.save()
-    table = arrow.read_state(pointer, "value").read_all()
-    assert sorted(map(tuple, read_state(spark, pointer, "value").collect())) == sorted(
-        zip(table["account"].to_pylist(), table["value"].to_pylist(), strict=True)
-    )
 
 
 def test_types_that_spark_has_not_are_refused(spark: Any, tmp_path: Path) -> None:

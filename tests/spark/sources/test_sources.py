@@ -36,11 +36,7 @@ LIMITS = [{"files_per_increment": 2}, {"bytes_per_increment": 15_000}, {"row_gro
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    "limit",
-    rest_in_soak(LIMITS, LIMITS[2]),
-    ids=["files", "bytes", "row groups", "automatic"],
-)
+@pytest.mark.parametrize("limit", rest_in_soak(LIMITS, LIMITS[2]), ids=["files", "bytes", "row groups", "automatic"])
 def test_all_increments_together_are_what_spark_reads(spark, orders, limit):
     enumerator = ParquetSource(orders, **limit).open(spark)
     schemas = []
@@ -50,7 +46,6 @@ def test_all_increments_together_are_what_spark_reads(spark, orders, limit):
         return frame.collect()
 
     rows = rows_read(enumerator, rows_of)
-
     expected = spark.read.parquet(str(orders))
     assert in_order(rows) == in_order(expected.collect())
     assert all(schema == expected.schema for schema in schemas)
@@ -60,9 +55,7 @@ def test_all_increments_together_are_what_spark_reads(spark, orders, limit):
 @pytest.mark.parametrize("limit", rest_in_soak(SHORT, SHORT[1]), ids=["file", "parts"])
 def test_chosen_columns_come_in_their_order(spark, orders, limit):
     enumerator = ParquetSource(orders, columns=["part", "money"], **limit).open(spark)
-
     frame = enumerator.load(following(enumerator))
-
     assert frame.schema.simpleString() == "struct<part:int,money:decimal(20,2)>"
     assert "text" not in frame._jdf.queryExecution().executedPlan().toString()
 
@@ -72,23 +65,19 @@ def test_chosen_columns_come_in_their_order(spark, orders, limit):
 def test_a_given_schema_decides_columns_and_types(spark, orders, limit):
     source = ParquetSource(orders, schema="part string, id bigint, missing double", **limit)
     enumerator = source.open(spark)
-
     frame = enumerator.load(following(enumerator))
-
     assert frame.schema.simpleString() == "struct<part:string,id:bigint,missing:double>"
     assert frame.distinct().where("part = '0' and missing is null").count() == frame.count() > 0
 
 
 def test_a_column_that_is_not_there_is_refused(spark, orders):
     enumerator = ParquetSource(orders, columns=["no_such"]).open(spark)
-
     with pytest.raises(InvalidConfigurationError, match="no_such"):
         enumerator.load(following(enumerator))
 
 
 def test_what_is_no_schema_is_refused(spark, orders):
     enumerator = ParquetSource(orders, schema="id big big").open(spark)
-
     with pytest.raises(InvalidConfigurationError, match="Expected schema"):
         enumerator.load(following(enumerator))
 
@@ -105,9 +94,7 @@ def test_a_schema_taken_from_files_stays_the_same_over_attempts_and_increments(s
     enumerator.finish(first)
     for name in ("2", "x"):
         pq.write_table(pa.table({"id": [1], "new": [1]}), tmp_path / f"k={name}" / "a.parquet")
-
     again = ParquetSource(tmp_path, files_per_increment=1, on_change="ignore").open(spark, enumerator.snapshot())
-
     assert sorted(tuple(row) for row in rows_read(again)) == [(1, "2"), (1, "x")]
 
 
@@ -116,9 +103,7 @@ def test_names_of_files_are_no_patterns(spark, tmp_path):
     for name in names:
         (tmp_path / "d=1%3A2").mkdir(exist_ok=True)
         pq.write_table(pa.table({"id": [name]}), tmp_path / "d=1%3A2" / f"{name}.parquet")
-
     rows = rows_read(ParquetSource(tmp_path, files_per_increment=1).open(spark))
-
     assert sorted(tuple(row) for row in rows) == sorted((name, "1:2") for name in names)
 
 
@@ -126,16 +111,13 @@ def test_several_places_are_one_source(spark, tmp_path):
     for place, name in (("old", "a"), ("new", "b")):
         (tmp_path / place / "k=1").mkdir(parents=True)
         pq.write_table(pa.table({"id": [name]}), tmp_path / place / "k=1" / "x.parquet")
-
     rows = rows_read(ParquetSource([tmp_path / "old", f"{tmp_path}/new/*"], bytes_per_increment=None).open(spark))
-
     assert sorted(tuple(row) for row in rows) == [("a", 1), ("b", 1)]
 
 
 def test_an_increment_without_rows_is_fine(spark, tmp_path):
     pq.write_table(pa.table({"id": pa.array([], pa.int64())}), tmp_path / "empty.parquet")
     enumerator = ParquetSource(tmp_path).open(spark)
-
     assert rows_read(enumerator) == []
     assert enumerator.finished_splits == 1
 
@@ -143,7 +125,6 @@ def test_an_increment_without_rows_is_fine(spark, tmp_path):
 def test_options_for_spark_leave_files_whole(spark, orders):
     source = ParquetSource(orders, row_groups_per_increment=1, options={"datetimeRebaseMode": "CORRECTED"})
     enumerator = source.open(spark)
-
     assert len(rows_read(enumerator)) == 3000
     assert enumerator.snapshot()["increments"] == 3
 
@@ -151,9 +132,7 @@ def test_options_for_spark_leave_files_whole(spark, orders):
 def test_json_files_have_the_columns_of_the_schema(spark, tmp_path):
     (tmp_path / "a.json").write_text('{"id": 1, "x": "no"}\n{"id": 2, "name": "b"}\n')
     (tmp_path / "b.json").write_text('{"id": 3}\n')
-
     rows = rows_read(JsonSource(tmp_path, schema="id bigint, name string", files_per_increment=1).open(spark))
-
     assert [tuple(row) for row in rows] == [(1, None), (2, "b"), (3, None)]
 
 
@@ -163,5 +142,4 @@ def test_csv_files_are_read_by_position_before_columns_are_chosen(spark, tmp_pat
     source = CsvSource(
         tmp_path, schema="id bigint, name string, day int", columns=["day", "name"], options={"header": True}
     )
-
     assert [tuple(row) for row in rows_read(source.open(spark))] == [(2, "a"), (2, "b")]

@@ -8,16 +8,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink, committed_files
 from airflow_provider_statecheck.spark.sources.file_source import ParquetSource
 from airflow_provider_statecheck.spark.stages.stage import Count, Stage, StageSettings, Sum
+from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, ValueStateDescriptor
+from airflow_provider_statecheck.state.keys.key_serializer import KeyField
 from airflow_provider_statecheck.storage.metadata_file import document_uris, load_document
 from tests.sessions import start_session
 from tests.spark.stages.failing import FailingInFirstAttempt, FailingSink, LingeringSink, Traces, state_files
 from tests.spark.stages.functions import RunningBalance
 from tests.spark.stages.stage_tries import StageTries
 from tests.spark.stages.test_stage import RUNNING, payments
-from tests.state_content import StateContent
+from tests.state_content import StateContent, values_and_maps
 
 
 def run(spark: Any, folder: Path, way: str) -> dict[str, Any]:
@@ -69,10 +73,10 @@ def _sink(tries: StageTries, traces: Traces, way: str, where: str) -> ParquetSin
 
 
 def _state(tries: StageTries) -> Any:
-    from tests.spark.stages.test_rescaled_content import ACCOUNT, READ
-
+    account = KeyField("account", pa.string())
+    read = values_and_maps(ValueStateDescriptor("balance", int, 0), MapStateDescriptor("purposes", str, int))
     content = StateContent(storage=tries.storage, checkpoint=tries.completed()[-1])
-    return sorted(content.read("stage/balance", ACCOUNT, 1, READ).items())
+    return sorted(content.read("stage/balance", account, 1, read).items())
 
 
 def main() -> None:

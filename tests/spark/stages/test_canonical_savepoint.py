@@ -47,8 +47,7 @@ def test_tools_read_the_savepoint_of_a_stage(tries: StageTries, backend: str) ->
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    ("backend", "other", "mode"),
-    [("arrow", "hashmap", RestoreMode.NO_CLAIM), ("hashmap", "arrow", RestoreMode.CLAIM)],
+    ("backend", "other", "mode"), [("arrow", "hashmap", RestoreMode.NO_CLAIM), ("hashmap", "arrow", RestoreMode.CLAIM)]
 )
 def test_another_backend_goes_on_from_the_savepoint_of_a_stage(
     tries: StageTries, backend: str, other: str, mode: RestoreMode

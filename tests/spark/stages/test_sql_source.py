@@ -87,14 +87,12 @@ def test_a_schema_gives_types_that_the_table_does_not_tell(spark, postgres_url):
     table = Table(postgres_url, sa.Column("id", sa.Integer), sa.Column("tags", sa.ARRAY(sa.Text)))
     table.add({"id": 1, "tags": ["a", None]})
     source = SqlSource(postgres_url, "orders", schema="id int, tags array<string>")
-
     assert [row.asDict() for row in rows_read(source.open(spark))] == [{"id": 1, "tags": ["a", None]}]
 
 
 @pytest.mark.parametrize("schema", ["id big big", "id interval"])
 def test_what_is_no_schema_or_has_no_counterpart_is_refused(spark, tmp_path, schema):
     table = Table(f"sqlite:///{tmp_path}/shop.db", sa.Column("id", sa.Integer))
-
     with pytest.raises((InvalidConfigurationError, UnsupportedStateError)):
         SqlSource(table.url, "orders", schema=schema).open(spark)
 
@@ -103,9 +101,7 @@ def test_each_range_is_a_task_of_its_own(spark, tmp_path):
     table = Table(f"sqlite:///{tmp_path}/shop.db", sa.Column("id", sa.Integer))
     table.add_keys(range(9))
     enumerator = SqlSource(table.url, "orders", rows_per_increment=9, readers=3).open(spark)
-
     frame = enumerator.load(following(enumerator)).selectExpr("id", "spark_partition_id() as task")
-
     assert {(row["id"] // 3, row["task"]) for row in frame.collect()} == {(0, 0), (1, 1), (2, 2)}
 
 
@@ -140,7 +136,6 @@ def test_a_stage_that_failed_goes_on_in_the_table_and_the_next_run_behind_the_ma
     with pytest.raises(Exception, match="planned"):
         tries.run(stage)
     table.add(*payments(40, 45))  # above the mark
-
     assert tries.run(stage).rows == 20
     assert tries.rows() == running([pa.Table.from_pylist(payments(0, 40)).to_pydict()])
     tries.run(stage, owner=make_owner(run_key="tomorrow"))

@@ -78,9 +78,7 @@ def test_rows_are_those_that_were_committed_with_the_types_of_their_columns(spar
     tries.write_input(part(0), part(1))
     run_upstream(tries, never(tries))
     enumerator = StageOutputSource(str(tries.output)).open(spark)
-
     frame = enumerator.load(following(enumerator))
-
     assert dict(frame.dtypes) == {"account": "string", "number": "bigint", "balance": "bigint"}
     assert {row["account"] for row in frame.collect()} == {"000", "001", "002"}
     assert sorted(row["number"] for row in frame.collect()) == list(range(20))
@@ -95,7 +93,6 @@ def test_a_changed_page_of_the_output_upstream_is_an_error_and_no_other_value(sp
         content[pq.read_metadata(path).row_group(0).column(0).dictionary_page_offset + 40] ^= 1
         path.write_bytes(content)
     enumerator = StageOutputSource(str(tries.output)).open(spark)
-
     with pytest.raises(Exception, match="FAILED_READ_FILE"):
         enumerator.load(following(enumerator)).collect()
 
@@ -104,7 +101,6 @@ def test_chosen_columns_come_in_their_order(spark, tries):
     tries.write_input(part(0))
     run_upstream(tries, never(tries))
     enumerator = StageOutputSource(str(tries.output), columns=["balance", "account"]).open(spark)
-
     assert enumerator.load(following(enumerator)).columns == ["balance", "account"]
 
 
@@ -116,9 +112,7 @@ def test_columns_stay_those_of_the_first_attempt(spark, tries):
     first = following(enumerator)
     before = enumerator.load(first).schema
     enumerator.finish(first)
-
     again = source.open(spark, enumerator.snapshot())
-
     assert again.snapshot()["reader"]["schema"] == before.json()
     assert again.load(following(again)).schema == before
 
@@ -129,9 +123,7 @@ def test_each_run_reads_what_was_committed_since_the_run_before(tries):
     assert run_downstream(tries).increments == 2
     tries.write_input(part(2))
     run_upstream(tries, never(tries), run="2026-01-02")
-
     second = run_downstream(tries, run="2026-01-02")
-
     assert (second.increments, second.rows) == (1, 10)
     assert counts(tries) == {"000": 10, "001": 10, "002": 10}
     assert run_downstream(tries, run="2026-01-03").increments == 0
@@ -145,7 +137,6 @@ def test_output_of_a_failed_try_is_read_as_far_as_it_was_committed_and_the_rest_
         run_upstream(tries, function)
     assert run_downstream(tries).rows == 10
     run_upstream(tries, function)
-
     assert run_downstream(tries, run="2026-01-02").rows == 10
     assert sum(counts(tries).values()) == 20
 
@@ -166,7 +157,6 @@ def test_an_upstream_that_begins_again_is_noticed(tries):
     run_upstream(tries, never(tries))
     run_downstream(tries)
     begun_again(tries)
-
     with pytest.raises(SourceChangedError, match="retracted checkpoint"):
         run_downstream(tries, run="2026-01-02")
     assert run_downstream(tries, run="2026-01-02", on_change="restart").rows == 1
@@ -198,12 +188,10 @@ def test_a_pipeline_that_is_restored_into_another_job_reads_on_with_the_output_o
     tries.run(downstream(tries), uid="report", owner=make_owner())
     newest = {record.operator_id: record for record in tries.completed()}
     fork = Fork(tries, save_job(tries.storage, list(newest.values()), f"file://{tries.folder}/savepoints"))
-
     # The first run of the fork has the date of the run before the savepoint, and no new input.
     assert fork.run_both("2026-01-01").rows == 0
     for number, run in ((2, "2026-01-02"), (3, "2026-01-03")):
         tries.write_input(part(number))
         assert fork.run_both(run).rows == 10
-
     assert sum(counts(tries, "fork-report").values()) == 40
     assert sum(counts(tries).values()) == 20

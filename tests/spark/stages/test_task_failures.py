@@ -22,11 +22,7 @@ IN_TWO_VERTICES = (TWO_VERTICES, "exit in function of two vertices", "exit in si
 Results = dict[str, dict[str, Any]]
 
 
-@pytest.fixture(
-    scope="module",
-    params=[SHORT, LONG, IN_TWO_VERTICES],
-    ids=["a few ways", "more ways", "two vertices"],
-)
+@pytest.fixture(scope="module", params=[SHORT, LONG, IN_TWO_VERTICES], ids=["a few ways", "more ways", "two vertices"])
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
     """What a stage leaves, by what goes wrong, where a task may fail twice; first what it leaves where nothing does."""
     folder = tmp_path_factory.mktemp("repeated")

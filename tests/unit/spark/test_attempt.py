@@ -161,18 +161,6 @@ def test_what_could_not_be_deleted_is_named_with_what_deletes_it(stage, caplog):
 LATE = CheckpointDeclinedError("too late", reason=CheckpointFailureReason.CHECKPOINT_EXPIRED)
 
 
-def test_any_number_is_borne_by_default_with_a_warning_each(caplog):
-    failures = FailedCheckpoints()
-    with caplog.at_level(logging.WARNING):
-        for _ in range(5):
-            failures.failed(StorageError("disk full"))
-        failures.failed(LATE, 12)
-    assert [r.getMessage() for r in caplog.records] == [
-        *["A checkpoint failed; the stage continues without it: disk full"] * 5,
-        "Checkpoint 12 failed; the stage continues without it: too late",
-    ]
-
-
 def test_one_too_many_fails_the_stage_and_lists_the_failures():
     failures = FailedCheckpoints(1)
     failures.failed(LATE, 12)
@@ -182,13 +170,6 @@ def test_one_too_many_fails_the_stage_and_lists_the_failures():
         (12, CheckpointFailureReason.CHECKPOINT_EXPIRED, "CheckpointDeclinedError: too late"),
         (-1, CheckpointFailureReason.IO_EXCEPTION, "StorageError: disk full"),
     ]
-
-
-def test_a_completed_checkpoint_starts_the_counting_anew():
-    failures = FailedCheckpoints(1)
-    for completed in (1, 2, 3):
-        failures.failed(StorageError("disk full"))
-        failures.succeeded(completed)
 
 
 def test_a_checkpoint_that_was_lost_for_whatever_reason_counts():

@@ -13,11 +13,7 @@ from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import new_key
-from airflow_provider_statecheck.checkpoint.messages import (
-    AttemptGrant,
-    FinishAttempt,
-    TriggerCheckpoint,
-)
+from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, FinishAttempt, TriggerCheckpoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
@@ -147,18 +143,6 @@ def run(rhythm: Rhythm, clock: Clock, items: int, *, seconds: float = 1.0, pace:
                 pace.completed()
             rhythm.taken()
     return taken
-
-
-@pytest.mark.parametrize(("every", "expected"), [(1, [1, 2, 3, 4, 5, 6, 7]), (3, [3, 6]), (8, [])])
-def test_a_checkpoint_is_due_after_so_many_items(clock, every, expected):
-    rhythm = Rhythm(every, None, StageCosts(None, clock), Pace(None, None, clock), clock)
-    assert run(rhythm, clock, 7) == expected
-    assert rhythm.unsaved == 7 - max(expected, default=0)
-
-
-def test_a_checkpoint_is_due_when_the_last_one_is_old(clock):
-    rhythm = Rhythm(100, 10.0, StageCosts(None, clock), Pace(None, None, clock), clock)
-    assert run(rhythm, clock, 7, seconds=4.0) == [3, 6]
 
 
 def test_a_due_checkpoint_waits_for_budget_and_is_taken_with_the_first_item_that_has_it(clock):
@@ -350,11 +334,7 @@ def test_the_reason_names_cost_and_failures() -> None:
             [120.0],
             "every 60 min (upper limit): checkpoint cost 2 min, 0 failures in 42 d",
         ),
-        (
-            FailureHistory(900, 2 * HOUR),
-            [0.01],
-            "every 10 s (lower limit): checkpoint cost 0.0 s, 900 failures in 2 h",
-        ),
+        (FailureHistory(900, 2 * HOUR), [0.01], "every 10 s (lower limit): checkpoint cost 0.0 s, 900 failures in 2 h"),
     ],
 )
 def test_the_reason_says_what_is_assumed_and_where_a_bound_was_met(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -132,11 +133,16 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
+def beside(path: Path) -> None:
+    """Add a file that the manifest does not list."""
+    shutil.copy(path, path.with_name(f"part-99999-{path.name}"))
+
+
 Find = Callable[[Written], Path]
 Damage = Callable[[Path], None]
 NOTICED: list[tuple[Find, Damage]] = [
     *((find, damage) for find in (metadata, state, manifest) for damage in (middle, last, cut, Path.unlink)),
-    *((data, damage) for damage in (footer, last, cut, Path.unlink)),
+    *((data, damage) for damage in (footer, last, cut, beside, Path.unlink)),
     # The blocks of such a file have checksums of their own, which are verified when a block is read.
     *((function, damage) for damage in (cut, Path.unlink)),
 ]

@@ -82,15 +82,6 @@ def test_what_fails_is_counted_too(clock):
     assert costs.spent_seconds == 3.0
 
 
-def test_tries_add_up(clock):
-    first = StageCosts(0.5, clock)
-    clock.seconds, first.spent_seconds, first.put_off = 10.0, 2.0, 3
-    clock.seconds = 10.0
-    second = StageCosts(0.5, clock, json.loads(json.dumps(first.encode())))
-    clock.seconds = 15.0
-    assert (second.spent_seconds, second.elapsed_seconds, second.put_off) == (2.0, 15.0, 3)
-
-
 def test_the_summary_says_what_it_cost_in_one_line(clock, caplog):
     costs = StageCosts(None, clock)
     with caplog.at_level(logging.INFO):

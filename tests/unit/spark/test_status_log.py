@@ -9,24 +9,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.checkpoint.snapshot_summary import LoopSummary, SnapshotSummary, StepSummary
+from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary, StepSummary
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
-from airflow_provider_statecheck.spark.status_log import (
-    SmoothedRate,
-    StageProgress,
-    StepFigures,
-    figures_or_none,
-    readable_seconds,
-)
-from airflow_provider_statecheck.state.progress import (
-    Iteration,
-    Iterations,
-    LoopProgress,
-    NamedSnapshot,
-    Scope,
-    StepKey,
-)
+from airflow_provider_statecheck.spark.status_log import SmoothedRate, StageProgress, StepFigures, readable_seconds
+from airflow_provider_statecheck.state.progress import Iterations, LoopProgress, NamedSnapshot, Scope, StepKey
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle
 from tests.messages import make_registration, present
 from tests.unit.spark.conftest import Clock
@@ -197,22 +184,6 @@ def figures(
     return StepFigures(progress or LoopProgress(), iterations or Iterations(), clock or Clock(0.0))
 
 
-def outcomes(summary: SnapshotSummary | None) -> dict[str, str]:
-    return {step.name: step.outcome for step in present(summary).steps}
-
-
-def test_each_step_is_shown_with_what_the_attempt_did_with_it() -> None:
-    found = figures()
-    found.restored(NamedSnapshot((handle("clicks", 400.0),)))
-    found.skipped(((), "cheap"), 0.5)
-    found.computed(NamedSnapshot((handle("sessions", 30.0),)))
-    live = [handle("clicks"), handle("sessions"), handle("later")]
-    summary = found.of_checkpoint(live, 2.5)
-    assert outcomes(summary) == {"later": "held", "clicks": "restored", "cheap": "skipped", "sessions": "computed"}
-    assert [step.seconds_saved for step in summary.steps] == [0.0, 400.0, 0.0, 0.0]
-    assert (summary.seconds_saved, summary.snapshot_seconds) == (400.0, 2.5)
-
-
 def test_a_restored_iteration_that_goes_on_is_computed_but_has_saved_its_time() -> None:
     found = figures()
     found.restored(NamedSnapshot((handle("ranks", 100.0),)))
@@ -234,39 +205,6 @@ def test_ten_thousand_steps_cost_no_more_than_some_hundred_and_none_is_lost_in_t
         assert len(summary.steps) + summary.left_out["steps"] == 10_000
         assert summary.seconds_saved == 10_000.0
     assert len(found._steps) == len(found._restored) == 200
-
-
-def test_loops_show_what_is_done_and_what_there_is_to_do() -> None:
-    progress, iterations = LoopProgress([[[], "days", ["1", "2"]]]), Iterations([[[], "ranks", 5, False]])
-    found = figures(progress, iterations)
-    progress.expect(DAYS, ["2", "3", "4"])
-    progress.finish(DAYS, "3")
-    iterations.expect(((), "ranks"), 20)
-    iterations.record(((), "ranks"), Iteration(10, is_converged=False))
-    progress.expect(((("days", "4"),), "hours"), ["0", "1"])
-    assert found.of_checkpoint([], 0.0).loops == (
-        LoopSummary(name="days", finished=3, total=4),
-        LoopSummary(name="days[4]/hours", finished=0, total=2),
-        LoopSummary(name="ranks", finished=10, total=20, is_iteration=True),
-    )
-    restored = present(found.of_restore())
-    assert [(loop.name, loop.finished) for loop in restored.loops] == [("days", 2), ("ranks", 5)]
-
-
-def test_the_time_of_restored_items_is_saved_and_that_of_new_items_is_not() -> None:
-    earlier = LoopProgress()
-    earlier.finish(DAYS, "1", 40.0)
-    earlier.finish(DAYS, "2", 60.5)
-    progress = LoopProgress(earlier.encode())
-    found = figures(progress)
-    found.restored(NamedSnapshot((handle("clicks", 400.0),)))
-    progress.finish(DAYS, "3", 30.0)
-    summary, restored = found.of_checkpoint([], 0.0), found.of_restore()
-    assert restored is not None
-    assert [(each.loops[0].seconds, each.seconds_saved) for each in (summary, restored)] == [
-        (130.5, 500.5),
-        (100.5, 500.5),
-    ]
 
 
 def test_a_finished_item_takes_the_loops_inside_it_along() -> None:
@@ -301,14 +239,6 @@ def test_an_attempt_that_restored_nothing_reports_nothing() -> None:
     assert found.of_restore() is None
 
 
-def test_figures_that_cannot_be_computed_are_none(caplog: pytest.LogCaptureFixture) -> None:
-    def broken() -> SnapshotSummary:
-        raise RuntimeError("no figures")
-
-    assert figures_or_none(broken) is None
-    assert "no figures" in caplog.text
-
-
 # In the rows
 
 
@@ -324,9 +254,7 @@ def test_an_attempt_that_is_killed_without_a_checkpoint_has_reported_what_it_res
     assert (row.status, row.restored_summary) == (AttemptStatus.RUNNING, RESTORED)
 
 
-def test_a_report_after_the_restored_checkpoint_is_gone_is_dropped_and_the_end_repeats_it(
-    stage: WrittenStage,
-) -> None:
+def test_a_report_after_the_restored_checkpoint_is_gone_is_dropped_and_the_end_repeats_it(stage: WrittenStage) -> None:
     stage.run(checkpoints=1)
     attempt = stage.attempt()
     attempt.restore()

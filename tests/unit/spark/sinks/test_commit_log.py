@@ -283,28 +283,6 @@ def test_output_of_a_lost_checkpoint_with_the_same_id_is_named_and_a_restart_rep
     assert keys_in(tmp_path) == [5]
 
 
-def test_the_next_attempt_completes_what_an_attempt_had_planned(tmp_path, monkeypatch):
-    monkeypatch.setattr(FolderSink, "commit_transaction", _die)
-    with pytest.raises(_Dies):
-        opened(tmp_path, 1).add(1, 1)
-    monkeypatch.undo()
-    opened(tmp_path, 2, 1)
-    assert keys_in(tmp_path) == [1]
-
-
-def test_a_late_commit_of_a_transaction_that_was_aborted_is_invisible(tmp_path, monkeypatch):
-    commit = FolderSink.commit_transaction
-
-    def overtaken(sink: FolderSink, transaction: Any) -> None:
-        monkeypatch.undo()
-        opened(tmp_path, 2, generation=2).add(2, 5)
-        commit(sink, transaction)
-
-    monkeypatch.setattr(FolderSink, "commit_transaction", overtaken)
-    opened(tmp_path, 1).add(1, 1)
-    assert keys_in(tmp_path) == [5]
-
-
 def test_records_of_replaced_output_and_files_of_older_attempts_are_deleted(tmp_path):
     first = opened(tmp_path, 1)
     for checkpoint in range(1, 6):
@@ -338,17 +316,6 @@ def test_superseded_attempt_whose_file_was_deleted_cannot_return(tmp_path):
     with pytest.raises(StaleAttemptError, match="retry or clear the task until its attempt is above 2"):
         zombie.commit(1, late)
     assert keys_in(tmp_path) == [2]
-
-
-def test_an_attempt_that_died_after_its_claim_leaves_the_log_to_the_next_one(tmp_path, monkeypatch):
-    opened(tmp_path, 1).add(1, 1)
-    with monkeypatch.context() as patch:
-        patch.setattr(CommitFiles, "write", _die)
-        with pytest.raises(_Dies):
-            opened(tmp_path, 2, 1)
-    third = opened(tmp_path, 3, 1)
-    third.add(2, 2)
-    assert keys_in(tmp_path) == [1, 2]
 
 
 def test_a_log_that_was_truncated_to_nothing_is_refused_and_not_taken_for_a_claim(tmp_path, monkeypatch):

@@ -17,7 +17,6 @@ from fsspec.implementations.local import LocalFileSystem
 from airflow_provider_statecheck.exceptions import (
     CoordinatorError,
     CorruptStateError,
-    StaleAttemptError,
     StorageError,
     UnsupportedStateError,
 )
@@ -86,33 +85,6 @@ def test_a_lost_file_is_told_with_what_may_have_happened_on_such_a_storage(tmp_p
     attempt.files.delete(written[0]["files"][0]["name"])
     with pytest.raises(CorruptStateError, match=f"found neither; {re.escape(cause)}"):
         attempt.commit(1, written)
-
-
-def test_a_move_whose_reply_was_lost_is_made_once(path, monkeypatch):
-    attempt = Attempt(path, 1).open()
-    written = attempt.write(1)
-    move = TargetFiles.move
-
-    def lost(*args):
-        move(*args)
-        return move(*args)
-
-    monkeypatch.setattr(TargetFiles, "move", lost)
-    attempt.commit(1, written)
-    assert (seen_in(path), committed_in(path)) == ([1], [1])
-
-
-def test_a_copy_whose_original_stayed_is_finished(memory_path, monkeypatch):
-    first = Attempt(memory_path, 1).open()
-    written = first.write(1)
-    with monkeypatch.context() as patch:
-        patch.setattr(TargetFiles, "delete", _failing)
-        with pytest.raises(StorageError, match="planted"):
-            first.commit(1, written)
-    assert len(hidden_in(memory_path, "staging")) == 1
-    Attempt(memory_path, 2, restored=1).open().commit(1, written)
-    assert hidden_in(memory_path, "staging") == []
-    assert (seen_in(memory_path), committed_in(memory_path)) == ([1], [1])
 
 
 def _failing(*_):
@@ -214,25 +186,6 @@ def test_a_task_of_a_newer_attempt_loses_no_file_to_the_end_of_an_older_one(path
     filesystem.pipe_file(newer, b"being written")
     first.finish()
     assert filesystem.exists(newer)
-
-
-def test_an_attempt_that_is_fenced_while_it_publishes_leaves_the_commit_to_the_newer_one(path, monkeypatch):
-    zombie = Attempt(path, 1).open()
-    written = zombie.write(1)
-    publish = PublishedFiles.publish
-
-    def fenced(*args):
-        monkeypatch.undo()
-        publish(*args)
-        Attempt(path, 2, restored=1).open()
-
-    monkeypatch.setattr(PublishedFiles, "publish", fenced)
-    zombie.commit(1, written)
-    third = Attempt(path, 3, restored=1).open()
-    third.commit(1, written)
-    with pytest.raises(StaleAttemptError):
-        zombie.finish()
-    assert both(path) == same(1)
 
 
 def test_a_published_file_that_no_log_names_is_deleted_at_the_end(path):

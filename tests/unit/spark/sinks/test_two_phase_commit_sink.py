@@ -12,11 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from airflow_provider_statecheck.exceptions import (
-    CoordinatorError,
-    StorageError,
-    UnsupportedStateError,
-)
+from airflow_provider_statecheck.exceptions import CoordinatorError, StorageError, UnsupportedStateError
 from airflow_provider_statecheck.spark.sinks.sink import Sink
 from airflow_provider_statecheck.testing.sink_contract import (
     LOG_STEPS,
@@ -106,6 +102,7 @@ class PermanentFolderSink(FolderSink):
     can_retract = False
 
 
+@pytest.mark.soak  # in make test, an Iceberg sink without marks cannot retract either
 class TestSinkThatCannotRetract(TestFolderSink):
     can_retract = False
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import pickle
 from typing import Any
 
 import pyarrow as pa
@@ -80,21 +79,18 @@ def test_a_run_reads_the_table_at_the_version_at_which_it_began(path, source):
     append(path, 2)
     write_deltalake(path, rows(3), mode="overwrite")
     append(path, 4)
-
     assert seen(path, source().open(None)) == [3, 4]
 
 
 def test_what_was_written_first_is_read_first(path, source):
     for key in range(8):
         append(path, key)
-
     assert planned(path, source().open(None)) == [[key] for key in range(8)]
 
 
 def test_files_go_into_increments_by_their_number_and_their_bytes(path, source):
     for key in range(4):
         append(path, key)
-
     assert [len(keys) for keys in planned(path, source().open(None))] == [1, 1, 1, 1]
     assert [len(keys) for keys in planned(path, source(files_per_increment=3).open(None))] == [3, 1]
     by_bytes = source(files_per_increment=None, bytes_per_increment=1).open(None)
@@ -104,27 +100,11 @@ def test_files_go_into_increments_by_their_number_and_their_bytes(path, source):
     assert automatic.snapshot()["target_bytes"] == SMALLEST_TARGET_BYTES
 
 
-def test_a_restored_attempt_reads_the_rest_of_the_same_version(path, source):
-    append(path, 1)
-    append(path, 2)
-    enumerator = source().open(None)
-    first = enumerator.next_increment()
-    enumerator.finish(first)
-    write_deltalake(path, rows(3), mode="overwrite")
-
-    again = source().open(None, state_of(enumerator))
-    following = again.next_increment()
-    assert following.number == 2
-    assert sorted([*keys_of(path, first), *keys_of(path, following)]) == [1, 2]
-    assert again.next_increment() is None
-
-
 def test_a_restored_attempt_needs_neither_the_log_nor_deltalake(path, source, tmp_path, monkeypatch):
     append(path, 1)
     state = state_of(source().open(None))
     (tmp_path / "table" / "_delta_log").rename(tmp_path / "away")
     monkeypatch.setitem(__import__("sys").modules, "deltalake", None)
-
     assert seen(path, source().open(None, state)) == [1]
 
 
@@ -135,7 +115,6 @@ def test_a_file_that_vacuum_deleted_under_a_run_is_told(path, source):
     enumerator.require_unchanged(increment)
     write_deltalake(path, rows(2), mode="overwrite")
     DeltaTable(path).vacuum(0, dry_run=False, enforce_retention_duration=False)
-
     with pytest.raises(SourceChangedError, match="vanished"):
         enumerator.require_unchanged(increment)
     with pytest.raises(SourceRestartRequiredError, match="vanished"):
@@ -145,25 +124,12 @@ def test_a_file_that_vacuum_deleted_under_a_run_is_told(path, source):
 # The next run
 
 
-def test_a_new_run_reads_what_was_added_since(path, source):
-    append(path, 1)
-    state = finished(source())
-    append(path, 2)
-    append(path, 3)
-
-    assert source().open(None, state, new_run=True).next_increment().number == 2
-    enumerator = source().open(None, state, new_run=True)
-    assert planned(path, enumerator) == [[2], [3]]
-    assert enumerator.snapshot()["reader"]["version"] == 2
-
-
 def test_many_versions_are_read_in_their_order(path, source, monkeypatch):
     monkeypatch.setattr(delta_files, "_VERSIONS_PER_READ", 2)
     append(path, 0)
     state = finished(source())
     for key in range(1, 6):
         append(path, key)
-
     assert planned(path, source().open(None, state, new_run=True)) == [[1], [2], [3], [4], [5]]
 
 
@@ -172,7 +138,6 @@ def test_a_new_run_remembers_only_what_is_left(path, source):
         append(path, key)
     state = finished(source())
     append(path, 5)
-
     assert source().open(None, state, new_run=True).total_splits == 1
 
 
@@ -182,7 +147,6 @@ def test_files_that_are_only_written_together_are_no_new_rows(path, source):
     state = finished(source())
     DeltaTable(path).optimize.compact()
     append(path, 3)
-
     assert seen(path, source().open(None, state, new_run=True)) == [3]
 
 
@@ -192,7 +156,6 @@ def test_new_files_that_were_written_together_meanwhile_are_read_as_they_were_ad
     append(path, 2)
     append(path, 3)
     DeltaTable(path).optimize.compact()
-
     assert seen(path, source().open(None, state, new_run=True)) == [2, 3]
 
 
@@ -201,7 +164,6 @@ def test_rows_that_came_and_changed_between_two_runs_are_read_as_they_are(path, 
     state = finished(source())
     append(path, 2, 3)
     DeltaTable(path).delete("key = 2")
-
     assert seen(path, source().open(None, state, new_run=True)) == [3]
 
 
@@ -233,7 +195,6 @@ def test_rows_that_were_read_and_have_changed_fail_the_next_run(path, source, ch
     state = finished(source())
     append(path, 3)
     change(path)
-
     with pytest.raises(error, match=message):
         source(on_change=on_change).open(None, state, new_run=True)
 
@@ -244,7 +205,6 @@ def test_versions_that_change_rows_are_passed_over_if_told_so(path, source, chan
     state = finished(source())
     change(path)
     append(path, 4)
-
     assert seen(path, source(on_change="ignore").open(None, state, new_run=True)) == [4]
 
 
@@ -255,7 +215,6 @@ def test_rows_that_a_delta_sink_replaced_are_noticed(path, source):
     first.add(2, 2)
     assert seen(path, source().open(None, state, new_run=True)) == [2]
     DeltaAttempt(f"file://{path}", 2, generation=2).open().add(1, 10)
-
     with pytest.raises(SourceChangedError, match="changed or deleted"):
         source().open(None, state, new_run=True)
 
@@ -268,7 +227,6 @@ def test_versions_that_are_not_kept_any_more_are_told(path, source, tmp_path, on
     append(path, 3)
     DeltaTable(path).create_checkpoint()
     (tmp_path / "table" / "_delta_log" / f"{1:020d}.json").unlink()
-
     with pytest.raises(SourceChangedError, match="log of version 1 was deleted"):
         source(on_change=on_change).open(None, state, new_run=True)
 
@@ -279,7 +237,6 @@ def test_a_table_that_was_made_anew_is_told(path, source, tmp_path):
     (tmp_path / "table").rename(tmp_path / "away")
     append(path, 2)
     append(path, 3)
-
     with pytest.raises(SourceChangedError, match="it was recreated"):
         source().open(None, state, new_run=True)
 
@@ -323,7 +280,6 @@ def test_a_time_of_a_partition_that_is_no_instant_gets_no_zone(path, source):
 def test_the_first_run_may_begin_at_a_version(path, source):
     for key in (1, 2, 3):
         append(path, key)
-
     assert seen(path, source(starting_version=1).open(None)) == [2, 3]
     assert seen(path, source(starting_version=3).open(None)) == []
 
@@ -343,7 +299,6 @@ def test_versions_of_the_beginning_that_change_rows_are_told_or_passed_over(path
     append(path, 1, 2)
     DeltaTable(path).delete("key = 1")
     append(path, 3)
-
     with pytest.raises(SourceChangedError, match=r"from version 1 on, .* version 1.*Start after these versions"):
         source(starting_version=1, on_change="restart").open(None)
     assert seen(path, source(starting_version=1, on_change="ignore").open(None)) == [3]
@@ -393,13 +348,6 @@ def test_the_state_of_another_source_is_refused(path, source, tmp_path):
         CorruptStateError, match="position in a Delta table, found invalid data or those of another source"
     ):
         source().open(None, other)
-
-
-def test_options_are_hidden_and_go_with_the_source():
-    source = DeltaSource("s3://name:password@lake/t", storage_options={"secret": "hush-hush"})
-    assert repr(source) == "DeltaSource('s3://***@lake/t')"
-    assert "hush" not in repr(vars(source))
-    assert pickle.loads(pickle.dumps(source))._options.reveal() == {"secret": "hush-hush"}
 
 
 def test_a_failing_storage_is_told_without_secrets(object_store):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import itertools
 from typing import Any
 
 import pytest
@@ -25,7 +23,7 @@ from airflow_provider_statecheck.spark.sources.enumerator import (
 )
 from airflow_provider_statecheck.state.source_items import Intervals, Item, Ledger, Partial
 from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
-from tests.unit.spark.sources.runs import increments_of, state_of
+from tests.unit.spark.sources.runs import increments_of
 
 FILES = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=6), max_size=8)
 LIMITS = st.builds(
@@ -51,7 +49,6 @@ def read(files, pieces):
 @given(FILES, LIMITS)
 def test_every_row_group_is_in_exactly_one_increment_and_in_order(files, limits):
     increments = planned(files, limits)
-
     found = [group for pieces in increments for group in read(files, pieces)]
     assert found == [(i, g) for i, groups in enumerate(files) for g in range(len(groups))]
     assert all(increments)
@@ -95,9 +92,7 @@ def test_row_groups_that_are_the_whole_file_are_a_whole_file():
 
 def test_a_file_that_cannot_be_cut_is_an_increment_of_its_own():
     ledger = ledger_of([[1], [50, 50], [1]])
-
     found = list(plan(ledger, lambda: Limits(size_bytes=10), lambda _: None))
-
     assert found == [(Piece(0, 1),), (Piece(1, 100),), (Piece(2, 1),)]
 
 
@@ -110,7 +105,6 @@ def test_footers_of_small_files_are_not_read():
 
 def test_the_rest_of_a_file_that_cannot_be_cut_any_more_is_refused():
     ledger = Ledger(ledger_of([[1, 1]]).items, partial={0: Partial(Intervals.of([0]), 1)})
-
     with pytest.raises(InvalidConfigurationError, match="rest of f0"):
         list(plan(ledger, Limits, lambda _: None))
 
@@ -151,76 +145,17 @@ def rows_of(files):
     return [(i, g) for i, groups in enumerate(files) for g in range(len(groups))]
 
 
-@given(FILES, LIMITS, st.lists(st.integers(0, 4), max_size=6))
-def test_nothing_is_lost_or_doubled_wherever_attempts_end(files, limits, ends):
-    expected = increments_of(enumerator_of(files, limits))
-    found, state = [], None
-    for left in [*ends, len(expected)]:
-        enumerator = enumerator_of(files, limits, state)
-        for increment in itertools.islice(iter(enumerator.next_increment, None), left):
-            found.append((increment, enumerator.load(increment)))
-            enumerator.finish(increment)
-        enumerator.next_increment()  # planned, and lost with the attempt
-        state = state_of(enumerator)
-
-    assert [row for _, rows in found for row in rows] == rows_of(files)
-    assert [increment for increment, _ in found] == expected
-
-
-@given(FILES, st.lists(LIMITS, min_size=1, max_size=5), st.data())
-def test_other_limits_after_a_restore_lose_and_double_nothing(files, limits, data):
-    found, state = [], None
-    for number, limit in enumerate(limits):
-        enumerator = enumerator_of(files, limit, state)
-        planned = increments_of(enumerator)
-        is_last = number == len(limits) - 1
-        chosen = (
-            planned
-            if is_last
-            else data.draw(st.lists(st.sampled_from(planned), unique=True) if planned else st.just([]))
-        )
-        for increment in chosen:
-            found += enumerator.load(increment)
-            enumerator.finish(increment)
-        state = state_of(enumerator)
-
-    assert sorted(found) == rows_of(files)
-
-
-@given(FILES, LIMITS)
-def test_progress_ends_where_everything_is_finished(files, limits):
-    enumerator = enumerator_of(files, limits)
-    done = []
-    for increment in increments_of(enumerator):
-        enumerator.finish(increment)
-        done.append(enumerator.finished_bytes)
-
-    assert done == sorted(done)
-    assert enumerator.finished_bytes == enumerator.total_bytes
-    assert enumerator.finished_splits == enumerator.total_splits == len(files)
-
-
-def test_the_same_increment_loaded_twice_gives_the_same_rows():
-    enumerator = enumerator_of([[5, 5, 5]], Limits(size_bytes=5))
-    increment = enumerator.next_increment()
-
-    assert enumerator.load(increment) == enumerator.load(increment) == [(0, 0)]
-
-
 def test_an_increment_finished_twice_counts_once():
     enumerator = enumerator_of([[5, 5, 5]], Limits(size_bytes=5))
     increment = enumerator.next_increment()
     enumerator.finish(increment)
     once = enumerator.snapshot()
-
     enumerator.finish(increment)
-
     assert enumerator.snapshot() == once
 
 
 def test_an_increment_of_another_attempt_is_not_finished():
     increment = enumerator_of([[1]], Limits()).next_increment()
-
     with pytest.raises(InvalidConfigurationError, match="found number 1"):
         enumerator_of([[1]], Limits()).finish(increment)
 
@@ -230,29 +165,14 @@ def test_files_are_looked_at_before_they_are_loaded():
     items = tuple(Item.of(str(i), 1, "") for i in range(2))
     reader = RowGroupsRead(files)
     enumerator: Any = ItemEnumerator(SourceState(Ledger(items)), Limits(items=1), reader)
-
     enumerator.load(enumerator.next_increment())
-
     assert reader.looked_at == ["0"]
-
-
-def test_a_snapshot_is_not_changed_by_what_follows():
-    enumerator = enumerator_of([[1, 1, 1], [1]], Limits(size_bytes=1))
-    enumerator.finish(enumerator.next_increment())
-    snapshot = enumerator.snapshot()
-    before = copy.deepcopy(snapshot)
-
-    for increment in increments_of(enumerator):
-        enumerator.finish(increment)
-
-    assert snapshot == before
 
 
 def test_the_listing_is_the_same_object_in_all_snapshots():
     enumerator = enumerator_of([[1], [1]], Limits(items=1))
     first = enumerator.snapshot()
     enumerator.finish(enumerator.next_increment())
-
     assert enumerator.snapshot()["listing"] is first["listing"]
 
 
@@ -260,7 +180,6 @@ def test_progress_of_files_finished_in_order_stays_small():
     enumerator = enumerator_of([[1]] * 5000, Limits(items=1))
     for increment in increments_of(enumerator):
         enumerator.finish(increment)
-
     assert enumerator.snapshot()["progress"] == {"finished": [[0, 5000]], "partial": []}
 
 
@@ -279,7 +198,6 @@ def test_progress_of_files_finished_in_order_stays_small():
 )
 def test_a_damaged_state_is_refused(damage):
     state = enumerator_of([[1], [1]], Limits()).snapshot()
-
     with pytest.raises(CorruptStateError):
         decode_source_state({**state, **damage})
 
@@ -296,7 +214,6 @@ def test_state_after_increments_of_any_size_in_any_order_leaves_exactly_the_rest
             break
         planned.append((enumerator.encode(increment), enumerator.load(increment)))
     finished = random.sample(planned, random.randint(0, len(planned)))
-
     state = decode_state(encode_state(state_after(listed, [pieces for pieces, _ in finished])))
     rest = enumerator_of(files, Limits(), state)
     left = [row for increment in iter(rest.next_increment, None) for row in rest.load(increment)]

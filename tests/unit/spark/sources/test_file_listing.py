@@ -35,34 +35,29 @@ def listed(tmp_path, *patterns, order="path"):
 
 def test_files_are_found_at_any_depth_in_the_order_of_their_paths(tmp_path, write):
     write("b", "day=2/b", "day=10/a", "a")
-
     assert listed(tmp_path) == ["a", "b", "day=10/a", "day=2/b"]
 
 
 def test_hidden_and_empty_files_are_left_out(tmp_path, write):
     write("_SUCCESS", ".crc", "_temporary/0/a", ".hidden/a", "x._COPYING_", "k=1/_committed", "_k=1/seen", "a_b.c")
     write("empty", content="")
-
     assert listed(tmp_path) == ["_k=1/seen", "a_b.c"]
 
 
 def test_the_oldest_files_come_first_where_the_user_says_so(tmp_path, write):
     write("new", age=1)
     write("old", "also_old", age=9)
-
     assert listed(tmp_path, order="mtime") == ["also_old", "old", "new"]
 
 
 def test_a_pattern_chooses_files_and_directories(tmp_path, write):
     write("a.csv", "b.txt", "year=1/a.csv", "year=2/deep/b.csv", "other/a.csv")
-
     assert listed(tmp_path, "*.csv") == ["a.csv"]
     assert listed(tmp_path, "year=*") == ["year=1/a.csv", "year=2/deep/b.csv"]
 
 
 def test_one_file_is_a_place_too_and_no_file_is_listed_twice(tmp_path, write):
     write("x/a", "x/b")
-
     assert listed(tmp_path, "x/a") == ["x/a"]
     assert listed(tmp_path, "x", "x/b", "*/a") == ["x/a", "x/b"]
 
@@ -73,7 +68,6 @@ def test_a_missing_place_has_no_files(tmp_path):
 
 def test_names_are_taken_as_they_stand(tmp_path, write):
     write("sp ace%20[1].x", "k=a%2Fb/{y}*", "end /a ")
-
     assert listed(tmp_path) == ["end /a ", "k=a%2Fb/{y}*", "sp ace%20[1].x"]
     assert listed(tmp_path, "end ", "end /a ") == ["end /a "]
 
@@ -85,9 +79,7 @@ def test_a_second_look_finds_what_vanished_and_what_changed(tmp_path, write):
     (tmp_path / "gone").unlink()
     write("grown", content="xx", age=5)
     write("rewritten", content="y", age=4)
-
     changes = listing.changes(before)
-
     assert [item.name.rpartition("/")[2] for item in changes.vanished] == ["gone"]
     assert [item.name.rpartition("/")[2] for item in changes.changed] == ["grown", "rewritten"]
 
@@ -95,7 +87,6 @@ def test_a_second_look_finds_what_vanished_and_what_changed(tmp_path, write):
 def test_a_second_look_at_unchanged_files_finds_nothing(tmp_path, write):
     write("a", "b/c")
     listing = FileListing(parse_paths(tmp_path), {})
-
     assert not listing.changes(listing.files())
 
 
@@ -105,11 +96,8 @@ def test_a_link_is_the_file_that_it_leads_to(tmp_path, write):
     (tmp_path / "in" / "a").symlink_to(tmp_path / "elsewhere" / "a")
     listing = FileListing(parse_paths(tmp_path / "in"), {})
     before = listing.files()
-
     assert not listing.changes(before)
-
     write("elsewhere/a", content="y", age=4)
-
     assert listing.changes(before).changed == listing.files() != before
 
 
@@ -117,7 +105,6 @@ def test_a_link_that_leads_to_no_file_is_refused_unless_it_is_left_out(tmp_path,
     write("day=1/a")
     (tmp_path / "latest").symlink_to("day=1")
     (tmp_path / "lost").symlink_to("gone")
-
     with pytest.raises(InvalidConfigurationError, match=r"latest, a link to directory; add the directory itself"):
         listed(tmp_path, "la*")
     with pytest.raises(InvalidConfigurationError, match=r"lost, a link to nothing; .*restore what the link leads to"):
@@ -132,7 +119,6 @@ def test_a_file_that_state_names_elsewhere_is_not_looked_at(tmp_path, write, nam
     listing = FileListing(parse_paths([f"{tmp_path}/part"]), {})
     [item, _] = listing.files()
     foreign = replace(item, name=f"file://{tmp_path}/part/{name}" if name else f"file://{tmp_path}/secret")
-
     with pytest.raises(LocationNotAllowedError, match="not opened"):
         listing.changes([foreign])
 
@@ -145,16 +131,13 @@ def test_the_files_of_an_object_store_keep_their_versions(object_store):
     before = listing.files()
     assert [item.name for item in before] == [f"s3://{object_store.bucket}/sources/{name}" for name in ("a", "k=1/b")]
     assert not listing.changes(before)
-
     client.pipe_file(f"{object_store.bucket}/sources/a", b"y")
-
     assert [item.name[-1] for item in listing.changes(before).changed] == ["a"]
     assert [item.digest != old.digest for item, old in zip(listing.files(), before, strict=True)] == [True, False]
 
 
 def test_a_bucket_that_is_missing_is_an_error_and_no_empty_source(object_store):
     listing = FileListing(parse_paths("s3://no-such-bucket-of-ours/x"), object_store.storage_options)
-
     with pytest.raises(StorageError, match="cannot be listed"):
         listing.files()
 
@@ -163,7 +146,6 @@ def test_credentials_are_in_no_message(object_store):
     options = {**object_store.storage_options, "secret": "wrong-secret-of-somebody"}
     with pytest.raises((StorageError, InvalidConfigurationError)) as raised:
         FileListing(parse_paths("s3://no-such-bucket-of-ours/x"), options).files()
-
     assert "wrong-secret-of-somebody" not in str(raised.value)
 
 
@@ -205,7 +187,6 @@ def test_a_path_is_a_place_with_or_without_a_pattern(path, place):
 
 def test_a_relative_path_is_below_the_working_directory(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-
     assert parse_paths("orders/*.csv") == (SourcePath(f"file://{tmp_path}/orders", "*.csv"),)
 
 
@@ -215,7 +196,6 @@ def test_files_of_a_path_with_dots_are_below_it(monkeypatch, tmp_path, write, pa
     monkeypatch.chdir(tmp_path / "a")
     listing = FileListing(parse_paths(path.format(tmp_path)), {})
     [item] = listing.files()
-
     assert (item.name, listing.root_of(item.name)) == (f"file://{tmp_path}/b/y", f"file://{tmp_path}/b")
 
 

@@ -65,7 +65,6 @@ def test_an_increment_tells_its_bytes_and_its_source_the_progress(write, source)
     enumerator = source().open(None)
     increment = enumerator.next_increment()
     enumerator.finish(increment)
-
     assert (increment.number, increment.size_bytes, increment.splits[0].size_bytes) == (1, 10, 10)
     assert (enumerator.finished_bytes, enumerator.total_bytes) == (10, 20)
     assert (enumerator.finished_splits, enumerator.total_splits) == (1, 2)
@@ -86,7 +85,6 @@ def test_a_change_between_attempts_fails_and_names_the_file(tmp_path, write, sou
     write("a", "b", "c")
     state = after_one(source())
     change(tmp_path)
-
     with pytest.raises(SourceChangedError, match=f"{told}.*on_change"):
         source().open(None, state)
     with pytest.raises(SourceRestartRequiredError, match=told):
@@ -99,9 +97,7 @@ def test_ignored_changes_leave_the_files_of_the_start(tmp_path, write, source):
     write("0", "d")
     write("b", content="other and longer")
     (tmp_path / "a").unlink()
-
     enumerator = source(on_change="ignore").open(None, state)
-
     assert names(enumerator) == [["b"], ["c"]]
     assert enumerator.total_bytes == 36
 
@@ -113,10 +109,8 @@ def test_a_new_run_reads_what_appeared_in_increments_of_its_own(tmp_path, write,
         enumerator.finish(increment)
     write("0", "c")
     (tmp_path / "a").unlink()
-
     following = source().open(None, enumerator.snapshot(), new_run=True)
     first = following.next_increment()
-
     assert first.number == 3
     assert [first.splits[0].item.name[-1], names(following)] == ["0", [["c"]]]
     assert following.total_splits == 3
@@ -136,7 +130,6 @@ def test_a_file_that_changes_between_plan_and_load_is_not_read(tmp_path, write, 
     enumerator = source(on_change=on_change).open(None)
     increment = enumerator.next_increment()
     change(tmp_path / "a")
-
     with pytest.raises(error, match=told):
         enumerator.load(increment)
 
@@ -149,7 +142,6 @@ def test_a_change_while_an_increment_was_read_is_noticed_by_a_second_look(write,
     write("b", content="another increment's")
     enumerator.require_unchanged(increment)
     write("a", content="changed")
-
     with pytest.raises(SourceChangedError):
         enumerator.require_unchanged(increment)
 
@@ -158,7 +150,6 @@ def test_a_change_while_an_increment_was_read_is_noticed_by_a_second_look(write,
 def test_a_source_without_files_is_refused_at_the_start(tmp_path, write, source, content):
     if content is not None:
         write("a", content=content)
-
     with pytest.raises(InvalidConfigurationError, match="found none"):
         source().open(None)
 
@@ -167,14 +158,12 @@ def test_files_in_directories_of_other_columns_are_refused(tmp_path, source):
     for name in ("day=1/a", "month=1/a"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text("{}")
-
     with pytest.raises(InvalidConfigurationError, match=r"same partition columns .*\['day'\].*\['month'\]"):
         source().open(None)
 
 
 def test_automatic_increments_are_a_64th_of_what_is_left_and_no_less_than_a_bound():
     large, small = (Ledger((Item.of("a", size, ""), Item.of("b", 64 << 30, ""))) for size in (64 << 30, 1))
-
     assert automatic_bytes(large) == 2 << 30
     assert automatic_bytes(large.finish_items([0])) == 1 << 30
     assert automatic_bytes(Ledger(small.items[:1])) == SMALLEST_TARGET_BYTES
@@ -184,7 +173,6 @@ def test_automatic_increments_keep_their_size_within_a_run(write, source):
     write("a", "b")
     automatic = source(files_per_increment=None)
     state = {**automatic.open(None).snapshot(), "target_bytes": 10}
-
     assert names(automatic.open(None, state)) == [["a"], ["b"]]
     assert names(automatic.open(None, state, new_run=True)) == [["a", "b"]]
 

@@ -78,7 +78,6 @@ def keys(enumerator):
 
 def test_splits_are_loaded_by_the_users_function():
     enumerator = DataFrameSource([1, 2, 3], load, splits_per_increment=2).open("spark")
-
     assert enumerator.load(enumerator.next_increment()) == ["spark", 1, "spark", 2]
     assert enumerator.load(enumerator.next_increment()) == ["spark", 3]
     assert enumerator.next_increment() is None
@@ -86,13 +85,11 @@ def test_splits_are_loaded_by_the_users_function():
 
 def test_splits_may_come_from_a_function_and_any_type_have_keys():
     source = DataFrameSource(lambda: [{"day": 1}, {"day": 2}], load, key=lambda split: f"day-{split['day']}")
-
     assert keys(source.open(None)) == [["day-1"], ["day-2"]]
 
 
 def test_nobody_knows_the_bytes():
     enumerator = DataFrameSource(["a"], load).open(None)
-
     assert (enumerator.total_bytes, enumerator.finished_bytes) == (None, None)
     assert enumerator.next_increment().size_bytes is None
 
@@ -103,7 +100,6 @@ def test_no_splits_are_no_increments():
 
 def test_splits_of_an_iterator_are_those_of_every_attempt():
     source = DataFrameSource(iter([1, 2]), load)
-
     assert keys(source.open(None)) == keys(source.open(None)) == [["1"], ["2"]]
 
 
@@ -155,39 +151,32 @@ def rows(tasks, schema, numbers=None, options=None):
 def test_shares_of_tasks_are_all_row_groups_once_and_in_order(sizes, data):
     start = data.draw(st.integers(0, len(sizes) - 1))
     end = data.draw(st.integers(start + 1, len(sizes)))
-
     shares = list(cut_into_tasks(RowGroups("r", "u", 1, start, end, {}), sizes))
-
     assert [group for share in shares for group in range(share.start, share.end)] == list(range(start, end))
     assert all(share.end == share.start + 1 or sum(sizes[share.start : share.end]) <= 32 * MIB for share in shares)
 
 
 def test_a_large_row_group_behind_empty_ones_has_a_task_of_its_own():
     shares = list(cut_into_tasks(RowGroups("r", "u", 1, 0, 3, {}), [0, 0, 33 * MIB]))
-
     assert [(share.start, share.end) for share in shares] == [(0, 2), (2, 3)]
 
 
 def test_a_task_reads_its_row_groups_alone(write):
     path = write(pa.table({"id": range(10)}), row_group_size=2)
     schema = pa.schema({"id": pa.int64()})
-
     found = rows([task(path, 0, 1), task(path, 2, 4)], schema, numbers=[1])
-
     assert [row["id"] for row in found] == [4, 5, 6, 7]
 
 
 def test_columns_come_in_the_order_of_the_schema_whatever_their_capitals_and_missing_ones_are_null(write):
     path = write(pa.table({"a": pa.array([1], pa.int32()), "B": ["x"], "unwanted": [0]}))
     schema = pa.schema({"b": pa.string(), "a": pa.int64(), "missing": pa.int64()})
-
     assert rows([task(path)], schema) == [{"b": "x", "a": 1, "missing": None}]
 
 
 def test_columns_of_directories_take_the_place_of_those_in_files(write):
     path = write(pa.table({"id": [1, 2], "day": ["in", "file"]}))
     schema = pa.schema({"day": pa.string(), "id": pa.int64(), "no": pa.string()})
-
     assert rows([task(path, day="1", no=None)], schema) == [
         {"day": "1", "id": 1, "no": None},
         {"day": "1", "id": 2, "no": None},
@@ -196,7 +185,6 @@ def test_columns_of_directories_take_the_place_of_those_in_files(write):
 
 def test_only_columns_of_directories_have_as_many_rows_as_the_file(write):
     path = write(pa.table({"id": [1, 2, 3]}))
-
     assert rows([task(path, day="1")], pa.schema({"day": pa.string()})) == [{"day": "1"}] * 3
 
 
@@ -208,7 +196,6 @@ def test_a_missing_file_and_one_of_another_size_are_noticed_by_the_task(write, i
         write(pa.table({"id": range(1000)}))
     else:
         path.unlink()
-
     with pytest.raises(SourceChangedError, match=message):
         rows([before], pa.schema({"id": pa.int64()}))
 
@@ -216,7 +203,6 @@ def test_a_missing_file_and_one_of_another_size_are_noticed_by_the_task(write, i
 def test_what_is_no_parquet_file_is_told_by_its_name(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("x" * 100)
-
     with pytest.raises(StorageError, match=r"notes\.txt of a source cannot be read"):
         read_footer(f"file://{path}", f"file://{tmp_path}", 100, {})
     with pytest.raises(StorageError, match=r"notes\.txt of a source cannot be read"):
@@ -225,14 +211,12 @@ def test_what_is_no_parquet_file_is_told_by_its_name(tmp_path):
 
 def test_options_are_hidden_in_what_goes_to_tasks():
     reader = RowGroupReader(options=HiddenOptions({"secret": "very-secret"}), schema=pa.schema({}), packed_tasks=b"")
-
     assert "very-secret" not in repr(reader)
 
 
 def test_sizes_of_row_groups_are_what_is_stored(write):
     path = write(pa.table({"id": range(100)}), row_group_size=50)
     sizes = group_sizes(pq.read_metadata(path))
-
     assert len(sizes) == 2
     assert 0 < sum(sizes) < path.stat().st_size
 
@@ -289,7 +273,6 @@ def test_times_of_old_files_are_those_of_spark(write, year):
     moment = datetime(year, 11, 21, 3, 4, 5, 678901)  # noqa: DTZ001
     path = write(pa.table({"at": pa.array([moment], pa.timestamp("us"))}), use_deprecated_int96_timestamps=True)
     schema = t.StructType().add("at", t.TimestampType())
-
     assert reads_like_spark(pq.read_metadata(path), schema)
     found = rows([task(path)], pa.schema({"at": pa.timestamp("us", "UTC")}))
     assert [row["at"].replace(tzinfo=None) for row in found] == [moment]
@@ -300,13 +283,11 @@ def test_times_of_old_files_are_those_of_spark(write, year):
 )
 def test_files_with_days_of_an_old_calendar_are_not_cut(write, told):
     table = pa.table({"id": [1]}).replace_schema_metadata(told)
-
     assert not reads_like_spark(pq.read_metadata(write(table)), t.StructType().add("id", t.LongType()))
 
 
 def test_names_that_differ_by_capitals_alone_are_left_to_spark(write):
     metadata = pq.read_metadata(write(pa.table({"id": [1], "ID": [2]})))
-
     assert not reads_like_spark(metadata, t.StructType().add("id", t.LongType()))
 
 
@@ -316,12 +297,10 @@ def test_columns_that_a_file_lacks_do_not_matter(write):
 
 def test_decimals_keep_their_digits(write):
     path = write(pa.table({"d": pa.array([Decimal("12345678.90")], pa.decimal128(10, 2))}))
-
     assert rows([task(path)], pa.schema({"d": pa.decimal128(10, 2)})) == [{"d": Decimal("12345678.90")}]
 
 
 def test_batches_stay_small_however_wide_rows_are():
     group = SimpleNamespace(num_rows=1000, total_byte_size=1000 * 64 * MIB)
-
     assert rows_per_batch(group) == 1
     assert rows_per_batch(SimpleNamespace(num_rows=10**9, total_byte_size=10**9)) == 64 * 1024

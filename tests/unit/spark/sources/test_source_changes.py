@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from airflow_provider_statecheck.exceptions import SourceChangedError, SourceRestartRequiredError
+from airflow_provider_statecheck.exceptions import SourceChangedError
 from airflow_provider_statecheck.spark.sources.source import Changes, OnChange, compare, describe_changes, reconcile
 from airflow_provider_statecheck.state.source_items import Intervals, Item, Ledger, Partial
 
@@ -25,7 +25,6 @@ FINISHED_CHANGED = files(a=1, b=2, c=1, d=1)
 UNREAD_CHANGED = files(a=1, b=1, c=1, d=2)
 UNREAD_VANISHED = files(a=1, b=1, c=1)
 PART_CHANGED = files(a=1, b=1, c=2, d=1)
-EVERY_CHANGE = [APPEARED, FINISHED_VANISHED, FINISHED_CHANGED, UNREAD_CHANGED, UNREAD_VANISHED, PART_CHANGED]
 
 
 def names(ledger):
@@ -46,29 +45,10 @@ def test_the_same_files_go_on_as_they_were(on_change, new_run):
     assert reconcile(BEFORE, SAME, on_change=on_change, new_run=new_run) == BEFORE
 
 
-@pytest.mark.parametrize("now", EVERY_CHANGE)
-@pytest.mark.parametrize(("on_change", "error"), [(FAIL, SourceChangedError), (RESTART, SourceRestartRequiredError)])
-def test_each_change_within_a_run_fails_or_begins_again_where_the_user_says_so(now, on_change, error):
-    with pytest.raises(error):
-        reconcile(BEFORE, now, on_change=on_change, new_run=False)
-
-
-def test_files_that_appeared_are_not_read_where_changes_are_ignored():
-    assert names(reconcile(BEFORE, APPEARED, on_change=IGNORE, new_run=False)) == ["a", "b", "c", "d"]
-
-
 @pytest.mark.parametrize("now", [FINISHED_VANISHED, FINISHED_CHANGED])
 def test_finished_files_may_vanish_or_change_where_changes_are_ignored(now):
     ledger = reconcile(BEFORE, now, on_change=IGNORE, new_run=False)
-
     assert (names(ledger), finished(ledger)) == (["a", "b", "c", "d"], {"a", "b"})
-
-
-def test_an_unread_file_that_changed_is_read_as_it_is_where_changes_are_ignored():
-    ledger = reconcile(BEFORE, UNREAD_CHANGED, on_change=IGNORE, new_run=False)
-
-    assert ledger.items[3] == UNREAD_CHANGED[3]
-    assert 3 not in ledger.finished
 
 
 @pytest.mark.parametrize("new_run", [False, True])
@@ -81,7 +61,6 @@ def test_what_is_still_to_be_read_must_be_there_and_rests_be_the_same_whatever_t
 @pytest.mark.parametrize("on_change", OnChange)
 def test_a_new_run_reads_what_appeared_after_what_was_left(on_change):
     ledger = reconcile(BEFORE, files(e=1, a=1, b=1, c=1, d=1), on_change=on_change, new_run=True)
-
     assert names(ledger) == ["a", "b", "c", "d", "e"]
     assert finished(ledger) == {"a", "b"}
 
@@ -89,7 +68,6 @@ def test_a_new_run_reads_what_appeared_after_what_was_left(on_change):
 @pytest.mark.parametrize("on_change", OnChange)
 def test_a_new_run_forgets_finished_files_that_were_deleted(on_change):
     ledger = reconcile(BEFORE, files(b=1, c=1, d=1, e=1), on_change=on_change, new_run=True)
-
     assert names(ledger) == ["b", "c", "d", "e"]
     assert (finished(ledger), in_part(ledger)) == ({"b"}, {"c": Partial(Intervals.of([0]), 5)})
 
@@ -97,7 +75,6 @@ def test_a_new_run_forgets_finished_files_that_were_deleted(on_change):
 def test_a_new_run_without_any_files_forgets_none():
     before = Ledger(files(a=1, b=1), Intervals.of([0, 1]))
     unmounted = reconcile(before, (), on_change=FAIL, new_run=True)
-
     assert not reconcile(unmounted, before.items, on_change=FAIL, new_run=True).unfinished
 
 
@@ -109,7 +86,6 @@ def test_a_new_run_fails_if_a_finished_file_changed():
 @given(st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9)))
 def test_a_comparison_finds_each_difference_once(before, now, changed):
     found = compare(files(**{f"f{i}": 1 for i in before}), files(**{f"f{i}": 2 if i in changed else 1 for i in now}))
-
     assert {item.name for item in found.appeared} == {f"f{i}" for i in now - before}
     assert {item.name for item in found.vanished} == {f"f{i}" for i in before - now}
     assert {item.name for item in found.changed} == {f"f{i}" for i in before & now & changed}
@@ -117,13 +93,10 @@ def test_a_comparison_finds_each_difference_once(before, now, changed):
 
 def test_a_message_names_five_files_of_each_kind_at_least_one():
     many = Changes(appeared=files(**{f"new{i}": 1 for i in range(9)}), vanished=files(x=1, y=1), changed=files(z=1))
-
     text = describe_changes(many)
-
     assert text == "new0 appeared, new1 appeared, new2 appeared, x vanished, z changed and 7 more"
 
 
 def test_a_message_hides_what_a_uri_has_of_credentials():
     found = describe_changes(Changes(vanished=(Item.of("s3://user:secret@lake/x", 1, ""),)))
-
     assert found == "s3://***@lake/x vanished"

@@ -183,5 +183,4 @@ def test_a_source_that_breaks_the_contract_fails_its_test(tmp_path, broken, test
     assert failures_of(FolderEnumerator, tmp_path) == set()
     folder = tmp_path / "broken"
     folder.mkdir()
-
     assert test in failures_of(broken, folder)

@@ -91,7 +91,6 @@ def test_each_checkpoint_upstream_is_an_increment_of_all_its_files(path, source)
     attempt.commit(1, [*attempt.write(1), *attempt.write(2, subtask=1)])
     attempt.add(2, 3)
     attempt.add(10, 4)
-
     assert read(source().open(None)) == [[1, 2], [3], [4]]
 
 
@@ -99,7 +98,6 @@ def test_checkpoints_are_joined_up_to_the_limits(path, source):
     attempt = Attempt(path, 1).open()
     for checkpoint_id in range(1, 6):
         attempt.add(checkpoint_id, checkpoint_id)
-
     assert read(source(checkpoints_per_increment=2).open(None)) == [[1, 2], [3, 4], [5]]
     assert read(source(checkpoints_per_increment=None).open(None)) == [[1, 2, 3, 4, 5]]
     assert read(source(checkpoints_per_increment=None, bytes_per_increment=1).open(None)) == [[1], [2], [3], [4], [5]]
@@ -107,9 +105,7 @@ def test_checkpoints_are_joined_up_to_the_limits(path, source):
 
 def test_an_automatic_increment_keeps_its_size_within_a_run(path, source):
     Attempt(path, 1).open().add(1, 1)
-
     state = source(checkpoints_per_increment=None).open(None).snapshot()
-
     assert state["target_bytes"] == SMALLEST_TARGET_BYTES
     assert (
         source(checkpoints_per_increment=None).open(None, state | {"target_bytes": 7}).snapshot()["target_bytes"] == 7
@@ -120,7 +116,6 @@ def test_output_that_waits_for_its_commit_is_not_read(path, source):
     attempt = Attempt(path, 1).open()
     attempt.add(1, 1)
     attempt.write(2)
-
     assert read(source().open(None)) == [[1]]
 
 
@@ -128,7 +123,6 @@ def test_checkpoints_without_output_are_no_increments(path, source):
     attempt = Attempt(path, 1).open()
     attempt.commit(1, attempt.write())
     assert read(source().open(None)) == []
-
     attempt.add(2, 2)
     assert read(source().open(None)) == [[2]]
 
@@ -141,21 +135,7 @@ def test_where_no_sink_ever_wrote_a_start_is_refused(path, source):
 def test_several_sinks_of_one_directory_are_one_source(path, source):
     Attempt(path, 1, job="a").open().add(1, 1)
     Attempt(path, 1, job="b").open().add(1, 2)
-
     assert sorted(read(source().open(None))) == [[1], [2]]
-
-
-def test_a_new_run_reads_first_what_the_one_before_left(path, source):
-    attempt = Attempt(path, 1).open()
-    attempt.add(1, 1)
-    attempt.add(2, 2)
-    state = after(source(), 1)
-    attempt.add(3, 3)
-
-    enumerator = source().open(None, state, new_run=True)
-
-    assert read(enumerator) == [[2], [3]]
-    assert enumerator.snapshot()["increments"] == 3
 
 
 def upstream_of_three(path):
@@ -173,7 +153,6 @@ def test_a_retraction_upstream_of_what_was_read_fails_and_names_the_checkpoint(
     upstream_of_three(path)
     state = after(source(), read_before)
     retract(path)
-
     with pytest.raises(SourceChangedError, match=rf"retracted checkpoint {retracted} of [0-9a-f]{{12}}, "):
         source().open(None, state, new_run=new_run)
 
@@ -182,7 +161,6 @@ def test_output_that_was_replaced_before_it_was_read_is_missed_within_a_run_and_
     upstream_of_three(path)
     state = after(source(), 1)
     fallen_back(path)
-
     with pytest.raises(SourceChangedError, match="retracted checkpoint 2"):
         source().open(None, state)
     assert read(source().open(None, state, new_run=True)) == [[30]]
@@ -200,7 +178,6 @@ def test_a_retraction_right_before_or_while_an_increment_is_read_is_noticed(path
     if is_read:
         enumerator.load(increment)
     begun_again(path)
-
     with pytest.raises(kind, match="retracted checkpoint 1"):
         (enumerator.require_unchanged if is_read else enumerator.load)(increment)
 
@@ -210,7 +187,6 @@ def test_a_commit_that_is_made_again_is_the_same(path, source):
     written = attempt.add(1, 1)
     state = after(source(), 1)
     Attempt(path, 2, restored=1).open().commit(1, written)
-
     assert read(source().open(None, state, new_run=True)) == []
 
 
@@ -236,14 +212,12 @@ def test_output_on_an_object_store_is_read_with_the_options_of_the_source_or_the
 
 def test_paths_may_be_written_in_several_ways(tmp_path, path):
     Attempt(path, 1).open().add(1, 1)
-
     for written in (tmp_path / "balances", f"{path}/", f"{tmp_path}/x/../balances"):
         assert read(StageOutputSource(written).open(None)) == [[1]]
 
 
 def test_options_of_a_storage_are_not_shown():
     source = StageOutputSource("s3://me:very-secret@lake/balances", storage_options={"secret": "very-secret"})
-
     assert repr(source) == "StageOutputSource('s3://***@lake/balances')"
     assert repr(pickle.loads(pickle.dumps(source))) == repr(source)
 
@@ -254,7 +228,6 @@ def test_a_relative_path_stays_that_of_the_directory_in_which_the_source_was_ope
     enumerator = StageOutputSource("balances").open(None)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-
     assert read(enumerator) == [[1]]
     assert "key" in enumerator._reader.schema.names
 
@@ -289,9 +262,7 @@ def test_a_fork_counts_what_the_other_job_has_read_as_read_and_reads_its_own_ups
     upstream_of_three(path)
     state = after(source(), 2)
     fork_of(path, 2)
-
     enumerator = fork(on_change=on_change).open(None, state, new_run=new_run, of_other_job=True)
-
     assert read(enumerator) == [[100], [200]]
     assert (enumerator.finished_splits, enumerator.snapshot()["increments"]) == (4, 4)
 
@@ -302,7 +273,6 @@ def test_later_attempts_and_runs_of_a_fork_remember_what_the_other_job_has_read(
     enumerator = fork().open(None, after(source(), 2), of_other_job=True)
     read(enumerator, 1)
     state = state_of(enumerator)
-
     again = fork().open(None, state)
     assert read(again) == [[200]]
     for checkpoint_id in (3, 4):
@@ -319,7 +289,6 @@ def test_a_fork_of_a_fork_remembers_both_jobs(path, source, fork):
     read(enumerator)
     Attempt(f"{path}-second", 1, job="second").open().add(1, 1000)
     second = StageOutputSource(f"{path}-second", checkpoints_per_increment=1)
-
     enumerator = second.open(None, state_of(enumerator), of_other_job=True)
     assert read(enumerator) == [[1000]]
     assert read(second.open(None, state_of(enumerator), new_run=True)) == []
@@ -335,9 +304,7 @@ def test_a_fork_first_reads_what_the_other_job_has_listed_and_not_read_in_its_di
     # The other job goes on after the cut.
     attempt.add(3, 3)
     fork_of(path, 2)
-
     enumerator = fork(on_change=on_change).open(None, state, new_run=new_run, of_other_job=True)
-
     assert read(enumerator) == [[2], [100], [200]]
     assert read(fork().open(None, state_of(enumerator), new_run=True)) == []
 
@@ -350,7 +317,6 @@ def test_later_attempts_runs_and_forks_read_what_is_left_in_the_directory_of_the
     enumerator = fork().open(None, state, of_other_job=True)
     assert read(enumerator, 1) == [[2]]
     own.add(2, 200)
-
     assert read(fork().open(None, state_of(enumerator))) == [[3], [100]]
     assert read(fork().open(None, state_of(enumerator), new_run=True)) == [[3], [100], [200]]
     Attempt(f"{path}-second", 1, job="second").open().add(1, 1000)
@@ -385,9 +351,7 @@ def test_a_fork_first_reads_what_the_savepoint_has_of_the_upstream_stage_and_its
     for checkpoint_id in (3, 4, 5):
         attempt.add(checkpoint_id, checkpoint_id)
     fork_of(path, 2)
-
     enumerator = fork(on_change=on_change).open(None, state, new_run=new_run, **cut_of(path, 4))
-
     assert read(enumerator, 1) == [[2]]
     assert read(fork().open(None, state_of(enumerator))) == [[3], [4], [100], [200]]
 
@@ -404,7 +368,6 @@ def test_a_fork_of_a_checkpoint_of_the_stage_alone_warns_of_output_that_it_does_
     state = after(source(), 1)
     attempt.add(2, 2)
     fork_of(path, 1)
-
     assert read(fork().open(None, state, of_other_job=True)) == [[100]]
     assert [r.getMessage() for r in caplog.records if f"instead of {path}: output there" in r.getMessage()]
 
@@ -424,7 +387,6 @@ def test_a_fork_opens_no_directory_of_the_other_job_if_all_its_output_was_read(p
     state = after(source(), 2)
     directory_gone(path)
     fork_of(path, 1)
-
     assert read(fork().open(None, state, **(cut_of(path, 2) if has_cut else {"of_other_job": True}))) == [[100]]
 
 
@@ -439,7 +401,6 @@ def test_output_in_the_savepoint_that_is_lost_before_its_reader_has_listed_it_fa
     attempt.add(2, 2)
     lose(path)
     fork_of(path, 1)
-
     with pytest.raises(SourceChangedError, match=r"found that checkpoint 2 of [0-9a-f]{12} was retracted"):
         fork(on_change=on_change).open(None, state, **cut_of(path, 2))
 
@@ -476,7 +437,6 @@ def test_forged_directories_of_earlier_output_are_refused(path, source, fork, fo
     state = after(source(), 1)
     state["reader"]["inherited"] = forged
     fork_of(path, 1)
-
     with pytest.raises(CorruptStateError, match="directories of earlier output"):
         fork().open(None, state, of_other_job=True)
 
@@ -491,7 +451,6 @@ def test_listed_output_of_the_other_job_that_is_lost_fails_before_anything_is_re
     state = after(source(), 1)
     lose(path)
     fork_of(path, 1)
-
     with pytest.raises(SourceChangedError, match=r"found that checkpoint 2 of [0-9a-f]{12} was retracted") as caught:
         fork(on_change=on_change).open(None, state, of_other_job=True)
     assert f"for this stage in {path}, found" in str(caught.value)
@@ -506,7 +465,6 @@ def test_listed_output_of_the_other_job_that_is_retracted_while_it_is_read_is_no
     increment = enumerator.next_increment()
     enumerator.load(increment)
     begun_again(path)
-
     with pytest.raises(SourceChangedError, match=r"found that checkpoint 2 of [0-9a-f]{12} was retracted"):
         enumerator.require_unchanged(increment)
 
@@ -519,7 +477,6 @@ def test_a_directory_of_the_other_job_that_was_moved_is_read_where_it_is_now(pat
     moved = StageOutputSource(f"{path}-moved", checkpoints_per_increment=1).open(None, state, of_other_job=True)
     assert read(moved, 1) == [[2]]
     fork_of(path, 1)
-
     assert read(fork().open(None, state_of(moved), new_run=True)) == [[3], [100]]
 
 
@@ -533,18 +490,8 @@ def test_listed_output_in_a_directory_with_credentials_is_not_found(path, source
     state = after(source(), 1)
     state["reader"]["target"] = ""
     fork_of(path, 1)
-
     with pytest.raises(SourceChangedError, match="in a directory whose URI has credentials, found that checkpoint 2"):
         fork().open(None, state, of_other_job=True)
-
-
-def test_a_fork_may_first_read_what_is_left_in_the_directory_of_the_other_job(path, source, fork):
-    upstream_of_three(path)
-    fork_of(path, 1)
-    enumerator = source().open(None, after(source(), 1), of_other_job=True)
-    assert read(enumerator) == [[2]]
-
-    assert read(fork().open(None, state_of(enumerator), new_run=True)) == [[100]]
 
 
 @pytest.mark.parametrize("of_other_job", [True, False])
@@ -552,7 +499,6 @@ def test_output_that_was_retracted_in_the_directory_of_the_other_job_is_noticed(
     upstream_of_three(path)
     state = after(source(), 2)
     fallen_back(path)
-
     with pytest.raises(SourceChangedError, match="retracted checkpoint 2"):
         source().open(None, state, new_run=True, of_other_job=of_other_job)
 
@@ -563,7 +509,6 @@ def test_output_that_a_fork_has_read_of_its_own_upstream_may_not_be_retracted(pa
     enumerator = fork().open(None, after(source(), 2), of_other_job=True)
     read(enumerator)
     Attempt(f"{path}-fork", 2, restored=1, job="fork").open().add(3, 300)
-
     with pytest.raises(SourceChangedError, match="retracted checkpoint 2"):
         fork().open(None, state_of(enumerator), new_run=True)
 
@@ -572,7 +517,6 @@ def test_another_directory_of_the_same_job_is_a_retraction(path, source, fork):
     upstream_of_three(path)
     state = after(source(), 2)
     fork_of(path, 1)
-
     with pytest.raises(SourceChangedError, match="retracted checkpoint 1"):
         fork().open(None, state, new_run=True)
 
@@ -581,7 +525,6 @@ def test_reconciling_keeps_commits_of_a_left_lineage_in_their_place():
     old, unread, new = (Item.of(name, 1, "v") for name in ("old/1", "old/2", "new/1"))
     finished = Ledger((old,)).finish_items([0])
     how: Any = {"on_change": OnChange.FAIL, "new_run": True}
-
     before = Ledger((old, unread)).finish_items([0])
     kept = reconcile_commits(before, [new], left=frozenset({"old"}), **how)
     assert (kept.items, list(kept.finished)) == ((old, unread, new), [0])

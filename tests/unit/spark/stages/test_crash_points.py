@@ -30,6 +30,7 @@ from airflow_provider_statecheck.spark.stages.stage_run import StageRun
 from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.messages import make_owner, make_registration
+from tests.soak import rest_in_soak
 from tests.unit.spark.stages.loop_without_spark import (
     LoopWithoutSpark,
     RecordedSink,
@@ -145,7 +146,10 @@ class Tries:
         return job
 
 
-@pytest.mark.parametrize("fault", ["killed before", "killed after", "lost before", "lost after"])
+# After one step is before the next one.
+@pytest.mark.parametrize(
+    "fault", rest_in_soak(["killed before", "killed after", "lost before", "lost after"], "killed before", "lost after")
+)
 def test_output_is_there_once_wherever_a_try_ends(tmp_path: Path, fault: str) -> None:
     undisturbed = Faults()
     Tries(tmp_path / "undisturbed").run(undisturbed)
@@ -201,7 +205,6 @@ def test_sink_with_an_open_commit_is_missed_unless_its_output_may_be_dropped(
     with pytest.raises(StorageError) if is_open else nullcontext():
         LoopWithoutSpark(first, RecordedSink(error=StorageError("away") if is_open else None)).run(1)
     first.finish(AttemptStatus.FAILED)
-
     stage: Any = Stage("aggregate").source(EmptySource(lambda: None)).map(lambda row: row, output="number bigint")
     run = StageRun(None, written.attempt(), stage, StageSettings(allow_non_restored_state=drops))  # type: ignore[arg-type]
     is_missed = is_open and not drops

@@ -158,13 +158,7 @@ def run_of(storage: CheckpointStorage, state: OperatorSubtaskState) -> Aggregate
         logical_date=None,
         state_backend=ArrowStateBackend(),
     )
-    task = OperatorTask(
-        uid="stage/sums",
-        node=NODE,
-        output_schema=OUTPUT,
-        key_serializer=SERIALIZER,
-        states={0: state},
-    )
+    task = OperatorTask(uid="stage/sums", node=NODE, output_schema=OUTPUT, key_serializer=SERIALIZER, states={0: state})
     run = AggregateRun(task, context, storage)
     run.open()
     return run

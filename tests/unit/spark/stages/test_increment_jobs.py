@@ -100,9 +100,7 @@ def reports_of(vertex: int, *subtasks: int) -> list[TaskReport]:
 
 
 @pytest.mark.parametrize(
-    "reported",
-    [reports_of(1, 2, 0, 1), [], reports_of(0, 1)],
-    ids=["all", "none", "some in front of the first key"],
+    "reported", [reports_of(1, 2, 0, 1), [], reports_of(0, 1)], ids=["all", "none", "some in front of the first key"]
 )
 def test_reports_of_all_subtasks_of_a_key_or_of_none_are_enough(reported: list[TaskReport]) -> None:
     require_all_subtasks(reported, [FREE, KEYED], 3)

@@ -158,11 +158,7 @@ def test_union_list_of_a_function_that_did_not_run_is_saved_once_and_not_by_each
 
 def test_function_that_ran_since_the_restore_is_saved_as_it_is_now() -> None:
     saved = OperatorState(
-        operator_id=operator_id_of(UID),
-        uid=UID,
-        parallelism=1,
-        max_parallelism=4,
-        subtask_states={0: union("a")},
+        operator_id=operator_id_of(UID), uid=UID, parallelism=1, max_parallelism=4, subtask_states={0: union("a")}
     )
     states = restored(saved)
     states.update([TaskReport(vertex=0, subtask=index) for index in range(SUBTASKS)], [[UID]], 4)

@@ -41,14 +41,12 @@ def hides(text):
 
 def test_an_address_is_a_url_a_variable_or_a_function(monkeypatch):
     monkeypatch.setenv("SHOP", URL)
-
     for address in (URL, "env:SHOP", lambda: URL):
         assert Database.open(address).shown == "postgresql+psycopg2://127.0.0.1/shop"
 
 
 def test_a_variable_that_is_not_set_is_refused(monkeypatch):
     monkeypatch.delenv("SHOP", raising=False)
-
     with pytest.raises(InvalidConfigurationError, match="SHOP"):
         Database.open("env:SHOP")
 
@@ -69,7 +67,6 @@ def test_an_address_is_shown_without_its_secrets():
 def test_a_database_that_does_not_answer_is_told_without_secrets():
     with pytest.raises(SourceError, match="cannot be read") as raised, Database(URL).connect():
         pass
-
     assert "OperationalError" in str(raised.value)
     assert hides(str(raised.value))
     assert raised.value.__cause__ is None
@@ -81,7 +78,6 @@ def test_secrets_of_a_message_are_blotted_out(monkeypatch):
         raise RuntimeError(f"of {URL}: {SECRETS}")
 
     monkeypatch.setattr(sqlalchemy, "create_engine", fail)
-
     with pytest.raises(SourceError, match="RuntimeError") as raised, Database(URL).connect():
         pass
     assert hides(str(raised.value))
@@ -89,7 +85,6 @@ def test_secrets_of_a_message_are_blotted_out(monkeypatch):
 
 def test_a_refused_statement_is_told_without_its_values(tmp_path):
     database = Database(f"sqlite:///{tmp_path}/a.db")
-
     with pytest.raises(SourceError, match="no such table") as raised, database.connect() as connection:
         connection.execute(sqlalchemy.text("select * from missing where id = :id"), {"id": "somebody's"})
     assert "somebody's" not in str(raised.value)
@@ -97,10 +92,8 @@ def test_a_refused_statement_is_told_without_its_values(tmp_path):
 
 def test_values_are_not_logged(tmp_path, caplog):
     caplog.set_level(logging.DEBUG, "sqlalchemy.engine")
-
     with Database(f"sqlite:///{tmp_path}/a.db").connect() as connection:
         connection.execute(sqlalchemy.text("select 1 where 'x' = :name"), {"name": "somebody's"})
-
     assert "select 1" in caplog.text
     assert "somebody's" not in caplog.text
 
@@ -114,7 +107,6 @@ def test_a_missing_driver_names_what_to_install(url):
 def test_sqlalchemy_that_is_missing_where_tasks_run_is_named(monkeypatch):
     database = Database(URL)
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
-
     with pytest.raises(EnvironmentNotReadyError, match="install SQLAlchemy"), database.connect():
         pass
 
@@ -134,7 +126,6 @@ def test_a_relative_file_is_below_the_directory_of_the_driver_for_tasks_too(tmp_
     pickled = pickle.dumps(Database.open(url))
     (tmp_path / "executor").mkdir()
     monkeypatch.chdir(tmp_path / "executor")
-
     with pickle.loads(pickled).connect() as connection:
         assert connection.execute(sqlalchemy.text("select name from sqlite_master")).scalar() == "orders"
 

@@ -12,11 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, strategies as st
 
-from airflow_provider_statecheck.exceptions import (
-    SourceChangedError,
-    StorageError,
-    UnsupportedStateError,
-)
+from airflow_provider_statecheck.exceptions import SourceChangedError, StorageError, UnsupportedStateError
 from airflow_provider_statecheck.spark.sources.file_listing import require_same_partition_columns
 from airflow_provider_statecheck.spark.tables.delta import library_options
 from airflow_provider_statecheck.spark.tables.delta_files import file_schema, statistics_of
@@ -41,7 +37,6 @@ class Echo(TaskReader):
 
 def test_a_spark_task_reads_the_tasks_of_its_numbers():
     reader = Echo(schema=None, packed_tasks=pack_tasks([["a"], ["b", "c"], []]))
-
     assert list(read_tasks(reader, [pa.record_batch({"id": [1, 2]}), pa.record_batch({"id": [0]})])) == ["b", "c", "a"]
     assert "packed" not in repr(reader)
 
@@ -49,7 +44,6 @@ def test_a_spark_task_reads_the_tasks_of_its_numbers():
 @given(st.lists(st.integers(0, 30), max_size=12), st.integers(0, 40))
 def test_consecutive_elements_are_divided_without_gaps_and_within_the_limit(sizes, limit):
     found = list(consecutive(sizes, limit))
-
     assert [position for each in found for position in each] == list(range(len(sizes)))
     assert all(len(each) == 1 or sum(sizes[each.start : each.stop]) <= limit for each in found)
 
@@ -72,7 +66,6 @@ def test_own_errors_stay_as_they_are():
 def test_schemas_are_merged_by_the_names_of_columns():
     first = pa.schema([("a", pa.int64()), ("b", pa.string())])
     second = pa.schema([("c", pa.date32()), ("b", pa.large_string())])
-
     assert merged_schema([first, second]) == pa.schema(
         [("a", pa.int64()), ("b", pa.large_string()), ("c", pa.date32())]
     )

@@ -1,4 +1,4 @@
-"""The Parquet sink in tasks of Spark, and read back by Spark."""
+"""Sinks of Parquet files and Delta tables in tasks of Spark."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from airflow_provider_statecheck.spark.sinks.parquet_sink import committed_files
 from airflow_provider_statecheck.spark.sinks.sink import SinkTaskContext
 from airflow_provider_statecheck.testing.sink_contract import SinkAttempt
 from tests.unit.spark.sinks.attempts import Attempt, hidden_in
+from tests.unit.spark.sinks.delta.attempts import DeltaAttempt, keys_of, rows_of
 
 SCHEMA = pa.schema([("key", pa.int64()), ("code", pa.string()), ("day", pa.date32())])
 
@@ -51,10 +52,8 @@ def test_spark_reads_what_its_tasks_wrote_and_nothing_else(spark, tmp_path, part
     second = Attempt(path, 2, restored=1, schema=SCHEMA, partition_by=partition_by).open()
     assert hidden_in(path, "staging")
     expected = [(key, f"{key:03}", datetime.date(2024, 1, 1 + key % 2)) for key in range(10)]
-
     committed = read_committed(spark, path).select("key", "code", "day")
     assert sorted(tuple(row) for row in committed.collect()) == expected
-
     found = spark.read.schema("key bigint, code string, day date").parquet(path).select("key", "code", "day")
     assert sorted(tuple(row) for row in found.collect()) == expected
     second.finish()
@@ -91,3 +90,17 @@ def test_a_table_whose_output_is_empty_has_its_columns(spark, tmp_path):
     attempt.commit(1, attempt.write())
     found = read_committed(spark, path)
     assert (found.columns, found.count()) == (["key", "name"], 0)
+
+
+@pytest.mark.parametrize("partition_by", [(), ("day", "code")])
+def test_a_delta_table_has_what_tasks_of_spark_wrote_and_nothing_else(spark, tmp_path, partition_by):
+    path = f"file://{tmp_path}/table"
+    attempt = DeltaAttempt(path, 1, schema=SCHEMA, partition_by=partition_by).open()
+    attempt.commit(1, written_by(spark, attempt, 0, 10))
+    written_by(spark, attempt, 10, 20)  # of a checkpoint that never was complete
+    second = DeltaAttempt(path, 2, restored=1, restored_epoch=1, schema=SCHEMA, partition_by=partition_by).open()
+    second.commit(2, written_by(spark, second, 20, 25))
+    second.finish()
+    assert keys_of(path) == [*range(10), *range(20, 25)]
+    codes = rows_of(path).sort_by("key").column("code").to_pylist()
+    assert codes == [f"{key:03}" for key in (*range(10), *range(20, 25))]
