@@ -161,6 +161,11 @@ def _required(point: ForkPoint) -> tuple[ForkingTask, str]:
         raise InvalidConfigurationError(
             f"Expected Dag {point.dag_id!r} without import errors, found some; correct its file first."
         )
+    if not conf.getboolean("core", "dag_run_conf_overrides_params"):
+        raise InvalidConfigurationError(
+            "Expected [core] dag_run_conf_overrides_params to be on, found it off, so that the run would work on the job itself; "
+            "turn it on."
+        )
     return task, task.param
 
 
