@@ -225,6 +225,14 @@ def test_what_a_native_template_gives_in_place_of_a_text_is_refused(
         prepared(stage, **{"job": "sales", "map_key": "north"} | {argument: value})
 
 
+def test_the_package_is_not_shipped_to_what_a_template_writes_for_a_missing_value(
+    stage: WrittenStage, tmp_path: Any
+) -> None:
+    task = CheckpointedSparkSubmitOperator(task_id="t", application="program.py", package_dir="None")
+    with pytest.raises(InvalidConfigurationError, match="Expected a value for package_dir"):
+        task._shipping_to(tmp_path, prepared(stage))
+
+
 @pytest.mark.parametrize("value", [None, ""])
 def test_a_template_without_a_value_leaves_the_default(stage: WrittenStage, value: str | None) -> None:
     names = ("job", "uid", "map_key", "from_savepoint", "from_checkpoint", "fork")
