@@ -269,6 +269,14 @@ def test_over_a_frame_of_other_files(tries, folder, scoring, file_format):
 
 
 @pytest.mark.soak
+def test_over_a_pattern_that_matches_names_with_brackets(tries, folder, scoring):
+    (folder / "1.parquet").rename(folder / "1 [b].parquet")
+    with tries.open() as checkpoint:
+        frame = tries.spark.read.parquet(f"{folder}/*.parquet")
+        assert scores(scored(checkpoint, frame, scoring)) == EXPECTED
+
+
+@pytest.mark.soak
 def test_over_partitioned_files_has_the_columns_of_their_directories(tries, folder):
     path = str(folder.parent / "partitioned")
     rows = tries.spark.read.parquet(str(folder)).withColumn("kind", F.col("number") % 3)

@@ -12,6 +12,7 @@ snapshot does not change. If it was computed again, its files have other names, 
 from __future__ import annotations
 
 import functools
+import glob
 import hashlib
 import logging
 import re
@@ -250,7 +251,8 @@ def _classic_scan(frame: Any) -> _FileScan | None:
     # Table formats list their files by an index of their own.
     if not is_files or relation.location().getClass().getSimpleName() != "InMemoryFileIndex":
         return None
-    paths = [comparable(root.toString()) for root in items(relation.location().rootPaths())]
+    # Spark has expanded the patterns of the user; brackets in what they matched are no patterns.
+    paths = [glob.escape(comparable(root.toString())) for root in items(relation.location().rootPaths())]
     options = {each._1(): each._2() for each in items(relation.options().toSeq())}
     return _FileScan(str(relation.fileFormat().toString()).lower(), paths, options)
 
