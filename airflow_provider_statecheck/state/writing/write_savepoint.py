@@ -153,6 +153,8 @@ class ArrowRows(StateRows):
 
     def __init__(self, data: Any) -> None:
         self._table = data.read_all() if isinstance(data, pa.RecordBatchReader) else data
+        if not isinstance(self._table, pa.Table | pa.RecordBatch):
+            raise InvalidConfigurationError(f"Expected an Arrow table, found {type(data).__name__}; convert it first.")
         super().__init__(self._table.schema)
 
     @override

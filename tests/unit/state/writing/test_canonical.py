@@ -704,8 +704,13 @@ def test_files_of_a_state_are_found_and_checked_once(
     job = make_job([ValueStateDescriptor("sketch", Words(), ttl=TTL)], "fs")
     job.open(1)
     job.state("ann", "sketch").update(["a"])
-    pointer, calls = job.save(), []
-    monkeypatch.setattr(state_reader, "restored_files", lambda *given: calls.append(given) or restored_files(*given))
+    pointer, calls = job.save(), list[Any]()
+
+    def counted(*given: Any) -> Any:
+        calls.append(given)
+        return restored_files(*given)
+
+    monkeypatch.setattr(state_reader, "restored_files", counted)
     save(pointer)
     assert len(calls) == 1
 

@@ -225,8 +225,18 @@ ENTRIES = pa.table({"account": ["a", "a"], "map_key": ["x", "x"], "map_value": [
             "namespace, found 1 nulls",
         ),
         (pa.table({"account": ["a"], "value": [1]}), SEEN, "last_access"),
+        ([{"account": "a", "value": 1}], VALUE, "an Arrow table, found list; convert it"),
     ],
-    ids=["key twice", "entry twice", "empty list", "another column", "no key", "no namespace", "no time of last use"],
+    ids=[
+        "key twice",
+        "entry twice",
+        "empty list",
+        "another column",
+        "no key",
+        "no namespace",
+        "no time of last use",
+        "no table",
+    ],
 )
 def test_rows_that_are_not_those_of_state_are_refused(target: str, data: Any, state: Any, reason: str) -> None:
     expected = UnsupportedStateError if state is TAGS else InvalidConfigurationError
