@@ -118,6 +118,7 @@ def _stop_preview(view: JobView, wanted: UserAction) -> ActionPreview:
 
 def _restore_preview(view: JobView, wanted: UserAction) -> ActionPreview:
     operator, chosen = chosen_of(view, wanted)
+    operator = in_place_restore.with_generation(view, operator, chosen.generation)
     newer = restore_choice.newer_checkpoints(operator, view.of_operator(operator.operator_id), chosen.checkpoint_id)
     return ActionPreview(
         action=wanted.action,
