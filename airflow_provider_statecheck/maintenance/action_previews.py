@@ -194,7 +194,7 @@ def rewind_preview(view: JobView, rewound: tuple[RewoundOperator, ...]) -> Actio
     ]
     return ActionPreview(
         action=JobAction.REWIND,
-        effect=f"{len(rewound)} of {len(view.operators)} operators return to their state before the run.",
+        effect=f"{len(rewound)} of {len(view.stages)} operators return to their state before the run.",
         kept=_affected(view, [each.stands_at for each in rewound if each.stands_at is not None]),
         recomputed=_affected(view, taken_back),
         deleted=_affected(view, taken_back),
