@@ -117,6 +117,12 @@ def before(operator: OperatorRecord, restore: InPlaceRestore) -> OperatorRecord:
     return replace(operator, generation=restore.earlier_generation, first_run=restore.earlier_first_run)
 
 
+def with_generation(view: JobView, operator: OperatorRecord, generation: int) -> OperatorRecord:
+    """Return an operator as the choice of a checkpoint finds it: before the restore that it ends, if that has the generation."""
+    restore = waiting_in(view, operator)
+    return before(operator, restore) if restore is not None and restore.earlier_generation == generation else operator
+
+
 def require_undoable(tx: JobTransaction, operator: OperatorRecord) -> None:
     """
     Require that no attempt that has taken the restore of an operator is running.

@@ -118,6 +118,7 @@ def _stop_preview(view: JobView, wanted: UserAction) -> ActionPreview:
 
 def _restore_preview(view: JobView, wanted: UserAction) -> ActionPreview:
     operator, chosen = chosen_of(view, wanted)
+    operator = in_place_restore.with_generation(view, operator, chosen.generation)
     newer = restore_choice.newer_checkpoints(operator, view.of_operator(operator.operator_id), chosen.checkpoint_id)
     return ActionPreview(
         action=wanted.action,
@@ -193,7 +194,7 @@ def rewind_preview(view: JobView, rewound: tuple[RewoundOperator, ...]) -> Actio
     ]
     return ActionPreview(
         action=JobAction.REWIND,
-        effect=f"{len(rewound)} of {len(view.operators)} operators return to their state before the run.",
+        effect=f"{len(rewound)} of {len(view.stages)} operators return to their state before the run.",
         kept=_affected(view, [each.stands_at for each in rewound if each.stands_at is not None]),
         recomputed=_affected(view, taken_back),
         deleted=_affected(view, taken_back),

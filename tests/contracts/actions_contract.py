@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import ConfirmRestore, FinishAttempt, SkippedCheckpoint
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
@@ -45,7 +46,7 @@ from airflow_provider_statecheck.maintenance.rewind import ForkPoint, JobRewindi
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from tests.contracts.maintenance_contract import NoTokens
 from tests.contracts.runs_of_a_job import AGAIN, JOB, OPERATOR, RunsWithTasks, day, rows_of, unchanged
-from tests.job_savepoints import copy_checkpoint
+from tests.job_savepoints import begin_savepoint, copy_checkpoint
 from tests.messages import ManualClock, complete_checkpoint, make_source, present
 
 FAILED = AttemptStatus.FAILED
@@ -277,6 +278,12 @@ class ActionsContract(RunsWithTasks):
         (choice, _) = self.listed()
         assert (choice.status, choice.message) == (RequestStatus.FAILED, "replaced by a rewind")
         assert self.candidates(self.begin(day(3), retained_runs=3)) == [4, 2]
+
+    def test_the_preview_of_a_rewind_counts_stages_only(self, store: JobStore) -> None:
+        self.week(1, 2)
+        begin_savepoint(AlignedCheckpoints(store), OPERATOR)
+        preview = self.actions.preview(self.wanted(JobAction.REWIND, run_key=day(2).run_key))
+        assert preview.effect == "1 of 1 operators return to their state before the run."
 
     def test_a_removed_job_leaves_no_choice_to_its_successor(self) -> None:
         self.work(day(1), 1, FAILED)

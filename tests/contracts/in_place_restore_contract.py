@@ -614,7 +614,9 @@ class InPlaceRestoreContract(RunsWithTasks):
     @TRIES
     def test_the_choice_of_a_checkpoint_ends_it(self, tries: str) -> None:
         self.half_restored(tries)
-        self.actions.request(self.wanted(JobAction.RESTORE, checkpoint_id=5))
+        wanted = self.wanted(JobAction.RESTORE, checkpoint_id=5)
+        assert [c.checkpoint_id for c in self.actions.preview(wanted).deleted] == [6]
+        self.actions.request(wanted)
         assert self.requests() == [(RequestStatus.FAILED, "replaced by the choice of checkpoint 5")]
         assert self.candidates(self.begin(day(3))) == [5]
 

@@ -21,7 +21,7 @@ from airflow_provider_statecheck.api.pages.charts import (
     timeline,
 )
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, OperatorId
-from airflow_provider_statecheck.checkpoint.in_place_restore import waiting_in
+from airflow_provider_statecheck.checkpoint.in_place_restore import waiting_in, with_generation
 from airflow_provider_statecheck.checkpoint.job_list import (
     Failure,
     JobSort,
@@ -176,8 +176,9 @@ class ShownJob:
 
     def restorable(self, checkpoint: CheckpointRecord) -> bool:
         """Return whether the next attempt can restore a checkpoint."""
-        generations = {o.operator_id: o.generation for o in self.view.stages}
-        return is_restorable(checkpoint, generations.get(checkpoint.operator_id))
+        stages = [o for o in self.view.stages if o.operator_id == checkpoint.operator_id]
+        found = (with_generation(self.view, stage, checkpoint.generation) for stage in stages)
+        return any(is_restorable(checkpoint, stage.generation) for stage in found)
 
     @property
     def now(self) -> datetime:

@@ -162,6 +162,8 @@ def test_a_restore_of_the_job_in_place_is_shown_and_may_be_withdrawn(
     assert "Withdraw the chosen checkpoint" in offered(page)
     preview = site.read(f"{JOB}/actions/withdraw?operator_id={OPERATOR}")
     assert "may then not match that of the others" in preview.text
+    failed.begin().end(AttemptStatus.FAILED, "out of memory")
+    assert "Restore with the next attempt" in offered(site.read(f"{JOB}/checkpoints/2"))
 
 
 def test_a_removal_is_shown_until_an_attempt_starts_or_a_user_withdraws_it(site: Site, failed: MadeJob) -> None:
