@@ -103,11 +103,8 @@ def _walk(filesystem: Any, root: str) -> dict[str, dict[str, Any]]:
 
 def _entries(filesystem: Any, directory: str, root: str) -> list[dict[str, Any]]:
     try:
-        return [
-            entry
-            for entry in filesystem.ls(directory, detail=True)
-            if entry["name"].rstrip("/") != directory.rstrip("/")
-        ]
+        entries = filesystem.ls(directory, detail=True)
+        return [entry for entry in entries if entry["name"].rstrip("/") != directory.rstrip("/")]
     except FileNotFoundError:
         if directory == root:
             raise

@@ -373,9 +373,10 @@ def _read_range(filesystem: Any, path: str, start: int, end: int) -> bytes:
 
 
 def _info_or_none(filesystem: Any, path: str) -> dict[str, Any] | None:
+    found: dict[str, Any] = {}
     with ignoring_missing():
-        return dict(filesystem.info(path))
-    return None
+        found = dict(filesystem.info(path))
+    return found or None
 
 
 def _list_objects(filesystem: Any, root: str) -> dict[str, int]:
