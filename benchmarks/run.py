@@ -88,7 +88,11 @@ def _arguments() -> Any:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="ids separated by commas")
     parser.add_argument("--quick", action="store_true", help="use small sizes and do not write results")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    unknown = set(filter(None, arguments.only.split(","))) - WORKLOADS.keys()
+    if unknown:
+        parser.error(f"expected ids out of {', '.join(WORKLOADS)}, found {', '.join(sorted(unknown))}")
+    return arguments
 
 
 def _all_names(*, quick: bool) -> list[str]:

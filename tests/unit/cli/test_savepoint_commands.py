@@ -265,6 +265,15 @@ def test_a_savepoint_whose_target_cannot_be_created_says_why(finished: WrittenSt
     assert re.search("Cannot write file:///proc/nowhere/.*No such file or directory", rows(outcome)[0]["failure"])
 
 
+def test_a_savepoint_below_a_file_fails_and_does_not_keep_its_job(
+    finished: WrittenStage, run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert run("savepoint", JOB, "--target", f"{tmp_path}/file").status == 1
+    assert run("gc", JOB).status == 0
+    assert run("prune", JOB, "--yes").status == 0
+
+
 def test_a_savepoint_of_a_job_goes_on_when_the_storage_answers_again(
     finished: WrittenStage, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,16 @@ from tests.unit.written_stage import local_path
 
 
 class TestReading:
+    def test_file_in_place_of_a_directory_above_makes_files_missing(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        storage = CheckpointStorage.open(str(tmp_path / "file"))
+        uri = f"{storage.base_uri}/{'0' * 32}/chk-1/_metadata"
+        with pytest.raises(CheckpointNotFoundError, match="found none"):
+            storage.read_bytes(uri)
+        storage.delete_file(uri)
+        storage.delete_directory(uri.rpartition("/")[0])
+        assert (storage.exists(uri), storage.list_files(uri)) == (False, {})
+
     def test_missing_file_is_named_and_is_no_corruption(self, storage: CheckpointStorage, job: str) -> None:
         uri = f"{job}/nothing"
         for read in (storage.read_bytes, storage.size, lambda uri: storage.read_verified(uri, size=4, sha256="")):
