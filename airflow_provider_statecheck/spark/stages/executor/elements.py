@@ -92,7 +92,7 @@ def table_of(values: Sequence[Any], schema: Any) -> Any:
     try:
         columns = _columns(values, schema.names)
         arrays = [exact_array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-    except (pa.ArrowException, TypeError, ValueError, KeyError, AttributeError) as error:
+    except (pa.ArrowException, TypeError, ValueError, OverflowError, KeyError, AttributeError) as error:
         raise UnsupportedStateError(
             f"Expected elements with the columns {', '.join(f'{f.name} {f.type}' for f in schema)}, found others: {error}. "
             "Change the output of the function, or its output=."

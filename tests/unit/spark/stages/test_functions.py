@@ -156,6 +156,8 @@ def test_fractions_and_times_of_day_are_refused_and_not_cut_off(kind: Any, exact
     assert len(table_of(exact, schema)) == len(exact)
     with pytest.raises(UnsupportedStateError, match=rf"found others: {re.escape(str(cut))} would be cut"):
         table_of([exact[0], cut], schema)
+    with pytest.raises(UnsupportedStateError):
+        table_of([exact[0], float("inf")], schema)
 
 
 KEYS, GROUPS, INCREMENTS = 10_000, 128, 3
