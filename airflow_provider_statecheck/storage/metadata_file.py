@@ -162,7 +162,7 @@ class SnapshotHandle:
     """Time spent on computing and writing the snapshot."""
     created_at: datetime
     lineage: str = ""
-    """Set if the snapshot replaces a damaged one; invalidates the snapshots built from the damaged one."""
+    """Set if the snapshot replaces another one of its step; invalidates the snapshots built from that one."""
     part: int = 0
     """Number of the part of a step that is computed in parts, from 1; 0 if the snapshot is the whole step."""
     of_parts: int = 0

@@ -27,6 +27,7 @@ def test_failed_stage_resumes(spark, tmp_path: Path) -> None:
 
     def stage(checkpoint: StageContext, *, fails: bool) -> int:
         source = checkpoint.snapshot("numbers", numbers)
+        checkpoint.snapshot("query", spark.sql("SELECT count(*) AS n FROM {source}", source=source))
         for day in checkpoint.each("days", ["1", "2", "3"]):
             calls.append(day)
             if fails and day == "2":
@@ -38,6 +39,7 @@ def test_failed_stage_resumes(spark, tmp_path: Path) -> None:
         stage(first, fails=True)
     with open_stage(spark, tmp_path) as second:
         assert stage(second, fails=False) == 15
+        assert [step.is_restored for step in second.steps] == [True, True]
     assert calls == ["numbers", "1", "2", "2", "3"]
 
 

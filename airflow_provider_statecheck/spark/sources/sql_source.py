@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, time
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.codec import require_count
@@ -28,7 +26,13 @@ from airflow_provider_statecheck.spark.sources.sql_relation import (
     ranges_between,
 )
 from airflow_provider_statecheck.spark.tables.databases import Address, Database, shown_address
-from airflow_provider_statecheck.spark.tables.schemas import TaskReader, arrow_schema, pack_tasks, to_struct_type
+from airflow_provider_statecheck.spark.tables.schemas import (
+    TaskReader,
+    arrow_schema,
+    exact_array,
+    pack_tasks,
+    to_struct_type,
+)
 from airflow_provider_statecheck.state.source_items import Item, Ledger, decoding
 
 if TYPE_CHECKING:
@@ -331,24 +335,12 @@ class RangeReader(TaskReader):
 
     def _array(self, field: Any, values: tuple[Any, ...]) -> Any:
         try:
-            _require_no_truncation(values, field.type)
-            return pa.array(values, field.type)
+            return exact_array(values, field.type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise SourceError(
                 f"Expected values of {field.type} in column {field.name!r} of {self.relation.shown}, found others: {error}. "
                 "Give a schema with a matching type, or cast the values in a query."
             ) from None
-
-
-def _require_no_truncation(values: Iterable[Any], kind: Any) -> None:
-    # PyArrow drops fractions and times of day without an error.
-    cut: Iterable[Any] = ()
-    if pa.types.is_integer(kind):
-        cut = (value for value in values if isinstance(value, float | Decimal) and value != int(value))
-    elif pa.types.is_date(kind):
-        cut = (value for value in values if isinstance(value, datetime) and value.time() != time())
-    for value in cut:
-        raise ValueError(f"{value} would be cut")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

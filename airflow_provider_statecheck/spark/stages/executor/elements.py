@@ -15,6 +15,7 @@ from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.lazy import np, pa, pc
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.spark.tables.data_files import scratch_directory
+from airflow_provider_statecheck.spark.tables.schemas import exact_array
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeySerializer
 
 CONTROL = "__statecheck_control"
@@ -90,8 +91,8 @@ def table_of(values: Sequence[Any], schema: Any) -> Any:
     """
     try:
         columns = _columns(values, schema.names)
-        arrays = [pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)]
-    except (pa.ArrowException, TypeError, ValueError, KeyError, AttributeError) as error:
+        arrays = [exact_array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    except (pa.ArrowException, TypeError, ValueError, OverflowError, KeyError, AttributeError) as error:
         raise UnsupportedStateError(
             f"Expected elements with the columns {', '.join(f'{f.name} {f.type}' for f in schema)}, found others: {error}. "
             "Change the output of the function, or its output=."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -140,6 +141,23 @@ def test_time_that_python_has_none_for_is_refused_as_arrow_does(zone: str | None
 def test_elements_besides_tuples_are_refused_and_not_read_by_position(other: Any) -> None:
     with pytest.raises(UnsupportedStateError, match=rf"found others: tuples and {type(other).__name__}"):
         table_of([("1", "2"), other], pa.schema([("a", pa.string()), ("b", pa.string())]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "exact", "cut"),
+    [
+        (pa.int64(), [2.0, None, 3, np.int64(4), Decimal(5)], 2.5),
+        (pa.int8(), [2, None], Decimal("2.5")),
+        (pa.date32(), [datetime(2026, 1, 1, tzinfo=UTC), None], datetime(2026, 1, 1, 12, tzinfo=UTC)),
+    ],
+)
+def test_fractions_and_times_of_day_are_refused_and_not_cut_off(kind: Any, exact: list[Any], cut: Any) -> None:
+    schema = pa.schema([("n", kind)])
+    assert len(table_of(exact, schema)) == len(exact)
+    with pytest.raises(UnsupportedStateError, match=rf"found others: {re.escape(str(cut))} would be cut"):
+        table_of([exact[0], cut], schema)
+    with pytest.raises(UnsupportedStateError):
+        table_of([exact[0], float("inf")], schema)
 
 
 KEYS, GROUPS, INCREMENTS = 10_000, 128, 3
