@@ -9,7 +9,7 @@ from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.conformance.served import OverHttp
 from tests.contracts.actions_contract import ActionsContract
 from tests.contracts.completed_store_contract import CompletedCheckpointStoreContract
-from tests.contracts.in_place_restore_contract import InPlaceRestoreContract
+from tests.contracts.in_place_restore_contract import InPlaceRestoreContract, RestoredStagesContract
 from tests.contracts.job_list_contract import JobListContract
 from tests.contracts.rewinding_contract import RewindingContract
 from tests.contracts.savepoint_contract import SavepointContract
@@ -28,6 +28,12 @@ class TestInPlaceRestoresOnSqlite(OnSqlite, InPlaceRestoreContract): ...
 
 
 class TestInPlaceRestoresOnPostgres(OnPostgres, InPlaceRestoreContract): ...
+
+
+class TestRestoredStagesOnSqlite(OnSqlite, RestoredStagesContract): ...
+
+
+class TestRestoredStagesOnPostgres(OnPostgres, RestoredStagesContract): ...
 
 
 class TestJobListOnSqlite(OnSqlite, JobListContract): ...

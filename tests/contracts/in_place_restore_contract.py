@@ -1,7 +1,7 @@
 """
 What holds for jobs that are restored in place, as a suite that passes over every store.
 
-Subclass :class:`InPlaceRestoreContract` and give the fixture ``store``.
+Subclass :class:`InPlaceRestoreContract` and :class:`RestoredStagesContract`, and give the fixture ``store``.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ NEXT = {
 }
 
 
-class InPlaceRestoreContract(RunsWithTasks):
+class InPlaceRestores(RunsWithTasks):
     """All stages of a job return to a savepoint together, and none leaves it before it has completed a checkpoint."""
 
     @pytest.fixture(autouse=True)
@@ -78,11 +78,6 @@ class InPlaceRestoreContract(RunsWithTasks):
         self.restoring = JobRestoring(store, self.liveness)
         self.rewinding = JobRewinding(store, self.liveness)
         self.actions = JobActions(store, JobSavepoints(store), self.rewinding)
-
-    @pytest.fixture
-    def three_days(self) -> None:
-        """Let three runs complete the checkpoints 1 and 2, 3 and 4, and 5 and 6."""
-        self.week(1, 2, 3, retained_runs=3, num_retained=3)
 
     @staticmethod
     def part(number: int, checkpoint_id: int, uid: str = "aggregate", generation: int = 1) -> SavepointPart:
@@ -125,180 +120,15 @@ class InPlaceRestoreContract(RunsWithTasks):
         """Return whether an attempt may restore the part, and nothing else."""
         return [c.location for c in grant.candidates] == [POINTER]
 
-    # The savepoint of a restore that waits
 
-    @pytest.mark.usefixtures("three_days")
-    @pytest.mark.parametrize("scheme", ["s3", "s3a"])
-    def test_the_savepoint_of_a_restore_that_waits_is_not_disposed(self, store: JobStore, scheme: str) -> None:
-        pointer = f"s3a://mine/savepoint-{JOB[:6]}-0f6f7c1e2b3a"
-        same = pointer.replace("s3a", scheme)
-        self.restore(pointer=pointer)
-        with pytest.raises(
-            ConcurrentAttemptError, match="found that the restore in place of operator 'aggregate' waits"
-        ):
-            JobSavepoints(store).dispose(same, JOB)
-        grant = self.begin(day(2, clear_marker=AGAIN))
-        with pytest.raises(ConcurrentAttemptError, match="wait until it has ended"):
-            JobSavepoints(store).dispose(same, JOB)
-        self.fail(grant)
-        with pytest.raises(ConcurrentAttemptError, match="withdraw the restore; then dispose of the savepoint again"):
-            JobSavepoints(store).dispose(same, JOB)
-        self.restored_run(2)
-        assert JobSavepoints(store).dispose(same, JOB) is None
-
-    @pytest.mark.usefixtures("three_days")
-    def test_a_savepoint_that_no_restore_waits_for_is_disposed(self, store: JobStore) -> None:
-        self.restore()
-        third = OTHER.replace("111111111111", "222222222222")
-        assert JobSavepoints(store).dispose(third, JOB) is None
-        self.restore(pointer=OTHER)
-        assert JobSavepoints(store).dispose(POINTER, JOB) is None
-
-    @pytest.mark.usefixtures("three_days")
-    def test_a_savepoint_that_is_disposed_of_is_not_restored_and_nothing_changes(self, store: JobStore) -> None:
-        """Its files are deleted after its row has ended, so they may still be there."""
-        savepoint = copy_checkpoint(store, JOB, OPERATOR)
-        self.restore(pointer=savepoint.location, dry_run=True)
-        JobSavepoints(store).dispose(savepoint.location, JOB)
-        before = self.gateway.describe(JOB)
-        for dry_run in (True, False):
-            with pytest.raises(CheckpointNotFoundError, match="found that it is disposed; nothing was changed"):
-                self.restore(pointer=savepoint.location, dry_run=dry_run)
-        after = self.gateway.describe(JOB)
-        assert (rows_of(after), after.actions) == (rows_of(before), before.actions)
-
-    @pytest.mark.usefixtures("three_days")
-    def test_a_savepoint_without_a_row_that_is_disposed_of_is_not_restored(self, store: JobStore) -> None:
-        """It was moved, or its row is removed."""
-        JobSavepoints(store).dispose(POINTER, JOB)
-        before = self.gateway.describe(JOB)
-        for dry_run in (True, False):
-            with pytest.raises(CheckpointNotFoundError, match="found that it was disposed of"):
-                self.restore(dry_run=dry_run)
-        assert self.gateway.describe(JOB).actions == before.actions
-
-    # What the next attempt restores
-
-    @pytest.mark.usefixtures("three_days")
-    @pytest.mark.parametrize(("owner", "settings"), NEXT.values(), ids=NEXT)
-    def test_the_next_attempt_restores_the_part_whatever_it_is(self, owner: Any, settings: dict[str, Any]) -> None:
-        self.restore()
-        grant = self.begin(owner, **settings)
-        (part,) = grant.candidates
-        assert (part.location, part.properties.part, part.run_key) == (POINTER, "aggregate", day(2).run_key)
-        assert (part.status, part.properties.unclaimed) == (CheckpointStatus.PENDING, True)
-        assert grant.is_restore
-        assert grant.restore_from == replace(self.part(2, 3).source)
-        assert grant.start_reason.endswith(f"restored in place from {POINTER}")
-        assert grant.generation == 2
-
-    @pytest.mark.usefixtures("three_days")
-    @pytest.mark.parametrize("confirms", [False, True], ids=["before it read the part", "after it restored the part"])
-    @pytest.mark.parametrize(("owner", "settings"), NEXT.values(), ids=NEXT)
-    def test_an_attempt_after_one_without_a_checkpoint_restores_the_part_again(
-        self, owner: Any, settings: dict[str, Any], confirms: bool
-    ) -> None:
-        self.restore()
-        first = self.begin(day(2, clear_marker=AGAIN))
-        if confirms:
-            self.confirm(first)
-        self.fail(first)
-        again = self.begin(owner, **settings)
-        assert self.is_part(again)
-        assert [status for status, _ in self.requests()] == [RequestStatus.QUEUED]
-
-    @pytest.mark.usefixtures("three_days")
-    def test_the_first_checkpoint_ends_it(self) -> None:
-        self.restore()
-        self.restored_run(2)
-        assert self.requests() == [(RequestStatus.COMPLETED, f"attempt 4 restored its part of {POINTER}")]
-        assert self.operator().in_place_restore is None
-        grant = self.begin(day(3, clear_marker=AGAIN), retained_runs=3, num_retained=3)
-        assert self.candidates(grant) == [8, 7], "its own checkpoint, then the part"
-        assert grant.restore_from is None
-
-    @pytest.mark.usefixtures("three_days")
-    def test_a_savepoint_of_the_user_does_not_end_it(self) -> None:
-        self.restore()
-        grant = self.begin(day(2, clear_marker=AGAIN))
-        self.confirm(grant)
-        key = self.actions.request(self.wanted(JobAction.SAVEPOINT, operator_id=OPERATOR)).request_key
-        trigger = TriggerCheckpoint(
-            attempt=grant.attempt, request_key=new_key(), serves=key, savepoint_dir="memory://mine"
-        )
-        pending = self.gateway.trigger(trigger)
-        self.gateway.acknowledge(make_acknowledgement(grant.attempt, pending))
-        self.fail(grant)
-        assert self.is_part(self.begin(day(2, clear_marker=AGAIN)))
-
-    @pytest.mark.usefixtures("three_days")
-    def test_a_repeated_registration_gets_the_same_grant(self) -> None:
-        self.restore()
-        key = new_key()
-        first = self.begin(day(2), attempt_key=key)
-        assert self.begin(day(2), attempt_key=key) == first
-        self.confirm(first)
-        again = self.begin(day(2), attempt_key=key)
-        assert (self.candidates(again), again.restore_from) == (self.candidates(first), first.restore_from)
-
-    @pytest.mark.usefixtures("three_days")
-    def test_a_registration_that_is_refused_leaves_it_to_the_next_one(self) -> None:
-        self.restore()
-        before = self.gateway.describe(JOB)
-        with pytest.raises(RunSupersededError, match="found the earlier run"):
-            self.begin(day(1, clear_marker=AGAIN))
-        assert rows_of(self.gateway.describe(JOB)) == rows_of(before)
-        first = self.begin(day(2))
-        self.liveness.let_run(day(2).run_id)
-        with pytest.raises(ConcurrentAttemptError):
-            self.begin(day(3))
-        self.fail(first)
-        assert self.is_part(self.begin(day(3)))
-
-    @pytest.mark.usefixtures("three_days")
-    def test_the_task_claims_nothing(self) -> None:
-        """A task with ``claim_mode="claim"`` asks to own the savepoint that it names, which this is not."""
-        self.restore()
-        own = replace(self.part(2, 3).source, pointer=OTHER, mode=RestoreMode.CLAIM, part="")
-        grant = self.begin(day(2), restore_from=own)
-        assert self.is_part(grant)
-        self.confirm(grant, claim=True)
-        (adopted,) = [c for c in self.gateway.describe(JOB).checkpoints if c.location == POINTER]
-        assert (adopted.status, adopted.properties.unclaimed) == (CheckpointStatus.COMPLETED, True)
-
-    # Order of runs
-
-    @pytest.mark.usefixtures("three_days")
-    def test_the_runs_after_the_part_follow_in_their_order(self) -> None:
-        self.restore()
-        self.restored_run(2)
-        third = self.work(day(3, clear_marker=AGAIN), 1, retained_runs=3, num_retained=3)
-        fourth = self.work(day(4), 1, retained_runs=3, num_retained=3)
-        assert [self.candidates(third), self.candidates(fourth)] == [[8, 7], [9, 8, 7]]
-        with pytest.raises(RunSupersededError):
-            self.begin(day(3, clear_marker="10/10"))
-
-    @pytest.mark.usefixtures("three_days")
-    def test_a_run_after_the_part_that_starts_over_returns_to_the_part(self) -> None:
-        self.restore()
-        self.restored_run(3)
-        again = self.begin(day(3, clear_marker="10/10"), retained_runs=3, num_retained=3)
-        assert self.candidates(again) == [7]
-
-    @pytest.mark.usefixtures("three_days")
-    def test_the_run_of_the_part_does_not_start_over_with_nothing(self) -> None:
-        self.restore()
-        self.restored_run(2)
-        with pytest.raises(NoRestorableCheckpointError, match="before run"):
-            self.begin(day(2, clear_marker="10/10"))
+class RestoredStagesContract(InPlaceRestores):
+    """Restores of stages with any runs, also of stages without a part."""
 
     def test_a_first_run_that_starts_over_begins_with_nothing(self) -> None:
         self.work(day(1), 2)
         self.restore(self.part(1, 1))
         self.restored_run(1)
         assert self.begin(day(1, clear_marker="10/10")).is_restore is False
-
-    # Stages without a part
 
     def test_a_stage_without_a_part_starts_without_state(self) -> None:
         for uid in ("aggregate", "late"):
@@ -340,17 +170,6 @@ class InPlaceRestoreContract(RunsWithTasks):
             warnings = [each.warning for each in self.restore(self.part(1, 1)).operators]
             assert [f"has started from {pointer} before" in each for each in warnings] == [False, True]
 
-    # The request
-
-    @pytest.mark.usefixtures("three_days")
-    def test_a_part_that_another_job_took_shares_no_ids_with_this_one(self) -> None:
-        retained = self.ids()
-        (done,) = self.restore(replace(self.part(2, 3), is_foreign=True)).operators
-        assert [c.checkpoint_id for c in reversed(done.taken_back)] == retained
-        assert done.warning == ""
-        self.restored_run(2)
-        assert self.operator().first_run == ""
-
     def test_a_part_from_before_a_fresh_start_comes_with_a_warning(self) -> None:
         part = self.part(1, 2)
         self.week(1)
@@ -363,7 +182,193 @@ class InPlaceRestoreContract(RunsWithTasks):
         (again,) = self.restore(part).operators
         assert again.warning == done.warning
 
-    @pytest.mark.usefixtures("three_days")
+    def test_nothing_is_restored_while_a_task_runs(self) -> None:
+        self.week(1, 2, uid="aggregate")
+        self.week(1, uid="late")
+        self.begin(day(2), uid="late")
+        self.liveness.let_run(day(2).run_id)
+        before = self.gateway.describe(JOB)
+        with pytest.raises(ConcurrentAttemptError, match="nothing was changed"):
+            self.restore(self.part(1, 1))
+        after = self.gateway.describe(JOB)
+        assert (rows_of(after), after.actions) == (rows_of(before), ())
+
+    def test_a_job_that_is_not_there_is_told(self) -> None:
+        with pytest.raises(CheckpointNotFoundError):
+            self.restore()
+
+
+class InPlaceRestoreContract(InPlaceRestores):
+    """Restores of a stage after three runs."""
+
+    @pytest.fixture(autouse=True)
+    def _three_days(self, _parts: None) -> None:
+        """Let three runs complete the checkpoints 1 and 2, 3 and 4, and 5 and 6."""
+        self.week(1, 2, 3, retained_runs=3, num_retained=3)
+
+    # The savepoint of a restore that waits
+
+    @pytest.mark.parametrize("scheme", ["s3", "s3a"])
+    def test_the_savepoint_of_a_restore_that_waits_is_not_disposed(self, store: JobStore, scheme: str) -> None:
+        pointer = f"s3a://mine/savepoint-{JOB[:6]}-0f6f7c1e2b3a"
+        same = pointer.replace("s3a", scheme)
+        self.restore(pointer=pointer)
+        with pytest.raises(
+            ConcurrentAttemptError, match="found that the restore in place of operator 'aggregate' waits"
+        ):
+            JobSavepoints(store).dispose(same, JOB)
+        grant = self.begin(day(2, clear_marker=AGAIN))
+        with pytest.raises(ConcurrentAttemptError, match="wait until it has ended"):
+            JobSavepoints(store).dispose(same, JOB)
+        self.fail(grant)
+        with pytest.raises(ConcurrentAttemptError, match="withdraw the restore; then dispose of the savepoint again"):
+            JobSavepoints(store).dispose(same, JOB)
+        self.restored_run(2)
+        assert JobSavepoints(store).dispose(same, JOB) is None
+
+    def test_a_savepoint_that_no_restore_waits_for_is_disposed(self, store: JobStore) -> None:
+        self.restore()
+        third = OTHER.replace("111111111111", "222222222222")
+        assert JobSavepoints(store).dispose(third, JOB) is None
+        self.restore(pointer=OTHER)
+        assert JobSavepoints(store).dispose(POINTER, JOB) is None
+
+    def test_a_savepoint_that_is_disposed_of_is_not_restored_and_nothing_changes(self, store: JobStore) -> None:
+        """Its files are deleted after its row has ended, so they may still be there."""
+        savepoint = copy_checkpoint(store, JOB, OPERATOR)
+        self.restore(pointer=savepoint.location, dry_run=True)
+        JobSavepoints(store).dispose(savepoint.location, JOB)
+        before = self.gateway.describe(JOB)
+        for dry_run in (True, False):
+            with pytest.raises(CheckpointNotFoundError, match="found that it is disposed; nothing was changed"):
+                self.restore(pointer=savepoint.location, dry_run=dry_run)
+        after = self.gateway.describe(JOB)
+        assert (rows_of(after), after.actions) == (rows_of(before), before.actions)
+
+    def test_a_savepoint_without_a_row_that_is_disposed_of_is_not_restored(self, store: JobStore) -> None:
+        """It was moved, or its row is removed."""
+        JobSavepoints(store).dispose(POINTER, JOB)
+        before = self.gateway.describe(JOB)
+        for dry_run in (True, False):
+            with pytest.raises(CheckpointNotFoundError, match="found that it was disposed of"):
+                self.restore(dry_run=dry_run)
+        assert self.gateway.describe(JOB).actions == before.actions
+
+    # What the next attempt restores
+
+    @pytest.mark.parametrize(("owner", "settings"), NEXT.values(), ids=NEXT)
+    def test_the_next_attempt_restores_the_part_whatever_it_is(self, owner: Any, settings: dict[str, Any]) -> None:
+        self.restore()
+        grant = self.begin(owner, **settings)
+        (part,) = grant.candidates
+        assert (part.location, part.properties.part, part.run_key) == (POINTER, "aggregate", day(2).run_key)
+        assert (part.status, part.properties.unclaimed) == (CheckpointStatus.PENDING, True)
+        assert grant.is_restore
+        assert grant.restore_from == replace(self.part(2, 3).source)
+        assert grant.start_reason.endswith(f"restored in place from {POINTER}")
+        assert grant.generation == 2
+
+    @pytest.mark.parametrize("confirms", [False, True], ids=["before it read the part", "after it restored the part"])
+    @pytest.mark.parametrize(("owner", "settings"), NEXT.values(), ids=NEXT)
+    def test_an_attempt_after_one_without_a_checkpoint_restores_the_part_again(
+        self, owner: Any, settings: dict[str, Any], confirms: bool
+    ) -> None:
+        self.restore()
+        first = self.begin(day(2, clear_marker=AGAIN))
+        if confirms:
+            self.confirm(first)
+        self.fail(first)
+        again = self.begin(owner, **settings)
+        assert self.is_part(again)
+        assert [status for status, _ in self.requests()] == [RequestStatus.QUEUED]
+
+    def test_the_first_checkpoint_ends_it(self) -> None:
+        self.restore()
+        self.restored_run(2)
+        assert self.requests() == [(RequestStatus.COMPLETED, f"attempt 4 restored its part of {POINTER}")]
+        assert self.operator().in_place_restore is None
+        grant = self.begin(day(3, clear_marker=AGAIN), retained_runs=3, num_retained=3)
+        assert self.candidates(grant) == [8, 7], "its own checkpoint, then the part"
+        assert grant.restore_from is None
+
+    def test_a_savepoint_of_the_user_does_not_end_it(self) -> None:
+        self.restore()
+        grant = self.begin(day(2, clear_marker=AGAIN))
+        self.confirm(grant)
+        key = self.actions.request(self.wanted(JobAction.SAVEPOINT, operator_id=OPERATOR)).request_key
+        trigger = TriggerCheckpoint(
+            attempt=grant.attempt, request_key=new_key(), serves=key, savepoint_dir="memory://mine"
+        )
+        pending = self.gateway.trigger(trigger)
+        self.gateway.acknowledge(make_acknowledgement(grant.attempt, pending))
+        self.fail(grant)
+        assert self.is_part(self.begin(day(2, clear_marker=AGAIN)))
+
+    def test_a_repeated_registration_gets_the_same_grant(self) -> None:
+        self.restore()
+        key = new_key()
+        first = self.begin(day(2), attempt_key=key)
+        assert self.begin(day(2), attempt_key=key) == first
+        self.confirm(first)
+        again = self.begin(day(2), attempt_key=key)
+        assert (self.candidates(again), again.restore_from) == (self.candidates(first), first.restore_from)
+
+    def test_a_registration_that_is_refused_leaves_it_to_the_next_one(self) -> None:
+        self.restore()
+        before = self.gateway.describe(JOB)
+        with pytest.raises(RunSupersededError, match="found the earlier run"):
+            self.begin(day(1, clear_marker=AGAIN))
+        assert rows_of(self.gateway.describe(JOB)) == rows_of(before)
+        first = self.begin(day(2))
+        self.liveness.let_run(day(2).run_id)
+        with pytest.raises(ConcurrentAttemptError):
+            self.begin(day(3))
+        self.fail(first)
+        assert self.is_part(self.begin(day(3)))
+
+    def test_the_task_claims_nothing(self) -> None:
+        """A task with ``claim_mode="claim"`` asks to own the savepoint that it names, which this is not."""
+        self.restore()
+        own = replace(self.part(2, 3).source, pointer=OTHER, mode=RestoreMode.CLAIM, part="")
+        grant = self.begin(day(2), restore_from=own)
+        assert self.is_part(grant)
+        self.confirm(grant, claim=True)
+        (adopted,) = [c for c in self.gateway.describe(JOB).checkpoints if c.location == POINTER]
+        assert (adopted.status, adopted.properties.unclaimed) == (CheckpointStatus.COMPLETED, True)
+
+    # Order of runs
+
+    def test_the_runs_after_the_part_follow_in_their_order(self) -> None:
+        self.restore()
+        self.restored_run(2)
+        third = self.work(day(3, clear_marker=AGAIN), 1, retained_runs=3, num_retained=3)
+        fourth = self.work(day(4), 1, retained_runs=3, num_retained=3)
+        assert [self.candidates(third), self.candidates(fourth)] == [[8, 7], [9, 8, 7]]
+        with pytest.raises(RunSupersededError):
+            self.begin(day(3, clear_marker="10/10"))
+
+    def test_a_run_after_the_part_that_starts_over_returns_to_the_part(self) -> None:
+        self.restore()
+        self.restored_run(3)
+        again = self.begin(day(3, clear_marker="10/10"), retained_runs=3, num_retained=3)
+        assert self.candidates(again) == [7]
+
+    def test_the_run_of_the_part_does_not_start_over_with_nothing(self) -> None:
+        self.restore()
+        self.restored_run(2)
+        with pytest.raises(NoRestorableCheckpointError, match="before run"):
+            self.begin(day(2, clear_marker="10/10"))
+
+    # The request
+
+    def test_a_part_that_another_job_took_shares_no_ids_with_this_one(self) -> None:
+        retained = self.ids()
+        (done,) = self.restore(replace(self.part(2, 3), is_foreign=True)).operators
+        assert [c.checkpoint_id for c in reversed(done.taken_back)] == retained
+        assert done.warning == ""
+        self.restored_run(2)
+        assert self.operator().first_run == ""
+
     @pytest.mark.parametrize("is_rewound", [True, False], ids=["rewound", "cleared"])
     def test_a_part_whose_output_a_later_attempt_has_replaced_comes_with_a_warning(self, is_rewound: bool) -> None:
         part = self.part(3, 6)
@@ -377,7 +382,6 @@ class InPlaceRestoreContract(RunsWithTasks):
         assert "'aggregate' has gone back to an earlier checkpoint since its part was taken" in done.warning
         assert self.restore(self.part(2, 4), dry_run=True).operators[0].warning == ""
 
-    @pytest.mark.usefixtures("three_days")
     def test_a_part_from_before_a_start_with_a_changed_source_comes_with_a_warning(self) -> None:
         part, grant = self.part(3, 6), self.begin(day(3, clear_marker=AGAIN))
         self.gateway.confirm_restore(ConfirmRestore(attempt=grant.attempt, checkpoint_id=None))
@@ -387,7 +391,6 @@ class InPlaceRestoreContract(RunsWithTasks):
         (done,) = self.restore(part, dry_run=True).operators
         assert "'aggregate' has started over since its part was taken" in done.warning
 
-    @pytest.mark.usefixtures("three_days")
     def test_a_part_from_before_a_restore_in_place_comes_without_a_warning(self) -> None:
         self.restore()
         self.fail(self.begin(day(2)))
@@ -396,24 +399,11 @@ class InPlaceRestoreContract(RunsWithTasks):
         (done,) = self.restore().operators
         assert done.warning == ""
 
-    @pytest.mark.usefixtures("three_days")
     def test_the_result_names_what_is_taken_back(self) -> None:
         (done,) = self.restore().operators
         assert [c.checkpoint_id for c in done.taken_back] == [6, 5, 4]
         assert (done.first_run, present(done.newest).owner) == (day(2).run_key, day(3))
 
-    def test_nothing_is_restored_while_a_task_runs(self) -> None:
-        self.week(1, 2, uid="aggregate")
-        self.week(1, uid="late")
-        self.begin(day(2), uid="late")
-        self.liveness.let_run(day(2).run_id)
-        before = self.gateway.describe(JOB)
-        with pytest.raises(ConcurrentAttemptError, match="nothing was changed"):
-            self.restore(self.part(1, 1))
-        after = self.gateway.describe(JOB)
-        assert (rows_of(after), after.actions) == (rows_of(before), ())
-
-    @pytest.mark.usefixtures("three_days")
     def test_an_attempt_whose_task_is_dead_is_fenced(self) -> None:
         dead = self.begin(day(4))
         (done,) = self.restore().operators
@@ -421,7 +411,6 @@ class InPlaceRestoreContract(RunsWithTasks):
         with pytest.raises(StaleAttemptError):
             complete_checkpoint(self.gateway, dead.attempt)
 
-    @pytest.mark.usefixtures("three_days")
     def test_a_dry_run_says_the_same_and_changes_nothing(self, clock: ManualClock) -> None:
         before = self.gateway.describe(JOB)
         clock.advance(60)
@@ -430,11 +419,6 @@ class InPlaceRestoreContract(RunsWithTasks):
         assert (after.job, rows_of(after), after.actions) == (before.job, rows_of(before), ())
         assert self.restore() == dry
 
-    def test_a_job_that_is_not_there_is_told(self) -> None:
-        with pytest.raises(CheckpointNotFoundError):
-            self.restore()
-
-    @pytest.mark.usefixtures("three_days")
     def test_it_may_be_repeated_until_the_first_checkpoint(self) -> None:
         first = self.restore()
         assert self.restore() == first
@@ -446,7 +430,6 @@ class InPlaceRestoreContract(RunsWithTasks):
         assert [status for status, _ in self.requests()] == [RequestStatus.QUEUED]
         assert self.is_part(self.begin(day(2)))
 
-    @pytest.mark.usefixtures("three_days")
     def test_after_its_end_it_may_be_requested_once_more(self) -> None:
         self.restore()
         self.restored_run(2)
@@ -454,7 +437,6 @@ class InPlaceRestoreContract(RunsWithTasks):
         assert [c.checkpoint_id for c in done.taken_back] == [8, 7], "of another generation than the part"
         assert self.is_part(self.begin(day(2)))
 
-    @pytest.mark.usefixtures("three_days")
     @pytest.mark.parametrize("fault", [CoordinatorUnavailableError, CommitStateUnknownError])
     def test_a_repetition_after_a_fault_has_one_result(self, store: JobStore, fault: type[Exception]) -> None:
         faulty: Any = FaultyStore(store, fault)
@@ -466,7 +448,6 @@ class InPlaceRestoreContract(RunsWithTasks):
         self.restore()
         assert [status for status, _ in self.requests()] == [RequestStatus.QUEUED]
 
-    @pytest.mark.usefixtures("three_days")
     @pytest.mark.parametrize("is_running", [True, False])
     def test_a_known_request_changes_nothing_whatever_has_happened_since(self, is_running: bool) -> None:
         savepoint = JobSavepoint(pointer=POINTER, parts=(self.part(2, 3), self.part(2, 3, uid="gone")))
@@ -483,7 +464,6 @@ class InPlaceRestoreContract(RunsWithTasks):
         after = self.gateway.describe(JOB)
         assert (rows_of(after), after.actions) == (rows_of(before), before.actions)
 
-    @pytest.mark.usefixtures("three_days")
     @pytest.mark.parametrize(
         "change",
         [
@@ -505,7 +485,6 @@ class InPlaceRestoreContract(RunsWithTasks):
 
     # Files
 
-    @pytest.mark.usefixtures("three_days")
     def test_the_first_checkpoint_is_full_and_the_part_is_never_deleted(self) -> None:
         self.restore()
         self.restored_run(2)
@@ -515,7 +494,6 @@ class InPlaceRestoreContract(RunsWithTasks):
         (part,) = [c for c in self.gateway.describe(JOB).checkpoints if c.location == POINTER]
         assert (part.status, part.awaits_discard) == (CheckpointStatus.SUBSUMED, False)
 
-    @pytest.mark.usefixtures("three_days")
     def test_what_was_there_before_stays_until_the_first_checkpoint(self) -> None:
         self.restore()
         grant = self.begin(day(2), retained_runs=3, num_retained=3)
@@ -525,7 +503,6 @@ class InPlaceRestoreContract(RunsWithTasks):
         complete_checkpoint(self.gateway, grant.attempt)
         assert self.ids() == [7, 8]
 
-    @pytest.mark.usefixtures("three_days")
     def test_readers_see_the_part_once_it_is_restored(self) -> None:
         self.restore()
         assert self.read() == 6
@@ -564,7 +541,6 @@ class InPlaceRestoreContract(RunsWithTasks):
         ids=["untaken", "not read", "restored", "restored, then not read", "not read, then restored"],
     )
 
-    @pytest.mark.usefixtures("three_days")
     @TRIES
     def test_a_withdrawal_returns_to_the_checkpoints_of_before(self, tries: str) -> None:
         self.half_restored(tries)
@@ -578,7 +554,6 @@ class InPlaceRestoreContract(RunsWithTasks):
         completed = present(complete_checkpoint(self.gateway, grant.attempt).checkpoint)
         assert self.read() == completed.checkpoint_id
 
-    @pytest.mark.usefixtures("three_days")
     @TRIES
     def test_a_fresh_start_after_a_withdrawal_is_one(self, tries: str) -> None:
         """The generation of the restore is used again."""
@@ -593,7 +568,6 @@ class InPlaceRestoreContract(RunsWithTasks):
             assert (grant.is_restore, grant.candidates) == (False, ())
             self.fail(grant)
 
-    @pytest.mark.usefixtures("three_days")
     @TRIES
     def test_a_rewind_starts_from_the_checkpoints_of_before(self, tries: str) -> None:
         self.half_restored(tries)
@@ -610,7 +584,6 @@ class InPlaceRestoreContract(RunsWithTasks):
         assert self.requests() == [(RequestStatus.FAILED, "replaced by a rewind")]
         assert self.candidates(self.begin(day(3, clear_marker=AGAIN))) == [4, 2]
 
-    @pytest.mark.usefixtures("three_days")
     @TRIES
     def test_the_choice_of_a_checkpoint_ends_it(self, tries: str) -> None:
         self.half_restored(tries)
@@ -620,7 +593,6 @@ class InPlaceRestoreContract(RunsWithTasks):
         assert self.requests() == [(RequestStatus.FAILED, "replaced by the choice of checkpoint 5")]
         assert self.candidates(self.begin(day(3))) == [5]
 
-    @pytest.mark.usefixtures("three_days")
     def test_the_restored_part_may_be_chosen(self) -> None:
         self.half_restored("c")
         wanted = self.wanted(JobAction.RESTORE, checkpoint_id=7)
@@ -628,7 +600,6 @@ class InPlaceRestoreContract(RunsWithTasks):
         self.actions.request(wanted)
         assert self.is_part(self.begin(day(3)))
 
-    @pytest.mark.usefixtures("three_days")
     def test_it_replaces_the_choice_of_a_checkpoint(self) -> None:
         self.actions.request(self.wanted(JobAction.RESTORE, checkpoint_id=5))
         (done,) = self.restore().operators
@@ -637,7 +608,6 @@ class InPlaceRestoreContract(RunsWithTasks):
         choice = next(a for a in requested_actions(self.gateway.describe(JOB)) if a.checkpoint_id == 5)
         assert (choice.status, choice.message) == (RequestStatus.FAILED, f"replaced by a restore of {POINTER}")
 
-    @pytest.mark.usefixtures("three_days")
     @TRIES
     def test_another_restore_replaces_it(self, tries: str) -> None:
         self.half_restored(tries)
@@ -649,7 +619,6 @@ class InPlaceRestoreContract(RunsWithTasks):
         ]
         assert [c.location for c in self.begin(day(1)).candidates] == [OTHER]
 
-    @pytest.mark.usefixtures("three_days")
     def test_it_is_not_withdrawn_from_an_attempt_that_works_on_it(self) -> None:
         self.restore()
         grant = self.begin(day(3))
@@ -663,7 +632,6 @@ class InPlaceRestoreContract(RunsWithTasks):
         complete_checkpoint(self.gateway, grant.attempt)
         assert [status for status, _ in self.requests()] == [RequestStatus.COMPLETED]
 
-    @pytest.mark.usefixtures("three_days")
     @TRIES
     def test_the_removal_of_the_job_ends_it(self, store: JobStore, clock: ManualClock, tries: str) -> None:
         self.half_restored(tries)

@@ -16,23 +16,19 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.ids import JobId, new_key
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeResult,
     AttemptGrant,
     AttemptRef,
-    ConfirmRestore,
-    DeclineCheckpoint,
-    FinishAttempt,
     TriggerCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, CheckpointStatus
+from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import StaleAttemptError
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import METADATA
-from tests.messages import complete_checkpoint, make_acknowledgement, make_registration
+from tests.messages import make_acknowledgement, make_registration
 
 pytestmark = pytest.mark.db
 
@@ -154,67 +150,3 @@ def test_an_acknowledgement_that_races_its_fence_is_either_restorable_or_refused
                 current, last_id = found.grant.attempt, found.checkpoint_id
     assert outcomes.total() == rounds
     assert min(outcomes[True], outcomes[False]) > 0, f"no race at all: {outcomes}"
-
-
-def _zombie_calls(zombie: AttemptCoordinator, attempt: AttemptRef, ids: range) -> list[Callable[[], object]]:
-    """Everything that an attempt can say, about its own checkpoints and about those of its successor."""
-
-    def of_checkpoint(i: int) -> list[Callable[[], object]]:
-        reason = CheckpointFailureReason.CHECKPOINT_DECLINED
-        return [
-            lambda: zombie.acknowledge(make_acknowledgement(attempt, i)),
-            lambda: zombie.decline(DeclineCheckpoint(attempt=attempt, checkpoint_id=i, reason=reason)),
-            lambda: zombie.confirm_discards(attempt, (i,)),
-            lambda: zombie.confirm_restore(ConfirmRestore(attempt=attempt, checkpoint_id=i)),
-        ]
-
-    return [
-        lambda: zombie.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key())),
-        *(call for i in ids for call in of_checkpoint(i)),
-        lambda: zombie.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FAILED)),
-        lambda: zombie.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED)),
-    ]
-
-
-def _call_until(ended: threading.Event, calls: list[Callable[[], object]]) -> int:
-    """Make all calls over and over, each at least once; every one of them must be refused."""
-    refused = 0
-    while not ended.is_set() or refused < len(calls):
-        with pytest.raises(StaleAttemptError):
-            calls[refused % len(calls)]()
-        refused += 1
-    return refused
-
-
-def _rows_of(view: JobView, epoch: int) -> list[CheckpointRecord]:
-    return [c for c in view.checkpoints if c.epoch == epoch]
-
-
-def test_a_zombie_that_goes_on_calling_changes_nothing_and_costs_its_successor_nothing(connect: Open) -> None:
-    zombie, successor = connect(), connect()
-    registration = {"job_name": "zombie", "num_retained": 100}
-    old = zombie.register(make_registration(**registration)).attempt
-    for _ in range(3):
-        assert complete_checkpoint(zombie, old).is_completed
-    zombie.trigger(TriggerCheckpoint(attempt=old, request_key=new_key()))
-    new = successor.register(make_registration(**registration)).attempt
-    job_id = job_id_of("zombie")
-    before = successor.describe(job_id)
-
-    ended = threading.Event()
-    with ThreadPoolExecutor(1) as pool:
-        calls = _zombie_calls(zombie, old, range(1, 8))
-        refused = pool.submit(_call_until, ended, calls)
-        try:
-            replies = [complete_checkpoint(successor, new) for _ in range(50)]
-        finally:
-            ended.set()
-        assert refused.result(WAIT_SECONDS) >= len(calls)
-
-    after = successor.describe(job_id)
-    assert [reply.result for reply in replies] == [AcknowledgeResult.SUCCESS] * 50
-    assert [c.status for c in _rows_of(after, new.epoch)] == [CheckpointStatus.COMPLETED] * 50
-    assert [c.checkpoint_id for c in after.checkpoints] == list(range(1, 55))
-    assert _rows_of(after, old.epoch) == _rows_of(before, old.epoch)
-    assert after.attempts == before.attempts
-    assert [a.status for a in after.attempts] == [AttemptStatus.FENCED, AttemptStatus.RUNNING]

@@ -130,10 +130,3 @@ def test_a_callable_stops_with_a_savepoint_of_its_job_in_the_middle_of_a_loop(
     for job, settings in {"heir": {"from_savepoint": stop.value.pointer}, "first": {}}.items():
         assert pipeline.run(job, **settings) == [0, 1, 2, 3, 4, 3]
         assert pipeline.computed == ["tuesday", "wednesday"]
-
-
-@pytest.mark.soak
-def test_a_later_run_of_that_job_computes_its_snapshots_anew(pipeline: Pipeline) -> None:
-    pipeline.run("heir", run="of another day", from_savepoint=stopped(pipeline).as_uri())
-    pipeline.run("heir", run="of the day after")
-    assert pipeline.computed == ["orders"]

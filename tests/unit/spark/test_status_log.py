@@ -245,15 +245,6 @@ def test_an_attempt_that_restored_nothing_reports_nothing() -> None:
 RESTORED = SnapshotSummary(steps=(StepSummary(name="a", outcome="restored", seconds=7.0),), seconds_saved=7.0)
 
 
-def test_an_attempt_that_is_killed_without_a_checkpoint_has_reported_what_it_restored(stage: WrittenStage) -> None:
-    stage.run(checkpoints=1)
-    attempt = stage.attempt()
-    attempt.restore()
-    attempt.report_restored(RESTORED)
-    (_, row) = stage.coordinator.describe(attempt.grant.attempt.job_id).attempts
-    assert (row.status, row.restored_summary) == (AttemptStatus.RUNNING, RESTORED)
-
-
 def test_a_report_after_the_restored_checkpoint_is_gone_is_dropped_and_the_end_repeats_it(stage: WrittenStage) -> None:
     stage.run(checkpoints=1)
     attempt = stage.attempt()

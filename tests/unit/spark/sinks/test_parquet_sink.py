@@ -87,6 +87,33 @@ def test_a_lost_file_is_told_with_what_may_have_happened_on_such_a_storage(tmp_p
         attempt.commit(1, written)
 
 
+def test_a_move_whose_reply_was_lost_is_made_once(path, monkeypatch):
+    attempt = Attempt(path, 1).open()
+    written = attempt.write(1)
+    move = TargetFiles.move
+
+    def lost(*args):
+        move(*args)
+        return move(*args)
+
+    monkeypatch.setattr(TargetFiles, "move", lost)
+    attempt.commit(1, written)
+    assert (seen_in(path), committed_in(path)) == ([1], [1])
+
+
+def test_a_copy_whose_original_stayed_is_finished(memory_path, monkeypatch):
+    first = Attempt(memory_path, 1).open()
+    written = first.write(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(TargetFiles, "delete", _failing)
+        with pytest.raises(StorageError, match="planted"):
+            first.commit(1, written)
+    assert len(hidden_in(memory_path, "staging")) == 1
+    Attempt(memory_path, 2, restored=1).open().commit(1, written)
+    assert hidden_in(memory_path, "staging") == []
+    assert (seen_in(memory_path), committed_in(memory_path)) == ([1], [1])
+
+
 def _failing(*_):
     raise StorageError("planted")
 

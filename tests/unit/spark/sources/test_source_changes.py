@@ -59,13 +59,6 @@ def test_what_is_still_to_be_read_must_be_there_and_rests_be_the_same_whatever_t
 
 
 @pytest.mark.parametrize("on_change", OnChange)
-def test_a_new_run_reads_what_appeared_after_what_was_left(on_change):
-    ledger = reconcile(BEFORE, files(e=1, a=1, b=1, c=1, d=1), on_change=on_change, new_run=True)
-    assert names(ledger) == ["a", "b", "c", "d", "e"]
-    assert finished(ledger) == {"a", "b"}
-
-
-@pytest.mark.parametrize("on_change", OnChange)
 def test_a_new_run_forgets_finished_files_that_were_deleted(on_change):
     ledger = reconcile(BEFORE, files(b=1, c=1, d=1, e=1), on_change=on_change, new_run=True)
     assert names(ledger) == ["b", "c", "d", "e"]

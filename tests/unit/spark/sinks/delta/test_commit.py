@@ -251,6 +251,20 @@ def test_zombie_cannot_commit_to_a_table_that_the_newer_attempt_has_not_written_
     assert not is_created or keys_of(path) == []
 
 
+@pytest.mark.parametrize("restored", [None, 1])
+def test_commit_of_an_older_attempt_before_the_newer_one_has_written_is_known_to_it(path, before_commit, restored):
+    first = DeltaAttempt(path, 1).open()
+    written = first.write(1)
+    before_commit(lambda: first.commit(1, written))
+    second = DeltaAttempt(path, 2, restored=restored).open()
+    assert keys_of(path) == [1]
+    if restored:
+        second.commit(1, written)
+    second.add(2, 2)
+    second.finish()
+    assert keys_of(path) == ([1, 2] if restored else [2])
+
+
 # Orphans and logs
 
 
