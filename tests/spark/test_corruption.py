@@ -132,6 +132,11 @@ def state_of(stage: Stage, checkpoint_id: int) -> Path:
     return local(state.uri)
 
 
+def data_of(stage: Stage, checkpoint_id: int, name: str = "second") -> Path:
+    (file,) = (snapshot_of(stage, checkpoint_id, name) / "data").glob("*.parquet")
+    return file
+
+
 FIND: dict[str, Callable[[Stage, int], Path]] = {"metadata": metadata_of, "manifest": manifest_of, "state": state_of}
 
 
@@ -165,6 +170,18 @@ def test_one_changed_byte_falls_back_to_the_checkpoint_before(stage, caplog, whi
     check_falls_back(stage, caplog)
 
 
+def test_a_try_that_fell_back_keeps_two_usable_checkpoints_and_fails_over_to_them(stage, caplog):
+    flip(metadata_of(stage, 2), 0.5)
+    with pytest.raises(PlannedError):
+        stage.run(fail=True)
+    assert [c.checkpoint_id for c in stage.view().checkpoints if c.is_restorable] == [1, 2, 3]
+    flip(metadata_of(stage, 3), 0.5)
+    caplog.clear()
+    with caplog.at_level(logging.ERROR):
+        assert stage.run() == RESULT
+    assert [message.split()[1] for message in errors(caplog)] == ["3", "2"]
+
+
 def check_stops(stage: Stage) -> NoRestorableCheckpointError:
     """A try stops before it computes, deletes or completes anything."""
     before, rows = stage.files(), stage.view().checkpoints
@@ -196,6 +213,16 @@ def test_with_both_damaged_a_stage_stops_and_a_repaired_file_restores_again(stag
     paths[2].write_bytes(intact[2])
     assert stage.run() == RESULT
     assert stage.computed == []
+    assert stage.view().attempts[-1].restored_from == 2
+
+
+@pytest.mark.parametrize("find", [manifest_of, data_of])
+def test_a_snapshot_that_every_checkpoint_names_is_computed_anew_when_it_is_damaged(stage, caplog, find):
+    find(stage, 2, "first").unlink()
+    with caplog.at_level(logging.ERROR):
+        assert stage.run() == RESULT
+    assert stage.computed == ["first", "second"]
+    assert errors(caplog)[-1].startswith("Snapshot 'first' is damaged and will be recomputed: ")
     assert stage.view().attempts[-1].restored_from == 2
 
 

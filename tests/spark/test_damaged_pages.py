@@ -207,6 +207,20 @@ def test_the_retry_computes_the_damaged_step_and_what_stands_on_it(stage, caplog
 
 
 @pytest.mark.soak
+def test_damage_that_only_the_checksums_of_hadoop_find_counts(stage):
+    """On local disks and HDFS Hadoop has some of its own, also of the indexes that nothing reads here."""
+    (path,) = (stage.folder / "checkpoints").rglob("other-*/**/*.parquet")
+    content = path.read_bytes()
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    path.write_bytes(changed(content, footer - 2, 16))
+    assert crc_of(path).exists()
+    with pytest.raises(Exception, match="ChecksumException"):
+        stage.run()
+    assert stage.run() == RESULT
+    assert stage.tries.take_computed() == ["other"]
+
+
+@pytest.mark.soak
 def test_damage_that_is_met_while_the_next_step_is_written_counts(stage):
     def doubled() -> None:
         with stage.tries.open() as checkpoint:
@@ -218,6 +232,23 @@ def test_damage_that_is_met_while_the_next_step_is_written_counts(stage):
         doubled()
     assert stage.run() == RESULT
     assert stage.tries.take_computed() == ["base", "evens", "lasts"]
+
+
+@pytest.mark.soak
+def test_an_error_of_the_users_own_that_was_raised_from_it_counts(stage):
+    def report() -> None:
+        with stage.tries.open() as checkpoint:
+            frames = stage.builders(checkpoint)
+            try:
+                frames["other"].collect()
+            except Exception as error:
+                raise LookupError("no rows") from error
+
+    stage.damage("other")
+    with pytest.raises(LookupError):
+        report()
+    assert stage.run() == RESULT
+    assert stage.tries.take_computed() == ["other"]
 
 
 def test_an_error_that_user_code_swallows_is_not_noticed(stage):

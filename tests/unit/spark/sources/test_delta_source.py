@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import pickle
 from typing import Any
 
 import pyarrow as pa
@@ -100,6 +101,21 @@ def test_files_go_into_increments_by_their_number_and_their_bytes(path, source):
     assert automatic.snapshot()["target_bytes"] == SMALLEST_TARGET_BYTES
 
 
+def test_a_restored_attempt_reads_the_rest_of_the_same_version(path, source):
+    append(path, 1)
+    append(path, 2)
+    enumerator = source().open(None)
+    first = enumerator.next_increment()
+    enumerator.finish(first)
+    write_deltalake(path, rows(3), mode="overwrite")
+
+    again = source().open(None, state_of(enumerator))
+    following = again.next_increment()
+    assert following.number == 2
+    assert sorted([*keys_of(path, first), *keys_of(path, following)]) == [1, 2]
+    assert again.next_increment() is None
+
+
 def test_a_restored_attempt_needs_neither_the_log_nor_deltalake(path, source, tmp_path, monkeypatch):
     append(path, 1)
     state = state_of(source().open(None))
@@ -122,6 +138,18 @@ def test_a_file_that_vacuum_deleted_under_a_run_is_told(path, source):
 
 
 # The next run
+
+
+def test_a_new_run_reads_what_was_added_since(path, source):
+    append(path, 1)
+    state = finished(source())
+    append(path, 2)
+    append(path, 3)
+
+    assert source().open(None, state, new_run=True).next_increment().number == 2
+    enumerator = source().open(None, state, new_run=True)
+    assert planned(path, enumerator) == [[2], [3]]
+    assert enumerator.snapshot()["reader"]["version"] == 2
 
 
 def test_many_versions_are_read_in_their_order(path, source, monkeypatch):
@@ -348,6 +376,13 @@ def test_the_state_of_another_source_is_refused(path, source, tmp_path):
         CorruptStateError, match="position in a Delta table, found invalid data or those of another source"
     ):
         source().open(None, other)
+
+
+def test_options_are_hidden_and_go_with_the_source():
+    source = DeltaSource("s3://name:password@lake/t", storage_options={"secret": "hush-hush"})
+    assert repr(source) == "DeltaSource('s3://***@lake/t')"
+    assert "hush" not in repr(vars(source))
+    assert pickle.loads(pickle.dumps(source))._options.reveal() == {"secret": "hush-hush"}
 
 
 def test_a_failing_storage_is_told_without_secrets(object_store):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 from typing import Any
 
 import pytest
@@ -23,7 +25,7 @@ from airflow_provider_statecheck.spark.sources.enumerator import (
 )
 from airflow_provider_statecheck.state.source_items import Intervals, Item, Ledger, Partial
 from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
-from tests.unit.spark.sources.runs import increments_of
+from tests.unit.spark.sources.runs import increments_of, state_of
 
 FILES = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=6), max_size=8)
 LIMITS = st.builds(
@@ -145,6 +147,62 @@ def rows_of(files):
     return [(i, g) for i, groups in enumerate(files) for g in range(len(groups))]
 
 
+@given(FILES, LIMITS, st.lists(st.integers(0, 4), max_size=6))
+def test_nothing_is_lost_or_doubled_wherever_attempts_end(files, limits, ends):
+    expected = increments_of(enumerator_of(files, limits))
+    found, state = [], None
+    for left in [*ends, len(expected)]:
+        enumerator = enumerator_of(files, limits, state)
+        for increment in itertools.islice(iter(enumerator.next_increment, None), left):
+            found.append((increment, enumerator.load(increment)))
+            enumerator.finish(increment)
+        enumerator.next_increment()  # planned, and lost with the attempt
+        state = state_of(enumerator)
+
+    assert [row for _, rows in found for row in rows] == rows_of(files)
+    assert [increment for increment, _ in found] == expected
+
+
+@given(FILES, st.lists(LIMITS, min_size=1, max_size=5), st.data())
+def test_other_limits_after_a_restore_lose_and_double_nothing(files, limits, data):
+    found, state = [], None
+    for number, limit in enumerate(limits):
+        enumerator = enumerator_of(files, limit, state)
+        planned = increments_of(enumerator)
+        is_last = number == len(limits) - 1
+        chosen = (
+            planned
+            if is_last
+            else data.draw(st.lists(st.sampled_from(planned), unique=True) if planned else st.just([]))
+        )
+        for increment in chosen:
+            found += enumerator.load(increment)
+            enumerator.finish(increment)
+        state = state_of(enumerator)
+
+    assert sorted(found) == rows_of(files)
+
+
+@given(FILES, LIMITS)
+def test_progress_ends_where_everything_is_finished(files, limits):
+    enumerator = enumerator_of(files, limits)
+    done = []
+    for increment in increments_of(enumerator):
+        enumerator.finish(increment)
+        done.append(enumerator.finished_bytes)
+
+    assert done == sorted(done)
+    assert enumerator.finished_bytes == enumerator.total_bytes
+    assert enumerator.finished_splits == enumerator.total_splits == len(files)
+
+
+def test_the_same_increment_loaded_twice_gives_the_same_rows():
+    enumerator = enumerator_of([[5, 5, 5]], Limits(size_bytes=5))
+    increment = enumerator.next_increment()
+
+    assert enumerator.load(increment) == enumerator.load(increment) == [(0, 0)]
+
+
 def test_an_increment_finished_twice_counts_once():
     enumerator = enumerator_of([[5, 5, 5]], Limits(size_bytes=5))
     increment = enumerator.next_increment()
@@ -167,6 +225,18 @@ def test_files_are_looked_at_before_they_are_loaded():
     enumerator: Any = ItemEnumerator(SourceState(Ledger(items)), Limits(items=1), reader)
     enumerator.load(enumerator.next_increment())
     assert reader.looked_at == ["0"]
+
+
+def test_a_snapshot_is_not_changed_by_what_follows():
+    enumerator = enumerator_of([[1, 1, 1], [1]], Limits(size_bytes=1))
+    enumerator.finish(enumerator.next_increment())
+    snapshot = enumerator.snapshot()
+    before = copy.deepcopy(snapshot)
+
+    for increment in increments_of(enumerator):
+        enumerator.finish(increment)
+
+    assert snapshot == before
 
 
 def test_the_listing_is_the_same_object_in_all_snapshots():

@@ -118,6 +118,20 @@ def test_a_new_run_reads_what_was_appended_since_in_the_order_of_the_snapshots(f
     assert run(folder, state)[0] == []
 
 
+def test_a_retry_reads_the_same_files_whatever_was_appended_since(folder):
+    append(folder, 1)
+    append(folder, 2)
+    source = source_of(folder, files_per_increment=1)
+    first = source.open(SPARK)
+    done = first.next_increment()
+    first.finish(done)
+    state, read = state_of(first), keys_of(first, done)
+    append(folder, 3)
+    second = source.open(SPARK, state)
+    assert (second.finished_splits, second.total_splits) == (1, 2)
+    assert finish(second) == [[3 - read[0]]]
+
+
 def test_compaction_changes_no_rows_and_is_passed_over(folder, monkeypatch):
     from pyiceberg.table.snapshots import Operation
 

@@ -107,7 +107,7 @@ def test_an_empty_table_has_no_increment_and_a_new_run_reads_what_came(orders):
     assert keys_of(increments(source_of(orders).open(None, state, new_run=True))) == [1, None]
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.lists(st.none() | st.integers(-50, 50), max_size=30), min_size=1, max_size=3),
     st.integers(1, 12),
@@ -135,6 +135,17 @@ def test_nothing_is_lost_or_doubled_wherever_attempts_end(orders, runs, rows, re
 
     in_order = [(key is not None, key or 0) for key in keys_of(found)]
     assert sorted(in_order) == sorted((key is not None, key or 0) for key in expected)
+
+
+def test_a_new_run_reads_first_what_the_one_before_left(orders):
+    orders.add_keys(range(6))
+    state = after_one(source_of(orders))
+    orders.add_keys([6])
+
+    enumerator = source_of(orders).open(None, state, new_run=True)
+
+    assert keys_of(increments(enumerator)) == [4, 5, 6]
+    assert enumerator.snapshot()["increments"] == 2
 
 
 def test_the_state_of_many_runs_does_not_grow(orders):
@@ -357,6 +368,15 @@ def test_another_key_than_that_of_the_state_is_refused(orders):
         source_of(orders, key="changed").open(None, after_one(source_of(orders)))
 
 
+@pytest.mark.parametrize("reader", [None, {}, {"key": "id"}])
+def test_a_damaged_state_is_refused(orders, reader):
+    orders.add_keys([1])
+    state = after_one(source_of(orders)) | {"reader": reader}
+
+    with pytest.raises(CorruptStateError, match="position of a source"):
+        source_of(orders).open(None, state)
+
+
 def test_a_source_is_shown_without_its_secrets_and_holds_no_connection():
     source = SqlSource("postgresql+psycopg2://me:very-secret@host/shop", "orders")
     assert repr(source) == "SqlSource('postgresql+psycopg2://host/shop', 'orders')"
@@ -366,6 +386,19 @@ def test_a_source_is_shown_without_its_secrets_and_holds_no_connection():
 def test_the_address_is_not_in_the_state(orders):
     orders.add_keys(range(6))
     assert orders.url not in repr(after_one(source_of(orders)))
+
+
+def test_the_same_ranges_are_read_again_by_another_attempt(orders):
+    orders.add_keys(range(10))
+    state = after_one(source_of(orders))
+    orders.add_keys([5, 5, 5])
+
+    planned = list(iter(source_of(orders).open(None, state).next_increment, None))
+
+    assert [[split.split_id for split in increment.splits] for increment in planned] == [
+        ["[3, 5]", "[5, 7]"],
+        ["[7, 9]"],
+    ]
 
 
 def test_a_range_is_read_in_batches(orders, monkeypatch):

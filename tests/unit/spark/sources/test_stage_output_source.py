@@ -138,6 +138,19 @@ def test_several_sinks_of_one_directory_are_one_source(path, source):
     assert sorted(read(source().open(None))) == [[1], [2]]
 
 
+def test_a_new_run_reads_first_what_the_one_before_left(path, source):
+    attempt = Attempt(path, 1).open()
+    attempt.add(1, 1)
+    attempt.add(2, 2)
+    state = after(source(), 1)
+    attempt.add(3, 3)
+
+    enumerator = source().open(None, state, new_run=True)
+
+    assert read(enumerator) == [[2], [3]]
+    assert enumerator.snapshot()["increments"] == 3
+
+
 def upstream_of_three(path):
     attempt = Attempt(path, 1).open()
     attempt.add(1, 1)
@@ -492,6 +505,15 @@ def test_listed_output_in_a_directory_with_credentials_is_not_found(path, source
     fork_of(path, 1)
     with pytest.raises(SourceChangedError, match="in a directory whose URI has credentials, found that checkpoint 2"):
         fork().open(None, state, of_other_job=True)
+
+
+def test_a_fork_may_first_read_what_is_left_in_the_directory_of_the_other_job(path, source, fork):
+    upstream_of_three(path)
+    fork_of(path, 1)
+    enumerator = source().open(None, after(source(), 1), of_other_job=True)
+    assert read(enumerator) == [[2]]
+
+    assert read(fork().open(None, state_of(enumerator), new_run=True)) == [[100]]
 
 
 @pytest.mark.parametrize("of_other_job", [True, False])
