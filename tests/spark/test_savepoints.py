@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -25,6 +26,7 @@ from airflow_provider_statecheck.spark import checkpoint_files
 from airflow_provider_statecheck.spark.context import StageContext
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.contracts.maintenance_contract import KnownRuns, NoTokens
+from tests.spark.tries import PlannedError
 
 LIMIT_SECONDS = 60.0
 ITEMS = ["monday", "tuesday", "wednesday"]
@@ -130,3 +132,17 @@ def test_a_callable_stops_with_a_savepoint_of_its_job_in_the_middle_of_a_loop(
     for job, settings in {"heir": {"from_savepoint": stop.value.pointer}, "first": {}}.items():
         assert pipeline.run(job, **settings) == [0, 1, 2, 3, 4, 3]
         assert pipeline.computed == ["tuesday", "wednesday"]
+
+
+def test_an_unclaimed_savepoint_may_be_deleted_after_the_first_checkpoint(pipeline: Pipeline) -> None:
+    def fail() -> None:
+        raise PlannedError
+
+    savepoint = stopped(pipeline)
+    pipeline.while_running = fail  # type: ignore[method-assign]
+    with pytest.raises(PlannedError):
+        pipeline.run("heir", run="of another day", from_savepoint=savepoint.as_uri())
+    shutil.rmtree(savepoint)
+    pipeline.while_running = lambda: None  # type: ignore[method-assign]
+    assert pipeline.run("heir", run="of another day") == [0, 1, 2, 3, 4, 3]
+    assert pipeline.computed == ["wednesday"]
