@@ -148,6 +148,17 @@ def test_concurrent_upsert_of_the_same_key_is_merged_again(folder, monkeypatch):
 # Retraction
 
 
+def test_fallback_deletes_inserted_rows_and_keeps_updated_ones(marked):
+    append_as_somebody_else(marked, 100)
+    first = upserting(marked, 1).open()
+    first.add(1, 1, name="one")
+    first.add(2, 1, 2, 100, name="two")
+    assert marks_in(marked) == {1: 1, 2: 2, 100: None}
+    second = upserting(marked, 2, restored=1).open()
+    second.add(3, 3, name="three")
+    assert names_in(marked) == {1: "two 1", 3: "three 3", 100: "two 100"}
+
+
 def test_start_that_must_delete_rows_without_marks_is_refused(folder):
     upserting(folder, 1).open().add(1, 1)
     for upsert_by in (["key"], []):
