@@ -556,7 +556,6 @@ class InPlaceRestoreContract(InPlaceRestores):
 
     @TRIES
     def test_a_withdrawal_returns_to_the_open_commits_of_before(self, tries: str) -> None:
-        self.week(1, 2, 3, retained_runs=3, num_retained=3)
         complete_checkpoint(self.gateway, self.begin(day(3)).attempt, has_commit=True)
         self.half_restored(tries)
         assert self.gateway.describe(JOB).checkpoints[6].awaits_commit
@@ -564,7 +563,6 @@ class InPlaceRestoreContract(InPlaceRestores):
         assert self.begin(day(3)).effects.commits == (7,)
 
     def test_the_attempt_of_a_restore_does_not_await_the_commits_of_before(self) -> None:
-        self.week(1, 2)
         complete_checkpoint(self.gateway, self.begin(day(3)).attempt, has_commit=True)
         self.restore()
         grant = self.begin(day(3))
