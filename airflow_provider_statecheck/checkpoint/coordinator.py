@@ -353,7 +353,7 @@ def _committed_summary(
 
 
 def _require_committed(tx: JobTransaction, attempt: AttemptRecord, request: FinishAttempt) -> None:
-    commits = tuple(c.checkpoint_id for c in tx.open_checkpoints(attempt.operator_id) if c.awaits_commit)
+    commits = tuple(c.checkpoint_id for c in transitions.restorable(tx, attempt) if c.awaits_commit)[::-1]
     if commits and request.status is AttemptStatus.FINISHED:
         raise OpenCommitError(
             f"Expected the sink of attempt {attempt.epoch} of job {tx.job.name!r} to have committed all checkpoints, found "

@@ -128,8 +128,9 @@ def _open_attempt(tx: JobTransaction, request: RegisterAttempt, dead: Sequence[A
     if not start.resumes:
         first_run = request.owner.run_key if start.first_run is None else start.first_run
         operator = replace(operator, generation=operator.generation + 1, first_run=first_run, damaged_snapshots=())
-    # The sink retracts the output of earlier generations when it is opened.
-    transitions.end_commits(tx, operator_id, lambda c: c.generation < operator.generation)
+    # The sink retracts the output of earlier generations when it is opened. A restore in place may be withdrawn before.
+    ended = operator.generation if restore is None else restore.earlier_generation
+    transitions.end_commits(tx, operator_id, lambda c: c.generation < ended)
     tx.save_operator(operator)
     # A stage without a part in the savepoint of its job starts without state, whatever savepoint its task names.
     source = request.restore_from if restore is None else restore.source

@@ -394,7 +394,7 @@ def _stop_of(tx: JobTransaction, operator: OperatorRecord) -> CheckpointRecord |
     # A stage that waits takes no checkpoint, so it must have given one with confirmed commits.
     if newest is None or newest.unusable_reason is not None:
         return None
-    if any(c.awaits_commit for c in tx.open_checkpoints(operator.operator_id)):
+    if any(c.awaits_commit for c in restorable(tx, operator)):
         return None
     return next((c for c in _suspending(tx) if newest.is_after(c)), None)
 
@@ -439,7 +439,7 @@ def open_effects(
         discards=tuple(c for c in rows if c.awaits_discard and c.checkpoint_id not in protected),
         retained=tuple(c for c in rows if c.status is CheckpointStatus.COMPLETED or _has_protected_files(c, protected)),
         savepoints=tuple(r for r in requests if r.properties.is_savepoint and r.status is RequestStatus.QUEUED),
-        commits=tuple(c.checkpoint_id for c in rows if c.awaits_commit),
+        commits=tuple(c.checkpoint_id for c in rows if c.awaits_commit and c.generation == generation),
     )
 
 

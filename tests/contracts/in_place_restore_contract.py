@@ -555,6 +555,21 @@ class InPlaceRestoreContract(InPlaceRestores):
         assert self.read() == completed.checkpoint_id
 
     @TRIES
+    def test_a_withdrawal_returns_to_the_open_commits_of_before(self, tries: str) -> None:
+        complete_checkpoint(self.gateway, self.begin(day(3)).attempt, has_commit=True)
+        self.half_restored(tries)
+        assert self.gateway.describe(JOB).checkpoints[6].awaits_commit
+        self.actions.request(self.wanted(JobAction.WITHDRAW, operator_id=OPERATOR))
+        assert self.begin(day(3)).effects.commits == (7,)
+
+    def test_the_attempt_of_a_restore_does_not_await_the_commits_of_before(self) -> None:
+        complete_checkpoint(self.gateway, self.begin(day(3)).attempt, has_commit=True)
+        self.restore()
+        grant = self.begin(day(3))
+        assert grant.effects.commits == ()
+        self.gateway.finish(FinishAttempt(attempt=grant.attempt, status=AttemptStatus.FINISHED))
+
+    @TRIES
     def test_a_fresh_start_after_a_withdrawal_is_one(self, tries: str) -> None:
         """The generation of the restore is used again."""
         self.half_restored(tries)
