@@ -476,16 +476,19 @@ class CoordinatorContract(
         with pytest.raises(CheckpointNotFoundError, match="pending"):
             self.gateway.confirm_restore(ConfirmRestore(attempt=attempt, checkpoint_id=1))
 
-    def test_two_operators_of_one_job_never_subsume_each_other(self) -> None:
+    def test_two_operators_of_one_job_never_subsume_or_discard_checkpoints_of_each_other(self) -> None:
         slow = self.gateway.register(make_registration(uid="slow", num_retained=1))
         fast = self.gateway.register(make_registration(uid="fast", num_retained=1))
+        complete_checkpoint(self.gateway, slow.attempt)
         slow_reply = complete_checkpoint(self.gateway, slow.attempt)
+        assert [c.checkpoint_id for c in slow_reply.effects.discards] == [1]
         for _ in range(4):
             complete_checkpoint(self.gateway, fast.attempt)
         fast_reply = complete_checkpoint(self.gateway, fast.attempt)
         assert self.gateway.latest(JOB, slow.attempt.operator_id) == slow_reply.checkpoint
         assert self.gateway.latest(JOB, fast.attempt.operator_id) == fast_reply.checkpoint
-        assert 1 not in {c.checkpoint_id for c in fast_reply.effects.discards}
+        # A stage deletes what only it does not retain.
+        assert [c.checkpoint_id for c in fast_reply.effects.discards] == [3, 4, 5, 6]
 
     # --- reading
 

@@ -12,7 +12,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from airflow_provider_statecheck.exceptions import CoordinatorError, StorageError, UnsupportedStateError
+from airflow_provider_statecheck.exceptions import (
+    CoordinatorError,
+    EnvironmentNotReadyError,
+    StorageError,
+    UnsupportedStateError,
+)
 from airflow_provider_statecheck.spark.sinks.sink import Sink
 from airflow_provider_statecheck.testing.sink_contract import (
     LOG_STEPS,
@@ -102,7 +107,20 @@ class PermanentFolderSink(FolderSink):
     can_retract = False
 
 
-@pytest.mark.soak  # in make test, an Iceberg sink without marks cannot retract either
+@pytest.mark.parametrize(
+    ("before", "now"), [(FolderSink, PermanentFolderSink), (PermanentFolderSink, FolderSink)], ids=["sink", "output"]
+)
+def test_start_that_needs_a_retraction_is_refused_if_the_sink_or_the_one_that_wrote_cannot(tmp_path, before, now):
+    first = SinkAttempt(before(tmp_path), 1).open()
+    first.add(1, 1)
+    first.add(2, 2)
+    for start in ({"restored": 1}, {"generation": 2}):
+        with pytest.raises(EnvironmentNotReadyError, match="cannot be rolled back"):
+            SinkAttempt(now(tmp_path), 2, **start).open()
+    assert keys_in(tmp_path) == [1, 2]
+
+
+@pytest.mark.soak  # it shares its steps with a sink that can retract
 class TestSinkThatCannotRetract(TestFolderSink):
     can_retract = False
 
