@@ -324,6 +324,13 @@ def test_snapshots_of_the_unfinished_item_are_restored_in_it_and_those_of_finish
     assert not [name for name in tries.files() if name.startswith("shared/")]
 
 
+def test_a_snapshot_of_a_finished_item_can_be_read_until_the_try_ends(tries):
+    with tries.open(num_retained=1) as checkpoint:
+        items = checkpoint.each("items", [1, 2, 3])
+        frames = [checkpoint.snapshot("rows", tries.builder("rows", rows=item)) for item in items]
+        assert [frame.count() for frame in frames] == [1, 2, 3]
+
+
 def test_loops_nest_and_go_on_within_the_item(tries):
     def stage(checkpoint: StageContext, fail_at: str) -> None:
         for day in checkpoint.each("days", ["mon", "tue"]):
