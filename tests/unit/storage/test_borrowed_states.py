@@ -24,7 +24,7 @@ from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, Stor
 from airflow_provider_statecheck.maintenance.gc import collect_job
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.stages.stage_state import copy_borrowed_files
+from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState, copy_borrowed_files
 from airflow_provider_statecheck.state.writing.canonical import write_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
@@ -144,8 +144,9 @@ class TestBorrowing:
     def test_copies_are_equal_belong_to_the_attempt_and_outlive_the_savepoint(
         self, stage: WrittenStage, savepoint: str
     ) -> None:
-        attempt, states = self.begin(stage, savepoint)
-        owned = copy_borrowed_files(stage.storage, states, attempt.grant.attempt)
+        source = source_at(stage.storage, savepoint, mode=RestoreMode.NO_CLAIM)
+        attempt = stage.attempt("heir", restore_from=source)
+        owned = RestoredStageState(attempt, attempt.restore()).functions
         completed = take(attempt, *(s for s in streams_of(owned[0]) if isinstance(s, FileStateHandle)))
         stage.storage.delete_directory(savepoint)
         document = load_document(stage.storage, completed)
