@@ -282,7 +282,6 @@ CHILD = """
 import json, sys
 sys.path.insert(0, {directory!r})
 import step
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.code_digest import code_digest
 print(json.dumps(code_digest(step.build)))
 """

@@ -30,7 +30,6 @@ from airflow_provider_statecheck.spark.stages.stage_run import StageRun
 from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.messages import make_owner, make_registration
-from tests.soak import rest_in_soak
 from tests.unit.spark.stages.loop_without_spark import (
     LoopWithoutSpark,
     RecordedSink,
@@ -146,10 +145,7 @@ class Tries:
         return job
 
 
-# After one step is before the next one.
-@pytest.mark.parametrize(
-    "fault", rest_in_soak(["killed before", "killed after", "lost before", "lost after"], "killed before", "lost after")
-)
+@pytest.mark.parametrize("fault", ["killed before", "killed after", "lost before", "lost after"])
 def test_output_is_there_once_wherever_a_try_ends(tmp_path: Path, fault: str) -> None:
     undisturbed = Faults()
     Tries(tmp_path / "undisturbed").run(undisturbed)
