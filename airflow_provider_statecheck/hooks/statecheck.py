@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from airflow.sdk import BaseHook
 
-from airflow_provider_statecheck.checkpoint.ids import given_job_id, is_test_job, job_id_of, job_name, operator_id_of
+from airflow_provider_statecheck.checkpoint.ids import (
+    given_job_id,
+    is_test_job,
+    job_id_of,
+    job_name,
+    operator_id_of,
+    require_not_missing,
+)
 from airflow_provider_statecheck.checkpoint.store import RECENT, CheckpointPage
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StateCheckError
 from airflow_provider_statecheck.hooks.connection import (
@@ -282,6 +289,7 @@ class StatecheckHook(BaseHook):
         from airflow_provider_statecheck.configuration import StatecheckSettings
         from airflow_provider_statecheck.gateway.coordinators import leading
 
+        require_not_missing("job", job)
         settings = StatecheckSettings.from_airflow(checkpoint_dir=checkpoint_dir, storage_conn_id=storage_conn_id)
         program = _Program()
         with leading(

@@ -124,6 +124,12 @@ def test_a_process_that_runs_no_task_is_refused(in_worker: ServedJobs, tmp_path:
         leading.__enter__()
 
 
+def test_a_job_that_a_template_left_out_is_not_led(task: ServedJobs) -> None:
+    with pytest.raises(InvalidConfigurationError, match="a value for job, found 'None'"):
+        StatecheckHook().coordinator("None", [AlignedTask("orders")]).__enter__()
+    assert task.store.jobs() == ()
+
+
 def test_a_coordinator_without_tasks_is_refused_and_does_not_lead(task: ServedJobs) -> None:
     with pytest.raises(InvalidConfigurationError, match="at least one task"):
         StatecheckHook().coordinator("sales", []).__enter__()
