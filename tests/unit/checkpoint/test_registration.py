@@ -115,7 +115,7 @@ def test_a_try_after_a_later_one_is_refused_unless_its_run_was_created_again(is_
     if not is_later_try_known:
         assert not coordinator.register(make_registration(owner=delayed)).is_restore
         return
-    with pytest.raises(StaleAttemptError, match="try 1 after task dag.load of run monday, try 2"):
+    with pytest.raises(StaleAttemptError, match=r"try 1 after task dag\.load of run monday, try 2"):
         coordinator.register(make_registration(owner=delayed))
     assert coordinator.describe(JOB).attempts[-1].is_running
 
