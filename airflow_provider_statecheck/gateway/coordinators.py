@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from random import Random
@@ -30,6 +30,7 @@ from airflow_provider_statecheck.checkpoint.failure import (
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, Clock, SystemClock
+from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.storage.discarding import EffectDiscards, StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache
@@ -143,8 +144,12 @@ def leading(
     try:
         with ThreadPoolExecutor(1) as executor:
             yield new_coordinator(rows, storage, config, leader, job_name=job_name, executor=executor, **arguments)
-    finally:
-        rows.resign(leader)
+    except BaseException:
+        # The error of the block must not be hidden by that of a leader that was replaced, or cannot reach the server.
+        with suppress(StateCheckError):
+            rows.resign(leader)
+        raise
+    rows.resign(leader)
 
 
 def _failure_manager(

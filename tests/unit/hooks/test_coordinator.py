@@ -22,6 +22,7 @@ from airflow_provider_statecheck.exceptions import (
     CheckpointDeclinedError,
     EnvironmentNotReadyError,
     InvalidConfigurationError,
+    StaleAttemptError,
 )
 from airflow_provider_statecheck.hooks import transport
 from airflow_provider_statecheck.hooks.statecheck import StatecheckHook
@@ -115,6 +116,21 @@ def test_the_block_fails_with_more_failed_checkpoints_than_are_tolerated(task: S
             coordinator.trigger_checkpoint(CHECKPOINT).exception(30)
 
     with pytest.raises(CheckpointDeclinedError, match="tolerable_failed_checkpoints is 0"):
+        program()
+
+
+@pytest.mark.parametrize(("error", "raised"), [(ValueError, ValueError), (None, StaleAttemptError)])
+def test_a_block_whose_leader_was_replaced_raises_its_own_error(
+    task: ServedJobs, error: type[Exception] | None, raised: type[Exception]
+) -> None:
+    def program() -> None:
+        with StatecheckHook().coordinator("sales", [AlignedTask("orders")]):
+            with StatecheckHook().coordinator("sales", [AlignedTask("orders")]):
+                pass
+            if error is not None:
+                raise error
+
+    with pytest.raises(raised):
         program()
 
 
