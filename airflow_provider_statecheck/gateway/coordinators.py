@@ -141,15 +141,21 @@ def leading(
     leader = rows.lead(
         TakeLeadership(job_name=job_name, attempt_key=new_key(), owner=owner, storage_base=storage.base_uri)
     )
+    with ending(lambda: rows.resign(leader)), ThreadPoolExecutor(1) as executor:
+        yield new_coordinator(rows, storage, config, leader, job_name=job_name, executor=executor, **arguments)
+
+
+@contextmanager
+def ending(end: Callable[[], None]) -> Iterator[None]:
+    """Call a function at the end of a block, and raise the block's own error rather than one of the call."""
     try:
-        with ThreadPoolExecutor(1) as executor:
-            yield new_coordinator(rows, storage, config, leader, job_name=job_name, executor=executor, **arguments)
+        yield
     except BaseException:
-        # The error of the block must not be hidden by that of a leader that was replaced, or cannot reach the server.
+        # The leader may have been replaced, or the server may be out of reach, for the same reason.
         with suppress(StateCheckError):
-            rows.resign(leader)
+            end()
         raise
-    rows.resign(leader)
+    end()
 
 
 def _failure_manager(

@@ -287,25 +287,25 @@ class StatecheckHook(BaseHook):
         """
         from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
         from airflow_provider_statecheck.configuration import StatecheckSettings
-        from airflow_provider_statecheck.gateway.coordinators import leading
+        from airflow_provider_statecheck.gateway.coordinators import ending, leading
 
         require_not_missing("job", job)
         settings = StatecheckSettings.from_airflow(checkpoint_dir=checkpoint_dir, storage_conn_id=storage_conn_id)
         program = _Program()
-        with leading(
-            coordinator_rows(self.statecheck_conn_id),
-            storage_opener(settings.storage_conn_id)(settings.checkpoint_dir),
-            config or CheckpointConfig(),
-            job_name=_job_here(job),
-            owner=owner_of(running_context(), None),
-            tasks=tasks,
-            callback=program,
-            fail_task=program.fail_task,
-        ) as coordinator:
-            try:
-                yield coordinator
-            finally:
-                coordinator.shutdown()
+        with (
+            leading(
+                coordinator_rows(self.statecheck_conn_id),
+                storage_opener(settings.storage_conn_id)(settings.checkpoint_dir),
+                config or CheckpointConfig(),
+                job_name=_job_here(job),
+                owner=owner_of(running_context(), None),
+                tasks=tasks,
+                callback=program,
+                fail_task=program.fail_task,
+            ) as coordinator,
+            ending(coordinator.shutdown),
+        ):
+            yield coordinator
         if program.failure is not None:
             raise program.failure
 
