@@ -306,9 +306,11 @@ def _handle_of(uri: str, data: bytes) -> FileStateHandle:
     return FileStateHandle(uri, len(data), hashlib.sha256(data).hexdigest())
 
 
-def write_named_by_content(storage: CheckpointStorage, directory: str, epoch: int, data: bytes) -> FileStateHandle:
-    """Publish a file whose name contains an epoch and a digest of the data; a repeated call writes the same file."""
-    return write_file(storage, f"{directory}/{epoch}-{hashlib.sha256(data).hexdigest()[:32]}", data)
+def write_named_by_content(
+    storage: CheckpointStorage, directory: str, epoch: int, data: bytes, name: str = ""
+) -> FileStateHandle:
+    """Publish a file whose name contains an epoch and a digest of a name and the data; a repeated call writes the same file."""
+    return write_file(storage, f"{directory}/{epoch}-{hashlib.sha256(name.encode() + data).hexdigest()[:32]}", data)
 
 
 class CheckpointMetadataOutputStream:
@@ -411,7 +413,9 @@ def spill_above_budget(
     :raises StorageError: if the storage fails; files may remain in the directory of the checkpoint.
     """
     require("the inline budget", budget, lambda size: size >= 0, "at least 0 bytes")
-    files = {h: write_named_by_content(storage, directory, epoch, h.data) for h in _select_handles(states, budget)}
+    # Handles with equal data get a file each: the elements of a union list count once for each file.
+    selected = _select_handles(states, budget)
+    files = {h: write_named_by_content(storage, directory, epoch, h.data, h.name) for h in selected}
     if not files:
         return tuple(states)
 
