@@ -113,9 +113,9 @@ def month_of(flight: dict[str, str]) -> int:
 )
 def example_aligned_checkpoints() -> None:
     @task(retries=2, retry_delay=timedelta(seconds=1))
-    def delays(run_id: str | None = None) -> None:
+    def delays() -> None:
         operators = [Delays("by_airport", "origin", "dep_delay"), Delays("by_carrier", "carrier", "arr_delay")]
-        with StatecheckHook().coordinator(f"example_aligned_checkpoints/{run_id}", operators) as coordinator:
+        with StatecheckHook().coordinator(operators) as coordinator:
             for operator in operators:
                 operator.coordinator = coordinator
             coordinator.restore_latest_checkpointed_state(operators)

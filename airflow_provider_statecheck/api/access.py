@@ -83,6 +83,10 @@ def _attempt(call: Call, message: Any) -> Any:
         raise AccessDeniedError(
             "Expected the token of the attempt in the message, found another token; use the token that registered it."
         )
+    if message.attempt.operator_id == ALIGNED_OPERATOR_ID:
+        raise AccessDeniedError(
+            "Expected an attempt of a stage, found a leader of aligned checkpoints; make the calls of a coordinator."
+        )
     return message
 
 

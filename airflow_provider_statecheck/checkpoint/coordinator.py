@@ -66,6 +66,7 @@ from airflow_provider_statecheck.exceptions import (
     ConcurrentAttemptError,
     InvalidConfigurationError,
     OpenCommitError,
+    StaleAttemptError,
     StateCheckError,
 )
 
@@ -208,6 +209,9 @@ class AttemptCoordinator(StoredJobs):
         if isinstance(found, registration.MovedKeyError):
             if self._liveness.is_last_try(holder):
                 raise registration.shared_map_key(holder, request.owner)
+        elif isinstance(found, registration.LaterTryError):
+            if self._liveness.is_last_try(holder):
+                raise _later_try_error(holder, request)
         elif self._liveness.is_running(holder):
             raise _concurrent_attempt_error(holder, request)
 
@@ -220,6 +224,13 @@ def _concurrent_attempt_error(holder: AttemptOwner, request: RegisterAttempt) ->
         f"{request.owner.label} was refused. {advice}, or set on_overlap='wait'.",
         uid=request.uid,
         holder=holder.label,
+    )
+
+
+def _later_try_error(holder: AttemptOwner, request: RegisterAttempt) -> StaleAttemptError:
+    return StaleAttemptError(
+        f"Expected the newest try of its task to register in job {request.job_name!r}, found {request.owner.label} after "
+        f"{holder.label}; stop it, because the later try has replaced it."
     )
 
 

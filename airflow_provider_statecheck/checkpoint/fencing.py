@@ -104,7 +104,7 @@ def is_retry_of(attempt: AttemptRecord, earlier: AttemptRecord, has_completed: C
 
 
 def is_of_new_run(owner: AttemptOwner, earlier: AttemptOwner) -> bool:
-    """Return whether the run of an earlier try of a task was deleted and created again with its id, except for test runs."""
+    """Return whether a try is of a run that was deleted and created again with its id; undefined for test runs."""
     # Airflow names a scheduled run after its date, and creates the newest one again if a user deletes it. Every later try of a
     # run, also after a clear, has a higher number, except for test runs: that of an existing run has its number each time.
     number, before = owner.try_number, earlier.try_number

@@ -18,6 +18,7 @@ from airflow_provider_statecheck.checkpoint import in_place_restore, restore_cho
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import (
     is_earlier,
+    is_of_new_run,
     is_other_instance,
     is_retry_of,
     map_index_of,
@@ -67,6 +68,10 @@ class MovedKeyError(RivalError):
     """Another instance of the mapped task had the map key before this one was cleared."""
 
 
+class LaterTryError(RivalError):
+    """The last attempt is that of a later try: this try is delayed, or its run was deleted and created again."""
+
+
 def register(tx: JobTransaction, request: RegisterAttempt, dead: Sequence[AttemptRecord] = ()) -> AttemptGrant:
     """
     Register an attempt under the next epoch, fence its predecessors and choose the candidates to restore.
@@ -77,6 +82,7 @@ def register(tx: JobTransaction, request: RegisterAttempt, dead: Sequence[Attemp
         the same uid.
     :raises RunSupersededError: if a later run has already advanced the state.
     :raises RivalError: if another owner's attempt is open and not in ``dead``.
+    :raises LaterTryError: if the last attempt is not in ``dead``, and is that of a later try of the task.
     :raises MovedKeyError: if the last attempt is not in ``dead``, and its instance of the mapped task has another index.
     :raises NoRestorableCheckpointError: if the operator had state and none of it can be restored.
     :raises SnapshotClaimedError: if another operator has claimed the savepoint to start from.
@@ -112,6 +118,7 @@ def _open_attempt(tx: JobTransaction, request: RegisterAttempt, dead: Sequence[A
     previous = tx.attempt(operator_id, operator.epoch)
     _require_key_of_its_own(previous, request, dead)
     _require_uid_of_its_own(previous, request)
+    _require_no_later_try(previous, request, dead)
     choice = restore_choice.roll_back_to_choice(tx, operator)
     restore = in_place_restore.waiting(tx, operator)
     _require_not_superseded(tx, operator, request, restore)
@@ -217,6 +224,16 @@ def _require_uid_of_its_own(previous: AttemptRecord | None, request: RegisterAtt
             f"Expected a unique uid for every task of a job, found {request.uid!r} at both {other!r} and {mine.get('task_id')!r} in "
             f"run {request.owner.run_id!r} of the job {request.job_name!r}; give one of them another uid."
         )
+
+
+def _require_no_later_try(
+    previous: AttemptRecord | None, request: RegisterAttempt, dead: Sequence[AttemptRecord]
+) -> None:
+    if previous is None or any(_is_same_attempt(previous, each) for each in dead):
+        return
+    is_later = (request.owner.try_number or 0) < (previous.owner.try_number or 0)
+    if is_later and is_of_new_run(request.owner, previous.owner):
+        raise LaterTryError(previous)
 
 
 def _require_no_rival(previous: AttemptRecord | None, request: RegisterAttempt, dead: Sequence[AttemptRecord]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from random import Random
@@ -30,6 +30,7 @@ from airflow_provider_statecheck.checkpoint.failure import (
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, Clock, SystemClock
+from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.storage.discarding import EffectDiscards, StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache
@@ -140,11 +141,21 @@ def leading(
     leader = rows.lead(
         TakeLeadership(job_name=job_name, attempt_key=new_key(), owner=owner, storage_base=storage.base_uri)
     )
+    with ending(lambda: rows.resign(leader)), ThreadPoolExecutor(1) as executor:
+        yield new_coordinator(rows, storage, config, leader, job_name=job_name, executor=executor, **arguments)
+
+
+@contextmanager
+def ending(end: Callable[[], None]) -> Iterator[None]:
+    """Call a function at the end of a block, and raise the block's own error rather than one of the call."""
     try:
-        with ThreadPoolExecutor(1) as executor:
-            yield new_coordinator(rows, storage, config, leader, job_name=job_name, executor=executor, **arguments)
-    finally:
-        rows.resign(leader)
+        yield
+    except BaseException:
+        # The leader may have been replaced, or the server may be out of reach, for the same reason.
+        with suppress(StateCheckError):
+            end()
+        raise
+    end()
 
 
 def _failure_manager(

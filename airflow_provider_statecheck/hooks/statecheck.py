@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from airflow.sdk import BaseHook
 
-from airflow_provider_statecheck.checkpoint.ids import given_job_id, is_test_job, job_id_of, job_name, operator_id_of
+from airflow_provider_statecheck.checkpoint.ids import (
+    given_job_id,
+    is_test_job,
+    job_id_of,
+    job_name,
+    operator_id_of,
+)
 from airflow_provider_statecheck.checkpoint.store import RECENT, CheckpointPage
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StateCheckError
 from airflow_provider_statecheck.hooks.connection import (
@@ -21,7 +27,9 @@ from airflow_provider_statecheck.hooks.connection import (
 from airflow_provider_statecheck.hooks.transport import (
     airflow_gateway,
     coordinator_rows,
+    is_orm_open,
     is_test_run,
+    job_name_of,
     job_savepoints,
     maintenance_gateway,
     owner_of,
@@ -256,10 +264,10 @@ class StatecheckHook(BaseHook):
     @contextmanager
     def coordinator(
         self,
-        job: str,
         tasks: Sequence[ExecutionTask],
         config: CheckpointConfig | None = None,
         *,
+        job: str | None = None,
         checkpoint_dir: str | None = None,
         storage_conn_id: str | None = None,
     ) -> Iterator[CheckpointCoordinator]:
@@ -269,9 +277,9 @@ class StatecheckHook(BaseHook):
         The block raises the error with which the coordinator fails the job or an operator. At its end, checkpoints that are
         pending are aborted.
 
-        :param job: Name of the job. Under ``dag.test``, it means the job of test runs.
         :param tasks: The tasks of the operators.
         :param config: Settings of checkpoints, by default those of ``CheckpointConfig()``.
+        :param job: Name of the job, by default that of the Dag run. Under ``dag.test``, it means the job of test runs.
         :param checkpoint_dir: Directory of the checkpoints, by default ``[statecheck] checkpoint_dir``.
         :param storage_conn_id: Connection with the credentials of the storage, by default ``[statecheck] storage_conn_id``.
         :raises EnvironmentNotReadyError: No task is running.
@@ -280,24 +288,24 @@ class StatecheckHook(BaseHook):
         """
         from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
         from airflow_provider_statecheck.configuration import StatecheckSettings
-        from airflow_provider_statecheck.gateway.coordinators import leading
+        from airflow_provider_statecheck.gateway.coordinators import ending, leading
 
         settings = StatecheckSettings.from_airflow(checkpoint_dir=checkpoint_dir, storage_conn_id=storage_conn_id)
-        program = _Program()
-        with leading(
-            coordinator_rows(self.statecheck_conn_id),
-            storage_opener(settings.storage_conn_id)(settings.checkpoint_dir),
-            config or CheckpointConfig(),
-            job_name=_job_here(job),
-            owner=owner_of(running_context(), None),
-            tasks=tasks,
-            callback=program,
-            fail_task=program.fail_task,
-        ) as coordinator:
-            try:
-                yield coordinator
-            finally:
-                coordinator.shutdown()
+        context, program = running_context(), _Program()
+        with (
+            leading(
+                coordinator_rows(self.statecheck_conn_id),
+                storage_opener(settings.storage_conn_id)(settings.checkpoint_dir),
+                config or CheckpointConfig(),
+                job_name=job_name_of(context, job, is_test=is_orm_open()),
+                owner=owner_of(context, None),
+                tasks=tasks,
+                callback=program,
+                fail_task=program.fail_task,
+            ) as coordinator,
+            ending(coordinator.shutdown),
+        ):
+            yield coordinator
         if program.failure is not None:
             raise program.failure
 

@@ -1,5 +1,5 @@
 """
-Choice of the gateways in an Airflow process, direct or HTTP, and credentials of tasks.
+Choice of gateways, direct or HTTP, and the credentials, the run and the job of a task.
 
 A process with access to Airflow's database calls the coordinator, maintenance and savepoints in process. A task calls them over
 HTTP and authenticates with a challenge (:class:`TaskCredentials`) or with a login (:class:`LoginCredentials`).
@@ -16,9 +16,22 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from airflow_provider_statecheck.checkpoint.ids import given_job_id
+from airflow_provider_statecheck.checkpoint.ids import (
+    TEST_NAMESPACE,
+    given_job_id,
+    is_given,
+    is_test_job,
+    job_id_of,
+    job_name,
+    require_not_missing,
+)
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
-from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CoordinatorError, EnvironmentNotReadyError
+from airflow_provider_statecheck.exceptions import (
+    CheckpointNotFoundError,
+    CoordinatorError,
+    EnvironmentNotReadyError,
+    InvalidConfigurationError,
+)
 from airflow_provider_statecheck.gateway.http import HttpCalls, HttpClient
 from airflow_provider_statecheck.gateway.verbs import CHALLENGE_KEY, challenge_of
 from airflow_provider_statecheck.hooks.connection import (
@@ -77,6 +90,25 @@ def run_key_of(context: Mapping[str, Any]) -> str:
     dag_run = context["dag_run"]
     logical_date = getattr(dag_run, "logical_date", None)
     return logical_date.isoformat() if logical_date is not None else str(dag_run.run_id)
+
+
+def job_name_of(context: Mapping[str, Any], job: str | None, *, is_test: bool) -> str:
+    """
+    Return the name of the job.
+
+    :param job: Explicit name; by default each run has its own job.
+    :param is_test: Whether this is a test run, which uses a separate job.
+    :raises InvalidConfigurationError: The name is invalid, or that of a real job starts with the prefix of test jobs.
+    """
+    require_not_missing("job", job)
+    name = job if is_given(job) else f"{context['ti'].dag_id}/{run_key_of(context)}"
+    job_id_of(name)  # rejects other values than texts before the prefix of test runs is added
+    if is_test_job(name) and not is_test:
+        raise InvalidConfigurationError(
+            f"Expected a job name without the prefix {TEST_NAMESPACE!r}, found {name!r}; jobs with this prefix belong to "
+            f"test runs and are pruned automatically. Use another job=."
+        )
+    return job_name(name, is_test=is_test)
 
 
 def owner_of(context: Mapping[str, Any], map_key: str | None) -> AttemptOwner:

@@ -16,11 +16,8 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 
 from airflow_provider_statecheck.checkpoint.ids import (
-    TEST_NAMESPACE,
     is_given,
     is_test_job,
-    job_id_of,
-    job_name,
     key_text,
     operator_id_of,
     require_not_missing,
@@ -43,7 +40,7 @@ from airflow_provider_statecheck.exceptions import (
     StoppedWithSavepointError,
     UnsupportedPlanError,
 )
-from airflow_provider_statecheck.hooks.transport import owner_of, run_key_of
+from airflow_provider_statecheck.hooks.transport import job_name_of, owner_of
 from airflow_provider_statecheck.operators.links import CheckpointsLink, push_link
 
 if TYPE_CHECKING:
@@ -375,25 +372,6 @@ def _savepoint_at_end(task: CheckpointedOperator, settings: StatecheckSettings) 
             "Expected a directory for the savepoint at the end, found none; set savepoint_dir, or [statecheck] savepoint_dir."
         )
     return is_wanted
-
-
-def job_name_of(context: Mapping[str, Any], job: str | None, *, is_test: bool) -> str:
-    """
-    Return the name of the job.
-
-    :param job: Explicit name; by default each run has its own job.
-    :param is_test: Whether this is a test run, which uses a separate job.
-    :raises InvalidConfigurationError: The name is invalid, or that of a real job starts with the prefix of test jobs.
-    """
-    require_not_missing("job", job)
-    name = job if is_given(job) else f"{context['ti'].dag_id}/{run_key_of(context)}"
-    job_id_of(name)  # rejects other values than texts before the prefix of test runs is added
-    if is_test_job(name) and not is_test:
-        raise InvalidConfigurationError(
-            f"Expected a job name without the prefix {TEST_NAMESPACE!r}, found {name!r}; jobs with this prefix belong to "
-            f"test runs and are pruned automatically. Use another job=."
-        )
-    return job_name(name, is_test=is_test)
 
 
 def uid_of(context: Mapping[str, Any], uid: str | None, map_key: str | None) -> str:

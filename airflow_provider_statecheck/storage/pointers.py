@@ -13,7 +13,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import logging
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -47,7 +46,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, SnapshotHandle
-from airflow_provider_statecheck.storage.uris import normalise_pointer, redact, scheme_of
+from airflow_provider_statecheck.storage.uris import normalise_pointer, path_text, redact, scheme_of
 from airflow_provider_statecheck.storage.views.state_streams import NOT_ADDRESSABLE, ResolvedPointer, write_metadata
 
 log = logging.getLogger(__name__)
@@ -62,7 +61,7 @@ def pointer_uri(pointer: Any) -> str:
         template writes for a missing value.
     :raises InvalidPointerError: if the text is neither a URI nor a path.
     """
-    text = os.fspath(pointer) if isinstance(pointer, os.PathLike) else pointer
+    text = path_text(pointer)
     if isinstance(text, str) and "/" in text and not is_uri(text.strip()):
         return normalise_pointer(text)
     return normalise_pointer(_require_uri(text))

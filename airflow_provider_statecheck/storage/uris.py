@@ -78,6 +78,11 @@ def normalise_base(base: Any, name: str = "checkpoint_dir") -> str:
     return _normalise_path(Path(text).expanduser(), text, name)
 
 
+def path_text(path: Any) -> Any:
+    """Return the text of a path object, and any other value as it is, which :func:`normalise_base` checks later."""
+    return os.fspath(path) if isinstance(path, os.PathLike) else path
+
+
 def normalise_pointer(pointer: Any) -> str:
     """
     Return a pointer to a savepoint as a normalised absolute URI.

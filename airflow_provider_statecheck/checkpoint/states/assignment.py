@@ -198,8 +198,10 @@ def _take(pieces: list[_Piece], number: int) -> list[_Piece]:
 
 
 def _give_all(dealt: Dealt, name: str, state: _NamedState) -> None:
+    # Subtasks that have not run since a restore still hold the same elements of all.
+    pieces = list({(piece.stream, piece.meta): piece for piece in state.pieces}.values())
     for subtask in dealt:
-        subtask[name] = state.pieces
+        subtask[name] = pieces
 
 
 def _give_copies(dealt: Dealt, name: str, state: _NamedState) -> None:

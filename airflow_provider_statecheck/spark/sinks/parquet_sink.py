@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from os import PathLike, fspath
+from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from airflow_provider_statecheck.checkpoint.codec import require_one_of
@@ -67,7 +67,7 @@ from airflow_provider_statecheck.spark.tables.schemas import (
 from airflow_provider_statecheck.storage.file_operations import in_parallel
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_manifest import footer_digest
-from airflow_provider_statecheck.storage.uris import redact
+from airflow_provider_statecheck.storage.uris import path_text, redact
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -106,7 +106,7 @@ class ParquetSink(CommittingSink):
     ) -> None:
         super().__init__(on_earlier_output)
         require_one_of("compression", compression, get_args(Compression))
-        self.path = fspath(path)
+        self.path = path_text(path)
         self._layout = FileLayout(
             compression=compression, partition_by=_partition_columns(partition_by), max_file_bytes=max_file_bytes
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from os import PathLike, fspath
+from os import PathLike
 from typing import Any, ClassVar, Literal, get_args
 
 from airflow_provider_statecheck.checkpoint.codec import require_count, require_one_of
@@ -46,7 +46,7 @@ from airflow_provider_statecheck.spark.tables.data_files import FILE_BYTES, File
 from airflow_provider_statecheck.spark.tables.databases import SinkDatabase, shown_address
 from airflow_provider_statecheck.spark.tables.delta import DeltaTableAccess, deltalake, require_safe_commits
 from airflow_provider_statecheck.spark.tables.iceberg import OpenTable, TableAddress, TaskTable
-from airflow_provider_statecheck.storage.uris import redact
+from airflow_provider_statecheck.storage.uris import path_text, redact
 
 _DEFAULT_BUFFER_BYTES = 128 * 1024 * 1024
 _STAGED_LAYOUT = FileLayout(compression="zstd", partition_by=(), max_file_bytes=FILE_BYTES)
@@ -91,7 +91,7 @@ class DeltaSink(CommittingSink):
     ) -> None:
         super().__init__(on_earlier_output)
         require_one_of("compression", compression, get_args(Compression))
-        self.table = fspath(table)
+        self.table = path_text(table)
         self._partition_by = unique_names("partition_by", partition_by)
         self._merges_schema = merge_schema
         self._keys = unique_names("upsert_by", upsert_by)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from os import PathLike, fspath
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.exceptions import (
@@ -26,7 +26,7 @@ from airflow_provider_statecheck.spark.tables.schemas import partition_values, q
 from airflow_provider_statecheck.state.source_items import Item, Ledger
 from airflow_provider_statecheck.storage.file_operations import in_parallel
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.uris import redact
+from airflow_provider_statecheck.storage.uris import path_text, redact
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -159,7 +159,7 @@ class DeltaSource(ItemSource):
         if starting_version is not None and starting_version < 0:
             raise InvalidConfigurationError(f"Expected starting_version of 0 or more, found {starting_version}.")
         super().__init__(parse_limits(bytes_per_increment, ("files_per_increment", files_per_increment)), on_change)
-        self.table = fspath(table)
+        self.table = path_text(table)
         self._starting_version = starting_version
         self._columns = parse_columns(columns)
         self._options = hidden_options(storage_options)

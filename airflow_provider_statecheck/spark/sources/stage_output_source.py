@@ -15,7 +15,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import groupby
-from os import PathLike, fspath
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
 from airflow_provider_statecheck.exceptions import (
@@ -37,7 +37,7 @@ from airflow_provider_statecheck.spark.sources.source import OnChange, change_er
 from airflow_provider_statecheck.spark.tables.schemas import merged_schema, spark_schema
 from airflow_provider_statecheck.state.source_items import Item, Ledger, decoding
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.uris import AllowedLocations, redact
+from airflow_provider_statecheck.storage.uris import AllowedLocations, path_text, redact
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -81,7 +81,7 @@ class StageOutputSource(ItemSource):
     ) -> None:
         checkpoints = ("checkpoints_per_increment", checkpoints_per_increment)
         super().__init__(parse_limits(bytes_per_increment, checkpoints), on_change)
-        self._path = fspath(path)
+        self._path = path_text(path)
         self._columns = parse_columns(columns)
         self._options = hidden_options(storage_options)
 

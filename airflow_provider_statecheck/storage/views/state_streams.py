@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from typing import IO, Protocol, TypeVar
 
 from airflow_provider_statecheck.checkpoint.codec import require
@@ -306,9 +307,11 @@ def _handle_of(uri: str, data: bytes) -> FileStateHandle:
     return FileStateHandle(uri, len(data), hashlib.sha256(data).hexdigest())
 
 
-def write_named_by_content(storage: CheckpointStorage, directory: str, epoch: int, data: bytes) -> FileStateHandle:
-    """Publish a file whose name contains an epoch and a digest of the data; a repeated call writes the same file."""
-    return write_file(storage, f"{directory}/{epoch}-{hashlib.sha256(data).hexdigest()[:32]}", data)
+def write_named_by_content(
+    storage: CheckpointStorage, directory: str, epoch: int, data: bytes, name: str = ""
+) -> FileStateHandle:
+    """Publish a file whose name contains an epoch and a digest of a name and the data; a repeated call writes the same file."""
+    return write_file(storage, f"{directory}/{epoch}-{hashlib.sha256(name.encode() + data).hexdigest()[:32]}", data)
 
 
 class CheckpointMetadataOutputStream:
@@ -411,7 +414,8 @@ def spill_above_budget(
     :raises StorageError: if the storage fails; files may remain in the directory of the checkpoint.
     """
     require("the inline budget", budget, lambda size: size >= 0, "at least 0 bytes")
-    files = {h: write_named_by_content(storage, directory, epoch, h.data) for h in _select_handles(states, budget)}
+    # Handles with equal data get a file each: the elements of a union list count once for each file.
+    files = {h: write_named_by_content(storage, directory, epoch, h.data, h.name) for h in _largest(states, budget)}
     if not files:
         return tuple(states)
 
@@ -421,12 +425,9 @@ def spill_above_budget(
     return tuple(with_streams(state, to_file) for state in states)
 
 
-def _select_handles(states: Sequence[OperatorState], budget: int) -> list[ByteStreamStateHandle]:
+def _largest(states: Sequence[OperatorState], budget: int) -> list[ByteStreamStateHandle]:
     inline = {s for state in states for s in streams_of(state) if isinstance(s, ByteStreamStateHandle)}
     excess = sum(handle.state_size for handle in inline) - budget
-    selected: list[ByteStreamStateHandle] = []
-    largest_first = iter(sorted(inline, key=lambda h: (-h.state_size, h.name)) if excess > 0 else ())
-    while excess > 0:
-        selected.append(next(largest_first))
-        excess -= selected[-1].state_size
-    return selected
+    largest_first = sorted(inline, key=lambda h: (-h.state_size, h.name))
+    before = accumulate((handle.state_size for handle in largest_first), initial=0)
+    return [handle for handle, moved in zip(largest_first, before, strict=False) if moved < excess]

@@ -106,6 +106,20 @@ def test_a_run_that_is_deleted_and_created_again_with_its_id_starts_again(
     assert (grant.is_restore, grant.start_reason) == (restores, reason)
 
 
+@pytest.mark.parametrize("is_later_try_known", [True, False], ids=["delayed", "of a new run"])
+def test_a_try_after_a_later_one_is_refused_unless_its_run_was_created_again(is_later_try_known: bool) -> None:
+    delayed, later = (instance(0, label=f"task dag.load of run monday, try {number}") for number in (1, 2))
+    coordinator = coordinator_with(Meanwhile(*([later] if is_later_try_known else [])))
+    attempt = coordinator.register(make_registration(owner=later)).attempt
+    complete_checkpoint(coordinator, attempt)
+    if not is_later_try_known:
+        assert not coordinator.register(make_registration(owner=delayed)).is_restore
+        return
+    with pytest.raises(StaleAttemptError, match=r"try 1 after task dag\.load of run monday, try 2"):
+        coordinator.register(make_registration(owner=delayed))
+    assert coordinator.describe(JOB).attempts[-1].is_running
+
+
 def test_a_test_run_of_an_existing_run_resumes_each_time(coordinator: AttemptCoordinator) -> None:
     owner = instance(0, label="task dag.load of run scheduled__2026-01-01, try 2")
     attempt = coordinator.register(make_registration(job_name="test/sales", owner=owner)).attempt

@@ -22,6 +22,7 @@ from airflow_provider_statecheck.exceptions import (
     CheckpointDeclinedError,
     EnvironmentNotReadyError,
     InvalidConfigurationError,
+    StaleAttemptError,
 )
 from airflow_provider_statecheck.hooks import transport
 from airflow_provider_statecheck.hooks.statecheck import StatecheckHook
@@ -63,7 +64,7 @@ def acknowledging(coordinator: CheckpointCoordinator, tasks: list[AlignedTask]) 
 
 def test_a_task_completes_checkpoints_and_its_retry_restores_the_latest(task: ServedJobs) -> None:
     tasks = [AlignedTask("orders"), AlignedTask("refunds")]
-    with StatecheckHook().coordinator("sales", tasks) as coordinator:
+    with StatecheckHook().coordinator(tasks, job="sales") as coordinator:
         acknowledging(coordinator, tasks)
         completed = [coordinator.trigger_checkpoint(CHECKPOINT).result(30) for _ in range(2)]
         assert coordinator.statistics.create_snapshot().counts.completed == 2
@@ -72,15 +73,16 @@ def test_a_task_completes_checkpoints_and_its_retry_restores_the_latest(task: Se
     assert (leader.operator_id, leader.status) == (ALIGNED_OPERATOR_ID, AttemptStatus.FINISHED)
     assert dict(leader.owner.airflow)["task_id"] == "lead"
 
-    with StatecheckHook().coordinator("sales", tasks) as coordinator:
+    with StatecheckHook().coordinator(tasks, job="sales") as coordinator:
         assert coordinator.restore_latest_checkpointed_state(tasks)
         coordinator.shutdown_store(JobStatus.FINISHED)
     assert [each.restored for each in tasks] == [(2, {}, False)] * 2
 
 
-def test_pending_checkpoints_are_aborted_at_the_end_of_the_block(task: ServedJobs) -> None:
-    with StatecheckHook().coordinator("sales", [AlignedTask("orders")]) as coordinator:
+def test_pending_checkpoints_of_the_job_of_the_run_are_aborted_at_the_end_of_the_block(task: ServedJobs) -> None:
+    with StatecheckHook().coordinator([AlignedTask("orders")]) as coordinator:
         pending = coordinator.trigger_checkpoint(CHECKPOINT)
+    assert coordinator.job_id == job_id_of("sales_dag/run")
     error = pending.exception(30)
     assert error is not None
     assert error.reason is CheckpointFailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN
@@ -90,7 +92,7 @@ def test_the_block_fails_with_an_operator_that_cannot_take_a_completion(task: Se
     tasks = [AlignedTask("orders", fails_at={"complete"})]
 
     def program() -> None:
-        with StatecheckHook().coordinator("sales", tasks) as coordinator:
+        with StatecheckHook().coordinator(tasks, job="sales") as coordinator:
             acknowledging(coordinator, tasks)
             coordinator.trigger_checkpoint(CHECKPOINT).result(30)
 
@@ -103,7 +105,7 @@ def test_the_block_fails_with_more_failed_checkpoints_than_are_tolerated(task: S
     config.tolerable_failed_checkpoints = 0
 
     def program() -> None:
-        with StatecheckHook().coordinator("sales", [orders], config) as coordinator:
+        with StatecheckHook().coordinator([orders], config, job="sales") as coordinator:
 
             def decline(checkpoint_id: int) -> None:
                 message = DeclineMessage(
@@ -118,14 +120,35 @@ def test_the_block_fails_with_more_failed_checkpoints_than_are_tolerated(task: S
         program()
 
 
+@pytest.mark.parametrize(("error", "raised"), [(ValueError, ValueError), (None, StaleAttemptError)])
+def test_a_block_whose_leader_was_replaced_raises_its_own_error(
+    task: ServedJobs, error: type[Exception] | None, raised: type[Exception]
+) -> None:
+    def program() -> None:
+        with StatecheckHook().coordinator([AlignedTask("orders")], job="sales"):
+            with StatecheckHook().coordinator([AlignedTask("orders")], job="sales"):
+                pass
+            if error is not None:
+                raise error
+
+    with pytest.raises(raised):
+        program()
+
+
 def test_a_process_that_runs_no_task_is_refused(in_worker: ServedJobs, tmp_path: Path) -> None:
-    leading = StatecheckHook().coordinator("sales", [AlignedTask("orders")], checkpoint_dir=str(tmp_path))
+    leading = StatecheckHook().coordinator([AlignedTask("orders")], checkpoint_dir=str(tmp_path), job="sales")
     with pytest.raises(EnvironmentNotReadyError, match="found none; call the coordinator from a task, or"):
         leading.__enter__()
 
 
+def test_a_job_that_a_template_left_out_is_not_led(task: ServedJobs) -> None:
+    with pytest.raises(InvalidConfigurationError, match="a value for job, found 'None'"):
+        StatecheckHook().coordinator([AlignedTask("orders")], job="None").__enter__()
+    assert task.store.jobs() == ()
+
+
 def test_a_coordinator_without_tasks_is_refused_and_does_not_lead(task: ServedJobs) -> None:
     with pytest.raises(InvalidConfigurationError, match="at least one task"):
-        StatecheckHook().coordinator("sales", []).__enter__()
+        StatecheckHook().coordinator([], job="sales").__enter__()
     [leader] = task.store.describe(job_id_of("sales")).attempts
     assert leader.status is AttemptStatus.FINISHED

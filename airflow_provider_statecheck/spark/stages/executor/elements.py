@@ -233,6 +233,9 @@ def _require_keys(serializer: KeySerializer, columns: Sequence[Any]) -> None:
             )
 
 
+_DECIMAL128_DIGITS = 38
+
+
 def combined_by_group(table: Any, by: Sequence[str], functions: Mapping[str, str]) -> tuple[list[Any], dict[str, Any]]:
     """
     Return the columns of the groups of a table, ordered by the first one, and their combined values by name.
@@ -263,10 +266,14 @@ def _groupable(column: Any, function: str) -> Any:
     if pa.types.is_duration(column.type):
         # Arrow has no groups of durations.
         column = column.cast(pa.int64())
+    if function == "sum" and pa.types.is_decimal128(column.type):
+        # Arrow adds without a check. A sum has at most the digits of the number of rows in addition.
+        precision = column.type.precision + len(str(len(column)))
+        column = column.cast(pa.decimal256(precision, column.type.scale)) if precision > _DECIMAL128_DIGITS else column
     if function == "sum" and pa.types.is_int64(column.type):
         low, high = (limit.as_py() or 0 for limit in pc.min_max(column).values())
         if max(-low, high) * len(column) >= 2**63:
-            column = column.cast(pa.decimal128(38, 0))
+            column = column.cast(pa.decimal128(_DECIMAL128_DIGITS, 0))
     return column
 
 

@@ -114,6 +114,13 @@ class TestUnion:
     def test_every_subtask_gets_every_element_also_with_equal_parallelism(self, new: int) -> None:
         assert offsets(redistribute(lists(UNION, a=[[1, 2], [3]]), 2, new), "a") == [[1, 2, 3]] * new
 
+    @pytest.mark.parametrize("new", [2, 3])
+    def test_elements_that_several_idle_subtasks_still_hold_are_given_once(self, new: int) -> None:
+        restored = redistribute(lists(UNION, a=[[1, 2], [3]]), 2, 3)
+        (own,) = lists(UNION, a=[[9]])
+        (moved,) = (replace(handle, stream=file("own")) for handle in own)
+        assert offsets(redistribute([(moved,), *restored[1:]], 3, new), "a") == [[9, 1, 2, 3]] * new
+
     def test_other_states_stay_where_they_are_with_equal_parallelism(self) -> None:
         union = lists(UNION, u=[[1], [2]])
         split = lists(SPLIT, s=[[7, 8, 9], []])

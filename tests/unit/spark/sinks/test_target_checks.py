@@ -102,7 +102,7 @@ def test_settings_out_of_their_range_are_refused(make, refused):
             make(**settings)
 
 
-@pytest.mark.parametrize("path", ["", "s3:/x", "memory://x/*.parquet", "nowhere://x/y"])
+@pytest.mark.parametrize("path", ["", "s3:/x", "memory://x/*.parquet", "nowhere://x/y", None, 5, b"/data/x"])
 def test_a_target_that_is_no_directory_by_its_name_is_refused(path):
     with pytest.raises(InvalidConfigurationError) as caught:
         Attempt(path, 1).open()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
+from decimal import Context, Decimal, localcontext
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +241,18 @@ def test_aggregates_of_rows_and_of_increments_are_those_of_spark(
     found = [values["v"].cast(kind)[1], *(merged_values(function, *pair)[0] for pair in (single, single[::-1]))]
     assert groups.to_pylist() == [0, 1]
     assert [str(each.as_py()) for each in found] == [str(expected)] * 3
+
+
+@pytest.mark.parametrize("kind", [pa.decimal128(38, 0), pa.decimal128(37, 10)])
+def test_sum_of_decimals_that_is_too_large_does_not_wrap_around(kind: Any) -> None:
+    largest = Decimal("9" * kind.precision).scaleb(-kind.scale, Context(prec=kind.precision))
+    rows = pa.table({KEY_GROUP_COLUMN: [0] * 20, "v": pa.array([largest] * 20, kind)})
+    with localcontext() as exact:
+        exact.prec = 40
+        _, values = combined_by_group(rows, [KEY_GROUP_COLUMN], {"v": "sum"})
+        assert values["v"].to_pylist() == [largest * 20]
+    with pytest.raises(pa.ArrowInvalid):
+        values["v"].cast(kind)
 
 
 @pytest.mark.parametrize("increments", [[[2**62, 2**62]], [[2**62], [2**62]]])

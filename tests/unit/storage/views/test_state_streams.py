@@ -382,6 +382,12 @@ def test_state_that_is_named_twice_counts_and_goes_once(storage: CheckpointStora
     assert len(files(storage)) == 1
 
 
+def test_equal_state_of_two_subtasks_goes_to_two_files(storage: CheckpointStorage, job: str) -> None:
+    equal = _state(ByteStreamStateHandle("a", b"same"), ByteStreamStateHandle("b", b"same"))
+    spill_above_budget((equal,), storage, directory=f"{job}/chk-1", epoch=3, budget=0)
+    assert len(files(storage)) == 2
+
+
 @pytest.mark.parametrize("mode", [FaultMode.ERROR, FaultMode.REPLY_LOST])
 @pytest.mark.parametrize("point", [1, 2])
 def test_repeating_after_a_failure_gives_the_same_states_and_files(

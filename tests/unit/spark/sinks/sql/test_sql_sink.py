@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from threading import Event
 from typing import Any
 
@@ -218,6 +219,24 @@ def test_a_table_without_the_rows_of_earlier_commits_is_told(place, caplog, stat
     place.run(statement)
     place.open(4, restored=2, restored_epoch=3)
     assert "has no rows, although earlier checkpoints have added some: it was recreated or emptied" in caplog.text
+
+
+def test_a_user_who_may_only_add_rows_may_restore(postgres, caplog):
+    caplog.set_level("INFO")
+    unmarked = {"mark_rows": False}
+    postgres.open(1, settings=unmarked).add(1, 1)
+    postgres.run("CREATE ROLE adder")
+    try:
+        postgres.run(f"GRANT INSERT ON {TABLE} TO adder")
+        postgres.run(f"GRANT ALL ON {HEADS}, {COMMITS} TO adder")
+        url = make_url(postgres.url).update_query_dict({"options": "-c role=adder"})
+        adder = replace(postgres, url=url.render_as_string(hide_password=False))
+        adder.open(2, settings=unmarked, restored=1).add(2, 2)
+        assert "is not searched for rows" in caplog.text
+        assert postgres.seen == [1, 2]
+    finally:
+        postgres.run("DROP OWNED BY adder")
+        postgres.run("DROP ROLE adder")
 
 
 def test_rows_wait_on_an_object_store_and_go_with_their_commit(object_store, sqlite):
