@@ -44,27 +44,28 @@ def auto(tries: Tries, checkpoint: StageContext) -> list[list[int]]:
     """Three steps; writing each takes a second."""
     return [
         ids(checkpoint.snapshot(name, taking(tries, name, seconds), when="auto"))
-        for name, seconds in [("first", 0.1), ("cheap", 1.9), ("costly", 2.1)]
+        for name, seconds in [("first", 0.1), ("cheap", 1.9), ("costly", 1.8), ("last", 0.2)]
     ]
 
 
 def test_a_step_is_written_where_computing_it_takes_longer_and_a_retry_decides_the_same(tries, caplog):
     tries.seconds_per_file = 1.0
     with caplog.at_level(logging.INFO), tries.failing() as checkpoint:
-        assert auto(tries, checkpoint) == [[0, 1, 2]] * 3
+        assert auto(tries, checkpoint) == [[0, 1, 2]] * 4
         assert [step.name for step in checkpoint.steps] == ["first", "costly"]
         assert [step.write_seconds for step in checkpoint.steps] == [1.0, 1.0]
-    assert tries.take_computed() == ["first", "cheap", "costly"]
+    assert tries.take_computed() == ["first", "cheap", "costly", "last"]
     lines = [r.getMessage().partition(" (")[0] for r in caplog.records if "for writing" in r.getMessage()]
     assert lines == [
         "Step cheap is not written: computing took 1.90 s < 2.00 s = 2 x 1.00 s for writing",
-        "Step costly is written: computing took 2.10 s and 1.90 s of unwritten steps before it >= 2.00 s = 2 x 1.00 s for writing",
+        "Step costly is written: computing took 1.80 s and 1.90 s of unwritten steps before it >= 2.00 s = 2 x 1.00 s for writing",
+        "Step last is not written: computing took 0.20 s < 2.00 s = 2 x 1.00 s for writing",
     ]
     assert "Step first is written: computing took 0.10 s, the time of a write is not known yet" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.INFO), tries.open() as checkpoint:
-        assert auto(tries, checkpoint) == [[0, 1, 2]] * 3
-    assert tries.take_computed() == ["cheap"]
+        assert auto(tries, checkpoint) == [[0, 1, 2]] * 4
+    assert tries.take_computed() == ["cheap", "last"]
     assert "Step cheap is not written" in caplog.text
     assert "measured by an earlier try" in caplog.text
 
