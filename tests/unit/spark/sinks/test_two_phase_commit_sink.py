@@ -114,9 +114,9 @@ def test_start_that_needs_a_retraction_is_refused_if_the_sink_or_the_one_that_wr
     first = SinkAttempt(before(tmp_path), 1).open()
     first.add(1, 1)
     first.add(2, 2)
-    for start in ({"restored": 1}, {"generation": 2}):
+    for restored, generation in ((1, 1), (None, 2)):
         with pytest.raises(EnvironmentNotReadyError, match="cannot be rolled back"):
-            SinkAttempt(now(tmp_path), 2, **start).open()
+            SinkAttempt(now(tmp_path), 2, restored=restored, generation=generation).open()
     assert keys_in(tmp_path) == [1, 2]
 
 
