@@ -539,6 +539,24 @@ def test_steps_on_a_recomputed_part_are_recomputed_even_after_another_failure(tr
         assert outcomes == {"before": outcomes["before"], "scored": False, "after": False}
 
 
+def test_steps_on_a_step_in_parts_are_recomputed_after_a_change_that_was_taken_back(tries, folder):
+    over = tries.spark.read.parquet(str(folder))
+
+    def pipeline(checkpoint: StageContext, version: str, *, fails: bool = False) -> None:
+        first = checkpoint.snapshot("first", lambda rows: rows.selectExpr("number AS id"), over=over, version=version)
+        if fails:
+            raise PlannedError
+        checkpoint.snapshot("second", lambda: first.where("id < 3"))
+
+    with tries.failing() as checkpoint:
+        pipeline(checkpoint, "1")
+    with tries.failing() as checkpoint:
+        pipeline(checkpoint, "2", fails=True)
+    with tries.open() as checkpoint:
+        pipeline(checkpoint, "1")
+        assert [step.is_restored for step in checkpoint.steps] == [False, False]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

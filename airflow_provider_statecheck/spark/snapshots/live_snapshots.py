@@ -160,9 +160,9 @@ class StageSnapshots:
         """Mark all live parts of a step as the whole step."""
         parts = self.parts(step)
         newest = max((live.handle for live in parts.values()), key=lambda handle: (handle.epoch, handle.part))
-        lineage = last_part(newest.uri) if step in self._damaged else newest.lineage
         for part, live in parts.items():
-            handle = replace(live.handle, of_parts=len(parts), lineage=lineage)
+            # What was built on other parts may not fit these.
+            handle = replace(live.handle, of_parts=len(parts), lineage=last_part(newest.uri))
             self._live[(*step, part)] = replace(live, handle=handle)
         self._damaged.discard(step)
 
