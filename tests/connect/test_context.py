@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck import StageContext
-from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.exceptions import UnsupportedPlanError, UnsupportedStateError
 from airflow_provider_statecheck.spark.driver.session import run_interruptibly
 
 
@@ -41,6 +41,17 @@ def test_failed_stage_resumes(spark, tmp_path: Path) -> None:
         assert stage(second, fails=False) == 15
         assert [step.is_restored for step in second.steps] == [True, True]
     assert calls == ["numbers", "1", "2", "2", "3"]
+
+
+def test_alternatives_in_a_path_are_refused_as_the_input_of_a_step_in_parts(spark, tmp_path: Path) -> None:
+    for name in "abc":
+        spark.range(3).write.parquet(f"file://{tmp_path}/{name}")
+    paths = [f"file://{tmp_path}/{{a,b}}", f"file://{tmp_path}/c"]
+    with open_stage(spark, tmp_path) as checkpoint:
+        with pytest.raises(UnsupportedPlanError, match="found a path with alternatives"):
+            checkpoint.snapshot("all", lambda rows: rows.where("id > 0"), over=spark.read.parquet(*paths))
+        rows = checkpoint.snapshot("one", lambda rows: rows.where("id > 0"), over=spark.read.parquet(paths[1]))
+        assert rows.count() == 2
 
 
 @pytest.mark.soak
