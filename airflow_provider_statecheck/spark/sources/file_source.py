@@ -11,7 +11,7 @@ import functools
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -214,7 +214,7 @@ class FileSource(ItemSource):
         listing = FileListing(self._paths, opening.storage_options, self._order)
         files = listing.files()
         if opening.before is None:
-            self._require_files(files)
+            self._require_files(listing, files)
         ledger = opening.reconciled(files, self._on_change)
         require_same_partition_columns((listing.root_of(item.name), item.name) for item in ledger.items)
         reader = self._reader(
@@ -227,9 +227,12 @@ class FileSource(ItemSource):
         )
         return ledger, reader
 
-    def _require_files(self, files: Sequence[Item]) -> None:
-        if not files:
-            shown = ", ".join(redact(f"{path.root}/{path.pattern}") for path in self._paths)
+    def _require_files(self, listing: FileListing, files: Sequence[Item]) -> None:
+        # Among several paths, one with alternatives would be missed silently.
+        braced = [path for path in self._paths if "{" in f"{path.root}/{path.pattern}"]
+        missed = [path for path in braced if not replace(listing, paths=(path,)).files()]
+        if missed or not files:
+            shown = ", ".join(redact(f"{path.root}/{path.pattern}") for path in missed or self._paths)
             raise InvalidConfigurationError(
                 f"Expected files in {shown}, found none that is neither empty nor hidden; correct the path. Write alternatives "
                 "such as {a,b} as several paths."

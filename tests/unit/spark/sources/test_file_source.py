@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from typing import Any
+
 import pytest
 
 from airflow_provider_statecheck.exceptions import (
@@ -152,6 +155,18 @@ def test_a_source_without_files_is_refused_at_the_start(tmp_path, write, source,
         write("a", content=content)
     with pytest.raises(InvalidConfigurationError, match="found none"):
         source().open(None)
+
+
+@pytest.mark.parametrize(("path", "is_refused"), [("{a,b}", True), ("{d,e}", False)])
+def test_a_path_with_alternatives_among_others_is_refused_at_the_start(tmp_path, write, path, is_refused):
+    write("a", "b", "c", "{d,e}")
+    source: Any = JsonSource([tmp_path / path, tmp_path / "c"], schema=SCHEMA)
+    with (
+        pytest.raises(InvalidConfigurationError, match=r"/\{a,b\}/, found none .* several")
+        if is_refused
+        else nullcontext()
+    ):
+        source.open(None)
 
 
 def test_files_in_directories_of_other_columns_are_refused(tmp_path, source):
