@@ -322,7 +322,8 @@ class CompletedCheckpointStore:
         if status.is_globally_terminal:
             for kept in self._handles.clear_entries(status):
                 log.info("Checkpoint %s is retained at %s", kept.checkpoint_id, kept.location)
-            log.info("The files of these checkpoints are to be deleted: %s", self._handles.get_all_handles())
+            removed = self._handles.get_all_handles()
+            log.info("The files of %s checkpoints are to be deleted: %s", len(removed), ", ".join(removed))
             self._clean(cleaner, post_cleanup)
         else:
             self._handles.release_all()
