@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck import StageContext
-from airflow_provider_statecheck.exceptions import UnsupportedPlanError, UnsupportedStateError
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.spark.driver.session import run_interruptibly
 
 
@@ -48,7 +48,7 @@ def test_alternatives_in_a_path_are_refused_as_the_input_of_a_step_in_parts(spar
         spark.range(3).write.parquet(f"file://{tmp_path}/{name}")
     paths = [f"file://{tmp_path}/{{a,b}}", f"file://{tmp_path}/c"]
     with open_stage(spark, tmp_path) as checkpoint:
-        with pytest.raises(UnsupportedPlanError, match="found a path with alternatives"):
+        with pytest.raises(InvalidConfigurationError, match="Write alternatives such as"):
             checkpoint.snapshot("all", lambda rows: rows.where("id > 0"), over=spark.read.parquet(*paths))
         rows = checkpoint.snapshot("one", lambda rows: rows.where("id > 0"), over=spark.read.parquet(paths[1]))
         assert rows.count() == 2

@@ -213,9 +213,6 @@ def _scan(frame: DataFrame, step: str) -> FileSource:
         raise _not_a_scan(step, "another plan")
     if found.format not in _FORMATS:
         raise _not_a_scan(step, f"a scan of the format {found.format!r}")
-    if is_connect(frame) and any("{" in path for path in found.paths):
-        # Only the server has expanded them, so the files of one path would be missing.
-        raise _not_a_scan(step, "a path with alternatives such as {a,b}")
     options = {name: value for name, value in found.options.items() if name.lower() not in _DROPPED_OPTIONS}
     if found.format == "parquet":
         return ParquetSource(found.paths, schema=frame.schema, options=options)
