@@ -17,10 +17,12 @@ from datetime import timedelta
 from typing import Any, Self
 
 from airflow_provider_statecheck.checkpoint.config import (
+    FIXED_OPTIONS,
     STORAGE_OPTIONS,
     CheckpointConfig,
     ExternalizedCheckpointCleanup,
     parse_interval,
+    require_default,
 )
 from airflow_provider_statecheck.checkpoint.config_options import (
     NOT_NEGATIVE,
@@ -286,12 +288,15 @@ def storage_settings(section: Mapping[str, str]) -> dict[str, str]:
 
 def reject_unused_keys(section: Mapping[str, str]) -> None:
     """
-    Reject keys of Flink that have no effect on a stage.
+    Reject keys of Flink that have no effect on a stage, unless they state what each stage does.
 
     :param section: Entries of the section whose keys contain a dot.
     :raises InvalidConfigurationError: if there is such a key.
     """
-    acting = (*(each.option for each in FLINK_COUNTERPARTS.values()), *STORAGE_OPTIONS)
+    for option in FIXED_OPTIONS:
+        for key in section.keys() & set(option.keys):
+            require_default(option, key, section[key], "a stage")
+    acting = (*(each.option for each in FLINK_COUNTERPARTS.values()), *STORAGE_OPTIONS, *FIXED_OPTIONS)
     used, known = {key for option in acting for key in option.keys}, CheckpointConfig.keys()
     for key in sorted(section.keys() - used - state_backend_settings(section).keys()):
         (nearest, *_) = difflib.get_close_matches(key, sorted(used), n=1, cutoff=0.0)

@@ -218,13 +218,17 @@ class CheckpointConfig:
         """
         Raise an error if a setting was assigned that a consumer does not support.
 
+        A setting of :data:`FIXED_OPTIONS` may be assigned its default, which states what every consumer does.
+
         :param names: Names of the supported settings.
         :param consumer: Name of the consumer, for the error.
         :raises InvalidConfigurationError: for the first unsupported setting.
         """
         unused = self.__dict__.keys() - set(names)
         for option in self.options():
-            if option.name in unused:
+            if option.name in unused and option in FIXED_OPTIONS:
+                require_default(option, option.name, getattr(self, option.name), consumer)
+            elif option.name in unused:
                 raise InvalidConfigurationError(
                     f"Expected only settings that {consumer} supports, found {option.name} ({option.key}); remove it.",
                     key=option.name,
@@ -270,6 +274,32 @@ class CheckpointConfig:
 
     def _values(self) -> dict[str, Any]:
         return {option.name: getattr(self, option.name) for option in self.options()}
+
+
+FIXED_OPTIONS: tuple[ConfigOption[Any], ...] = (
+    CheckpointConfig.mode,
+    CheckpointConfig.max_concurrent_checkpoints,
+    CheckpointConfig.create_subdir,
+)
+"""Settings whose default states what a consumer does that does not support them."""
+
+
+def require_default(option: ConfigOption[Any], key: str, value: Any, consumer: str) -> None:
+    """
+    Raise an error if the value of a setting is not the default, which alone a consumer supports.
+
+    :param key: Name of the setting, for the error.
+    :param consumer: Name of the consumer, for the error.
+    :raises InvalidConfigurationError: if the value is another one, or invalid.
+    """
+    if option.checked(key, value) == option.default:
+        return
+    only, found = (str(getattr(each, "name", each)) for each in (option.default, value))
+    raise InvalidConfigurationError(
+        f"Expected {key} to be {only}, the only value that {consumer} supports, found {found}; remove the setting.",
+        key=key,
+        value=value,
+    )
 
 
 STORAGE_OPTIONS = (

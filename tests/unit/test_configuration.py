@@ -274,13 +274,31 @@ def test_an_argument_hides_a_wrong_value_under_flinks_name(in_file: Any) -> None
     ("key", "message"),
     [
         ("execution.checkpointing.timeuot", "an unknown key (did you mean execution.checkpointing.timeout?)"),
-        ("execution.checkpointing.mode", "has no effect on a stage"),
+        ("execution.checkpointing.mode", "to be EXACTLY_ONCE, the only value that a stage supports"),
+        ("execution.checkpointing.cleaner.parallel-mode", "has no effect on a stage"),
         ("taskmanager.numberOfTaskSlots", "an unknown key"),
     ],
 )
 def test_a_key_with_a_dot_that_no_stage_uses_is_refused_by_name(in_file: Any, key: str, message: str) -> None:
     in_file({key: "AT_LEAST_ONCE"})
     with pytest.raises(InvalidConfigurationError, match=re.escape(message)) as caught:
+        StatecheckSettings.from_airflow(checkpoint_dir=DIRECTORY)
+    assert caught.value.key == key
+
+
+@pytest.mark.parametrize(
+    ("name", "stated", "other"),
+    [("mode", "EXACTLY_ONCE", "AT_LEAST_ONCE"), ("max-concurrent-checkpoints", "1", "2"), ("create-subdir", "true", "false")],
+)
+def test_a_key_of_flink_may_state_what_a_stage_does_and_nothing_else(
+    in_file: Any, name: str, stated: str, other: str
+) -> None:
+    key = f"execution.checkpointing.{name}"
+    in_file({key: stated})
+    StatecheckSettings.from_airflow(checkpoint_dir=DIRECTORY)
+
+    in_file({key: other})
+    with pytest.raises(InvalidConfigurationError, match=f"only value that a stage supports, found {other}") as caught:
         StatecheckSettings.from_airflow(checkpoint_dir=DIRECTORY)
     assert caught.value.key == key
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.checkpoint.aligned.triggering import PeriodicTrigger
-from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
+from airflow_provider_statecheck.checkpoint.config import CheckpointConfig, CheckpointingMode
 from airflow_provider_statecheck.checkpoint.config_options import ConfigOption
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.gateway.coordinators import SETTINGS
@@ -129,7 +129,23 @@ def test_a_setting_that_a_coordinator_does_not_act_on_is_refused(job: AlignedJob
     if option.name in SETTINGS:
         job.coordinator(config=config)
         return
-    with pytest.raises(InvalidConfigurationError, match=option.key):
+    with pytest.raises(InvalidConfigurationError, match=rf"{option.key}|\b{option.name}\b"):
+        job.coordinator(config=config)
+
+
+def test_a_coordinator_takes_the_settings_that_state_what_it_does(job: AlignedJob) -> None:
+    stated = {
+        "execution.checkpointing.mode": "EXACTLY_ONCE",
+        "execution.checkpointing.max-concurrent-checkpoints": 1,
+        "execution.checkpointing.create-subdir": True,
+    }
+    job.coordinator(config=CheckpointConfig.from_mapping(stated))
+
+
+def test_a_coordinator_names_the_only_mode_that_it_supports(job: AlignedJob) -> None:
+    config = CheckpointConfig()
+    config.mode = CheckpointingMode.AT_LEAST_ONCE
+    with pytest.raises(InvalidConfigurationError, match="to be EXACTLY_ONCE, the only value .* found AT_LEAST_ONCE"):
         job.coordinator(config=config)
 
 
