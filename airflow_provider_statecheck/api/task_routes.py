@@ -32,7 +32,7 @@ from airflow_provider_statecheck.api.services import IssuedToken, Services
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus, RowsVersion
 from airflow_provider_statecheck.checkpoint.store import LARGEST_PAGE, RECENT, CheckpointPage
-from airflow_provider_statecheck.exceptions import AccessDeniedError
+from airflow_provider_statecheck.exceptions import AccessDeniedError, CheckpointNotFoundError
 from airflow_provider_statecheck.gateway.verbs import COORDINATOR, Verb
 from airflow_provider_statecheck.maintenance.actions import ALIGNED, MAINTENANCE, RESTORES, SAVEPOINTS
 
@@ -137,7 +137,15 @@ _PARAMETERS: dict[str, Any] = {
 
 
 def _read(verb: Verb, services: Services, caller: Any, **arguments: Any) -> Any:
-    return getattr(getattr(services, verb.service), verb.name)(**arguments)
+    found = getattr(getattr(services, verb.service), verb.name)(**arguments)
+    if found is None and verb.reads_one_row:
+        checkpoint_id = arguments["checkpoint_id"]
+        raise CheckpointNotFoundError(
+            f"Expected checkpoint {checkpoint_id} of job {arguments['job_id']}, found no row of it; list the checkpoints of "
+            "the job to find its id.",
+            checkpoint_id=checkpoint_id,
+        )
+    return found
 
 
 def _read_route(verb: Verb) -> Callable[..., Any]:

@@ -344,14 +344,13 @@ def restored(tx: JobTransaction, attempt: AttemptRecord, checkpoint: CheckpointR
 
 def acknowledged_late(tx: JobTransaction, aborted: CheckpointRecord, **found: Any) -> None:
     """
-    Record the time of the first late acknowledgement of an aborted checkpoint.
+    Record the time of the first late acknowledgement of an aborted checkpoint, and what all of them say so far.
 
-    :param found: What the acknowledgement says, by the fields of ``CheckpointEntry``.
+    :param found: What the acknowledgements say, by the fields of ``CheckpointEntry``.
     """
     known = load(tx, aborted.operator_id)
-    if known.is_late(aborted.checkpoint_id):
-        return
-    changed = known.annotated(aborted.checkpoint_id, late_at=tx.now, **found)
+    late = {} if known.is_late(aborted.checkpoint_id) else {"late_at": tx.now}
+    changed = known.annotated(aborted.checkpoint_id, **late, **found)
     if changed != known:
         save(tx, aborted.operator_id, changed)
 

@@ -18,6 +18,7 @@ from airflow_provider_statecheck.checkpoint.records import AttemptOwner, RowsVer
 from airflow_provider_statecheck.checkpoint.store import JobView, LatestCheckpoints
 from airflow_provider_statecheck.exceptions import (
     AccessDeniedError,
+    CheckpointNotFoundError,
     CommitStateUnknownError,
     CoordinatorError,
     CoordinatorUnavailableError,
@@ -53,7 +54,7 @@ class HttpClient:
         """
         given = verb.signature.bind(*arguments, **named).arguments
         if verb.is_read:
-            return verb.decoded(self.get(verb.address(**given), token))
+            return self._read(verb, verb.address(**given), token)
         message = given["request"] if verb.takes_message else given
         return verb.decoded(self.post(verb.path, encode(message), token))
 
@@ -105,6 +106,14 @@ class HttpClient:
         """
         data = _json(self._request("GET", f"{self.base_url}/api/v2/version", None, {}))
         return str(data["version"]) if isinstance(data, dict) and "version" in data else None
+
+    def _read(self, verb: Verb, address: str, token: str) -> Any:
+        try:
+            return verb.decoded(self.get(address, token))
+        except CheckpointNotFoundError:
+            if verb.reads_one_row:
+                return None
+            raise
 
     def _send(self, method: str, path: str, token: str | None, body: Any) -> Any:
         url = url_of(self.base_url, path)

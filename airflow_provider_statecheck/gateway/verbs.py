@@ -178,6 +178,11 @@ class Verb:
         """Whether the call reads rows, and sends no message."""
         return self.name in _READS
 
+    @property
+    def reads_one_row(self) -> bool:
+        """Whether the path names a single row: a missing one is status 404 on the wire, and ``None`` for a caller."""
+        return self.is_read and "checkpoint_id" in self.parameters
+
     @cached_property
     def message(self) -> Any:
         """Class of the message: that of the parameter ``request``, or one whose fields are the parameters."""

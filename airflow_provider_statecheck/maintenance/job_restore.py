@@ -273,6 +273,21 @@ def _require_kept(view: JobView, savepoint: JobSavepoint) -> None:
             f"changed. Restore another savepoint.",
             checkpoint_id=row.checkpoint_id,
         )
+    if row is not None and row.metadata_sha256:
+        _require_unchanged(row, savepoint)
+
+
+def _require_unchanged(row: CheckpointRecord, savepoint: JobSavepoint) -> None:
+    # The file has no checksum of its own: the row of the savepoint tells whether bytes in it have changed since.
+    recorded = (row.metadata_size, row.metadata_sha256)
+    found = {(part.source.metadata_size, part.source.metadata_sha256) for part in savepoint.parts}
+    if found != {recorded}:
+        raise CorruptStateError(
+            f"Expected {redact(savepoint.pointer)}/{METADATA_FILE} as it was written, with {row.metadata_size} bytes and digest "
+            f"{row.metadata_sha256[:12]}, found other content; nothing was changed. Restore the file from a backup, or restore "
+            "another savepoint.",
+            checkpoint_id=row.checkpoint_id,
+        )
 
 
 def _known(

@@ -195,7 +195,7 @@ def acknowledge(tx: JobTransaction, message: AcknowledgeAligned) -> Assessment:
             verdict=verdict, checkpoint=checkpoint, finalizing=_finalize_if_complete(tx, checkpoint, message)
         )
     if verdict is AcknowledgeResult.DISCARDED and checkpoint.status is CheckpointStatus.ABORTED:
-        statistics.acknowledged_late(tx, checkpoint, state_size_bytes=message.state_size_bytes)
+        _record_late(tx, checkpoint, own, message)
     # The reply to the last acknowledgement may have been lost, and no other process finalizes the checkpoint before the lease ends.
     is_repeated = verdict is AcknowledgeResult.DUPLICATE and message.is_written
     is_held_here = checkpoint.status is CheckpointStatus.FINALIZING and checkpoint.finalizer == message.finalizer
@@ -251,6 +251,16 @@ def _save(
             acknowledged_at=tx.now,
         )
     )
+
+
+def _record_late(
+    tx: JobTransaction, aborted: CheckpointRecord, own: AcknowledgementRecord | None, message: AcknowledgeAligned
+) -> None:
+    # A repeated message finds its size in the row, and adds nothing.
+    if own is not None and not own.is_acknowledged:
+        _save(tx, aborted, own, replace(message, manifest=None))
+    found = sum(a.state_size_bytes for a in tx.acknowledgements(aborted.checkpoint_id))
+    statistics.acknowledged_late(tx, aborted, state_size_bytes=found)
 
 
 def _with_manifest(own: AcknowledgementRecord, manifest: FileStateHandle, directory: str) -> AcknowledgementRecord:

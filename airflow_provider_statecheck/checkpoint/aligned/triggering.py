@@ -30,7 +30,7 @@ from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointStorageLocationReference,
     CheckpointType,
 )
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, SnapshotRequest
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, SnapshotRequest
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, OperatorState
 from airflow_provider_statecheck.exceptions import StaleAttemptError, StorageError
 
@@ -137,6 +137,8 @@ class CheckpointTrigger:
     def _trigger(self, checkpoint: CheckpointRecord, plan: CheckpointPlan) -> None:
         try:
             manifest = self._write_coordinator_manifest(checkpoint, plan)
+            if not self._is_still_pending(checkpoint):
+                return
             self._trigger_tasks(checkpoint, plan)
             acknowledged = self._acknowledge(checkpoint, manifest)
         except StaleAttemptError:
@@ -169,6 +171,12 @@ class CheckpointTrigger:
         is_self_contained = checkpoint.properties.snapshot_type is not CheckpointType.CHECKPOINT
         copied = self._components.storage.copy_state(checkpoint, states) if is_self_contained and states else states
         return {state.operator_id: state for state in copied}
+
+    def _is_still_pending(self, checkpoint: CheckpointRecord) -> bool:
+        # Coordinators, hooks and copies may have taken longer than the timeout; tasks would snapshot in vain.
+        self._aborter.expire()
+        row = self._components.rows.checkpoint(checkpoint.job_id, checkpoint.checkpoint_id)
+        return row is not None and row.status is CheckpointStatus.PENDING
 
     def _trigger_tasks(self, checkpoint: CheckpointRecord, plan: CheckpointPlan) -> None:
         options = options_of(checkpoint)

@@ -131,6 +131,10 @@ class TestErrors:
         assert missing.status_code == 404
         assert missing.json()["code"] == "checkpoint_not_found"
         assert missing.json()["attributes"] == {"job_id": "0" * 32}
+        path = f"/v1/jobs/{stage.attempt.job_id}/checkpoints/999"
+        no_checkpoint = stage.api.call("GET", path, stage.attempt.token)
+        assert (no_checkpoint.status_code, no_checkpoint.json()["code"]) == (404, "checkpoint_not_found")
+        assert no_checkpoint.json()["attributes"] == {"checkpoint_id": 999}
         stage.api.attempt()
         stale = stage.api.finish(stage.attempt)
         assert stale.status_code == 409

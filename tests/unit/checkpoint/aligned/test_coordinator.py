@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.aligned.completion import size_of
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotContent
@@ -16,6 +17,7 @@ from airflow_provider_statecheck.checkpoint.ids import operator_id_of
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType, RestoreMode
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
+from airflow_provider_statecheck.checkpoint.statistics import OperatorStatistics
 from airflow_provider_statecheck.exceptions import (
     CommitStateUnknownError,
     CoordinatorError,
@@ -26,6 +28,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
 from tests.aligned_job import CHECKPOINT, JOB_NAME, SAVEPOINT, AlignedJob, AlignedTask, NoWaiting, future_of, reason_of
+from tests.messages import present
 from tests.unit.checkpoint.aligned.stand_ins import RecordingCoordinator, RecordingHook, with_data
 
 Reason = CheckpointFailureReason
@@ -359,6 +362,34 @@ def test_expired_checkpoint_names_the_operators_that_it_awaited(job: AlignedJob)
     assert expected in str(future.exception(0))
     assert expected in str(job.failed.causes[0])
     assert expected in job.jobs.describe(job.job_id).checkpoints[0].failure_message
+
+
+def test_tasks_are_not_triggered_for_a_checkpoint_that_expired_in_its_hooks(job: AlignedJob) -> None:
+    class SlowHook(RecordingHook):
+        def trigger_checkpoint(self, *arguments: Any) -> Any:
+            job.pass_time(600)
+            return super().trigger_checkpoint(*arguments)
+
+    coordinator = job.coordinator()
+    coordinator.add_master_hook(SlowHook("slow"))
+    future = coordinator.trigger_checkpoint(CHECKPOINT)
+    assert reason_of(future) is Reason.CHECKPOINT_EXPIRED
+    assert [task.heard("trigger") for task in job.tasks] == [[] for _ in job.tasks]
+
+
+def test_the_sizes_of_all_late_acknowledgements_are_kept(job: AlignedJob) -> None:
+    job.tasks = tuple(AlignedTask(uid) for uid in ("orders", "refunds", "sink"))
+    coordinator = job.coordinator()
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    messages = [job.acknowledgement(task, 1) for task in job.tasks]
+    coordinator.receive_acknowledge_message(messages[0])
+    job.pass_time(600)
+    coordinator.tick()
+    for message in (*messages[1:], *messages):
+        coordinator.receive_acknowledge_message(message)
+    view = job.jobs.describe(job.job_id)
+    failed = present(OperatorStatistics.in_view(view, view.checkpoints[0].operator_id).latest_failed)
+    assert failed.state_size_bytes == sum(map(size_of, messages)) > 0
 
 
 def test_too_many_failures_fail_the_job(job: AlignedJob) -> None:
