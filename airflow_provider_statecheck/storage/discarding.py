@@ -35,6 +35,7 @@ from airflow_provider_statecheck.storage.metadata_file import (
     DocumentCache,
     document_uris,
     find_document,
+    has_unreadable_metadata,
     state_uris,
 )
 from airflow_provider_statecheck.storage.uris import redact
@@ -148,6 +149,14 @@ class EffectDiscards:
         document, discarder = self._read(checkpoint), StorageDiscarder.of_checkpoint(self._storage, checkpoint)
         if document is not None and _is_written_by_another(checkpoint, document):
             return self._delete_unreferenced(checkpoint, document, keep, discarder)
+        if self._is_of_unknown_owner(checkpoint):
+            log.warning(
+                "The directory of checkpoint %s is retained, because its metadata cannot be read and may belong to another "
+                "coordinator: %s. Delete the directory by hand if it is not needed",
+                checkpoint.checkpoint_id,
+                redact(checkpoint.location),
+            )
+            return False
         if keep is None and self._may_be_referenced(checkpoint, document):
             return self._wait(checkpoint)
         # Deleting the metadata first prevents a restore from a partially deleted checkpoint.
@@ -201,6 +210,11 @@ class EffectDiscards:
         )
         self.in_use |= {checkpoint.checkpoint_id}
         return False
+
+    def _is_of_unknown_owner(self, checkpoint: CheckpointRecord) -> bool:
+        # The row of an unfinished checkpoint has no checksum that tells its own metadata from that of another coordinator.
+        storage = self._storage.allowing(checkpoint.location)
+        return checkpoint.metadata_uri is None and has_unreadable_metadata(storage, checkpoint.location)
 
     def _read(self, checkpoint: CheckpointRecord) -> CheckpointDocument | None:
         # Files of a checkpoint without readable metadata become orphans, which the sweep deletes.

@@ -243,6 +243,18 @@ def find_document(storage: CheckpointStorage, directory: str) -> CheckpointDocum
         return None
 
 
+def has_unreadable_metadata(storage: CheckpointStorage, directory: str) -> bool:
+    """Return whether a directory has a metadata file that is damaged or incompatible, whose owner is unknown."""
+    uri = f"{directory}/{METADATA_FILE}"
+    try:
+        decode_metadata(storage.read_bytes(uri), uri=uri)
+    except CheckpointNotFoundError:
+        return False
+    except UNREADABLE:
+        return True
+    return False
+
+
 def load_document(storage: CheckpointStorage, checkpoint: CheckpointRecord) -> CheckpointDocument:
     """
     Read and verify the metadata of a completed checkpoint.

@@ -43,6 +43,7 @@ from airflow_provider_statecheck.storage.metadata_file import (
     DocumentCache,
     document_uris,
     find_document,
+    has_unreadable_metadata,
 )
 
 log = logging.getLogger(__name__)
@@ -220,6 +221,8 @@ class OrphanSearch:
             return True
         named, aligned = self._named_by(operator), self._named_by_aligned
         if retains_files(ended) or named is None or aligned is None:
+            return True
+        if ended.metadata_uri is None and has_unreadable_metadata(self._storage, self._uri(ended.checkpoint_id)):
             return True
         return _is_in_checkpoint(named | aligned, ended.checkpoint_id)
 

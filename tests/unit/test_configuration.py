@@ -288,7 +288,11 @@ def test_a_key_with_a_dot_that_no_stage_uses_is_refused_by_name(in_file: Any, ke
 
 @pytest.mark.parametrize(
     ("name", "stated", "other"),
-    [("mode", "EXACTLY_ONCE", "AT_LEAST_ONCE"), ("max-concurrent-checkpoints", "1", "2"), ("create-subdir", "true", "false")],
+    [
+        ("mode", "EXACTLY_ONCE", "AT_LEAST_ONCE"),
+        ("max-concurrent-checkpoints", "1", "2"),
+        ("create-subdir", "true", "false"),
+    ],
 )
 def test_a_key_of_flink_may_state_what_a_stage_does_and_nothing_else(
     in_file: Any, name: str, stated: str, other: str

@@ -100,6 +100,23 @@ def test_a_stage_leaves_alone_the_checkpoints_of_another_coordinator_whose_ids_i
     assert set(stage.statuses().values()) <= {"aborted", "subsumed", "completed"}
 
 
+@pytest.mark.parametrize("damaged", [b"", b"{", b'{"format_version": 99}'])
+def test_a_checkpoint_of_another_coordinator_stays_although_its_metadata_cannot_be_read(
+    restored: Any, damaged: bytes
+) -> None:
+    other, stage = restored
+    attempt = stage.attempt()
+    attempt.restore()
+    foreign_files(other)
+    directory = f"{stage.storage.base_uri}/{job_id_of(JOB)}/chk-2"
+    stage.storage.write_bytes(f"{directory}/_metadata", damaged, overwrite=True)
+    before = stage.storage.list_files(directory)
+    assert attempt.take_checkpoint(CheckpointContent(state={"own": 1})) is None
+    attempt.finish(AttemptStatus.FINISHED)
+    collect(stage)
+    assert stage.storage.list_files(directory) == before
+
+
 def in_progress_at_backup(tmp_path: Path, *, num_retained: int, later: int) -> WrittenStage:
     """Return the rows of a backup that was made while checkpoint 2 was written, after which others were completed."""
     lost = on_database(tmp_path, "rows.db")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.properties import RestoreSource
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus, JobAction, RequestStatus
+from airflow_provider_statecheck.exceptions import CorruptStateError
 from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from airflow_provider_statecheck.maintenance.disposal import dispose
 from airflow_provider_statecheck.maintenance.job_restore import JobRestoring, RestoreJob, read_savepoint
@@ -155,6 +159,23 @@ def test_a_fork_of_a_stage_does_not_end_a_savepoint(job: SavedJob) -> None:
     job.serve()
     assert job.parts(key) == {"load": taken.checkpoint_id, "other": given.checkpoint_id}
     other.finish(AttemptStatus.FINISHED)
+
+
+def test_a_savepoint_whose_metadata_has_changed_is_not_restored_in_place(job: SavedJob) -> None:
+    job.run("extract")
+    row = job.savepoint(job.saved())
+    uri = f"{row.location}/_metadata"
+    storage = CheckpointStorage.open(row.location)
+    header, body = storage.read_bytes(uri).split(b"\n", 1)
+    body += b" "
+    # The checksum in the file is that of the changed content, as after a copy of another savepoint.
+    signed = b" ".join([*header.split(b" ")[:2], hashlib.sha256(body).hexdigest().encode()])
+    storage.write_bytes(uri, signed + b"\n" + body, overwrite=True)
+    saved = read_savepoint(CheckpointStorage.open, row.location, job.view.job)
+    request = RestoreJob(job_id=job_id_of(JOB), savepoint=saved, requested_by="anna")
+    with pytest.raises(CorruptStateError, match=r"_metadata as it was written.*nothing was changed"):
+        JobRestoring(job.stage.store, UnknownLiveness()).restore(request)
+    assert all(operator.in_place_restore is None for operator in job.view.operators)
 
 
 def test_a_stage_without_a_part_ignores_the_savepoint_that_its_task_names(job: SavedJob) -> None:

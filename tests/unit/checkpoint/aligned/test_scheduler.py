@@ -145,7 +145,7 @@ def test_a_coordinator_takes_the_settings_that_state_what_it_does(job: AlignedJo
 def test_a_coordinator_names_the_only_mode_that_it_supports(job: AlignedJob) -> None:
     config = CheckpointConfig()
     config.mode = CheckpointingMode.AT_LEAST_ONCE
-    with pytest.raises(InvalidConfigurationError, match="to be EXACTLY_ONCE, the only value .* found AT_LEAST_ONCE"):
+    with pytest.raises(InvalidConfigurationError, match=r"to be EXACTLY_ONCE, the only value .* found AT_LEAST_ONCE"):
         job.coordinator(config=config)
 
 
