@@ -316,6 +316,15 @@ def require_metadata_in(directory: str, metadata_uri: str) -> None:
     require("metadata_uri", metadata_uri, lambda uri: uri == expected, expected)
 
 
+def require_id_on_storage(newest: int) -> None:
+    """
+    Validate the highest checkpoint id that a client has found on storage, 0 for none.
+
+    :raises InvalidConfigurationError: if no coordinator allocates such an id.
+    """
+    require("newest_on_storage", newest, lambda i: 0 <= i <= HIGHEST_ID, f"0 to {HIGHEST_ID}")
+
+
 def _is_small_from(lowest: int) -> Callable[[object], bool]:
     return lambda n: isinstance(n, int) and not isinstance(n, bool) and lowest <= n <= _HIGHEST_SMALL
 
@@ -326,7 +335,7 @@ def require_valid(request: RegisterAttempt) -> None:
 
     :raises InvalidConfigurationError: for the first setting that is out of range.
     """
-    require("newest_on_storage", request.newest_on_storage, lambda i: 0 <= i <= HIGHEST_ID, f"0 to {HIGHEST_ID}")
+    require_id_on_storage(request.newest_on_storage)
     require("num_retained", request.num_retained, _is_small_from(1), f"from 1 to {_HIGHEST_SMALL}")
     require("retained_runs", request.retained_runs, _is_small_from(0), f"from 0 to {_HIGHEST_SMALL}")
     require(

@@ -8,7 +8,6 @@ last checkpoint of the run before it, in the same generation, and its own checkp
 
 from __future__ import annotations
 
-import logging
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -32,6 +31,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     operator_id_of,
     task_uids_of,
 )
+from airflow_provider_statecheck.checkpoint.ids_on_storage import skip_ids_on_storage, unknown_checkpoint
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, AttemptRef, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.properties import RestoreSource
 from airflow_provider_statecheck.checkpoint.records import (
@@ -52,8 +52,6 @@ from airflow_provider_statecheck.exceptions import (
     NoRestorableCheckpointError,
     RunSupersededError,
 )
-
-log = logging.getLogger(__name__)
 
 
 class RivalError(Exception):
@@ -97,18 +95,13 @@ def register(tx: JobTransaction, request: RegisterAttempt, dead: Sequence[Attemp
 
 
 def _skip_ids_on_storage(tx: JobTransaction, request: RegisterAttempt) -> str:
-    newest, following = request.newest_on_storage, tx.job.next_checkpoint_id
-    # A repeated message finds that the first one has already advanced the id.
-    if newest == 0 or newest + 1 < following or tx.checkpoint(newest) is not None:
+    newest = request.newest_on_storage
+    if not skip_ids_on_storage(tx, newest):
         return ""
-    if newest >= following:
-        tx.set_next_checkpoint_id(newest + 1)
-        log.warning("Job %s: checkpoint %s on storage, next id in the database was %s", tx.job.name, newest, following)
     return (
-        f"The storage of job {tx.job.name!r} contains checkpoint {newest}, which is not in the database, for example because a "
-        f"backup of the database was restored. New checkpoints start at id {newest + 1}, and checkpoints without a row are not "
-        f"deleted. To start from checkpoint {newest} instead, run the task now in another job with from_savepoint= set to the "
-        f"directory of that checkpoint: files that it shares with checkpoints of this job will be deleted with them."
+        f"{unknown_checkpoint(tx.job.name, newest)} To start from checkpoint {newest} instead, run the task now in another job "
+        f"with from_savepoint= set to the directory of that checkpoint: files that it shares with checkpoints of this job will "
+        f"be deleted with them."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -28,14 +29,18 @@ from airflow_provider_statecheck.checkpoint.failure import (
     FailJobCallback,
 )
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.ids_on_storage import unknown_checkpoint
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, Clock, SystemClock
 from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.storage.discarding import EffectDiscards, StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache
+from airflow_provider_statecheck.storage.orphans import newest_checkpoint_id
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
 from airflow_provider_statecheck.storage.uris import normalise_base
+
+log = logging.getLogger(__name__)
 
 SETTINGS = (
     "checkpoint_interval",
@@ -138,11 +143,28 @@ def leading(
     :param owner: The owner of the leadership.
     :param arguments: Arguments of :func:`new_coordinator`.
     """
-    leader = rows.lead(
-        TakeLeadership(job_name=job_name, attempt_key=new_key(), owner=owner, storage_base=storage.base_uri)
-    )
+    leader = _take_leadership(rows, storage, job_name, owner)
     with ending(lambda: rows.resign(leader)), ThreadPoolExecutor(1) as executor:
         yield new_coordinator(rows, storage, config, leader, job_name=job_name, executor=executor, **arguments)
+
+
+def _take_leadership(
+    rows: AlignedCheckpoints, storage: CheckpointStorage, job_name: str, owner: AttemptOwner
+) -> AttemptRef:
+    newest = newest_checkpoint_id(storage, job_id_of(job_name))
+    leader = rows.lead(
+        TakeLeadership(
+            job_name=job_name,
+            attempt_key=new_key(),
+            owner=owner,
+            storage_base=storage.base_uri,
+            newest_on_storage=newest,
+        )
+    )
+    # Costs a read of all rows only if the newest directory is the last one that has been given an id.
+    if newest and rows.count_ids(leader) == newest + 1 and rows.describe(leader.job_id).checkpoint(newest) is None:
+        log.warning("%s", unknown_checkpoint(job_name, newest))
+    return leader
 
 
 @contextmanager

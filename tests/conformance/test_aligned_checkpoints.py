@@ -23,6 +23,7 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
 )
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import private_states
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
@@ -38,11 +39,11 @@ from airflow_provider_statecheck.testing.faults import (
     faulty_rows,
     faulty_storage,
 )
-from tests.aligned_job import CHECKPOINT, JOB, AlignedJob, future_of, reason_of
+from tests.aligned_job import CHECKPOINT, JOB, JOB_NAME, AlignedJob, future_of, reason_of
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.conformance.served import OverHttp
 from tests.durable_steps import Observed, changing, rows_in
-from tests.messages import ManualClock
+from tests.messages import ManualClock, make_leadership
 from tests.soak import rest_in_soak
 from tests.sqlite_rows import engine_on, new_engine
 
@@ -116,6 +117,19 @@ class AlignedContract:
         job.storage.delete_directory(job.location(1))
         job.lead()
         assert reason_of(future_of(job.coordinator(), "k")) is CheckpointFailureReason.JOB_FAILURE
+
+    def test_ids_begin_above_what_the_storage_holds(self, job: AlignedJob) -> None:
+        """Rows that came from a backup, or are new, know less than the storage."""
+        request = make_leadership(job_name=JOB_NAME, storage_base=job.storage.base_uri, newest_on_storage=7)
+        assert job.rows.count_ids(job.rows.lead(request), draws=True) == 8
+        assert job.rows.count_ids(job.rows.lead(request)) == 9
+        lower = replace(request, attempt_key=new_key(), newest_on_storage=5)
+        assert job.rows.count_ids(job.rows.lead(lower)) == 9
+
+    @pytest.mark.parametrize("found", [-1, 10_000_001])
+    def test_a_number_on_storage_that_no_coordinator_draws_is_refused(self, job: AlignedJob, found: int) -> None:
+        with pytest.raises(InvalidConfigurationError, match="newest_on_storage"):
+            job.rows.lead(make_leadership(newest_on_storage=found))
 
     def test_earlier_leader_changes_nothing(self, job: AlignedJob) -> None:
         first = job.coordinator()

@@ -16,6 +16,7 @@ from airflow_provider_statecheck.gateway import verbs
 from airflow_provider_statecheck.gateway.http import HttpClient, HttpGateway
 from airflow_provider_statecheck.hooks import transport
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.metadata.tables import METADATA
 from tests.conformance.api_process import KILL_FOLDER
 from tests.conformance.served import ApiProcess, ClaimedTask, FolderClock
 from tests.messages import complete_checkpoint, make_registration
@@ -63,6 +64,12 @@ class ServedJobs:
             self.restart_server()
 
         return migrate
+
+    def lose_rows(self) -> None:
+        """Delete all rows, as a database has none that was made anew."""
+        with self._engine.begin() as connection:
+            for table in reversed(METADATA.sorted_tables):
+                connection.execute(table.delete())
 
     def reading_token(self, job: str, run_id: str = "run") -> str:
         """Return a token that reads one job."""

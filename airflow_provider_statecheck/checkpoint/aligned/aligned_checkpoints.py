@@ -40,6 +40,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeResult,
     AttemptRef,
     OpenEffects,
+    require_id_on_storage,
     require_metadata_in,
 )
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, JobStatus
@@ -73,13 +74,16 @@ class AlignedCheckpoints(StoredJobs):
         """
         Register a leader under the next epoch and fence the previous one.
 
-        Pending checkpoints remain pending, and the coordinator of the new leader resumes them.
+        Pending checkpoints remain pending, and the coordinator of the new leader resumes them. New ids are above those on
+        storage.
 
+        :raises InvalidConfigurationError: if the directory of checkpoints or the id on storage is not valid.
         :raises StaleAttemptError: if the leader with this key has been replaced since.
         """
         require(
             "storage_base", request.storage_base, lambda uri: "://" in uri, "a URI such as file:///data/checkpoints"
         )
+        require_id_on_storage(request.newest_on_storage)
         with self._store.transaction(job_id_of(request.job_name), create_as=request.job_name) as tx:
             return transitions.lead(tx, request)
 

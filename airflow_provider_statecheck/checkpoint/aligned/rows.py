@@ -36,6 +36,8 @@ class TakeLeadership:
     owner: AttemptOwner
     storage_base: str
     """Directory of all checkpoints."""
+    newest_on_storage: int = 0
+    """Highest checkpoint id of a directory of the job; 0 without any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     is_savepoint_of,
     new_key,
 )
+from airflow_provider_statecheck.checkpoint.ids_on_storage import skip_ids_on_storage
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeResult, AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import (
@@ -64,6 +65,7 @@ def lead(tx: JobTransaction, request: TakeLeadership) -> AttemptRef:
 
     :raises StaleAttemptError: if the leader with this key has been replaced since.
     """
+    skip_ids_on_storage(tx, request.newest_on_storage)
     known = tx.attempt_by_key(request.attempt_key)
     if known is not None:
         return AttemptRef.of(require_running(tx, AttemptRef.of(known)))

@@ -79,6 +79,27 @@ def test_a_task_completes_checkpoints_and_its_retry_restores_the_latest(task: Se
     assert [each.restored for each in tasks] == [(2, {}, False)] * 2
 
 
+def test_after_a_loss_of_the_rows_new_checkpoints_leave_those_on_storage_as_they_are(
+    task: ServedJobs, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tasks = [AlignedTask("orders"), AlignedTask("refunds")]
+
+    def complete(name: str) -> int:
+        with StatecheckHook().coordinator(tasks, job=name) as coordinator:
+            acknowledging(coordinator, tasks)
+            return coordinator.trigger_checkpoint(CHECKPOINT).result(30).checkpoint_id
+
+    assert [complete("sales") for _ in range(3)] == [1, 2, 3]
+    kept = {path: path.read_bytes() for path in (tmp_path / "checkpoints").rglob("chk-3/*")}
+    task.lose_rows()
+    assert "not in the database" not in caplog.text
+    assert complete("sales") == 4
+    assert "contains checkpoint 3, which is not in the database" in caplog.text
+    assert kept
+    assert {path: path.read_bytes() for path in kept} == kept
+    assert task.store.describe(job_id_of("sales")).checkpoint(4) is not None
+
+
 def test_pending_checkpoints_of_the_job_of_the_run_are_aborted_at_the_end_of_the_block(task: ServedJobs) -> None:
     with StatecheckHook().coordinator([AlignedTask("orders")]) as coordinator:
         pending = coordinator.trigger_checkpoint(CHECKPOINT)
