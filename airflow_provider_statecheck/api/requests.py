@@ -32,6 +32,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from airflow_provider_statecheck.api.checked_rows import Checked
 from airflow_provider_statecheck.api.state_reads import retry_after
 from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError, decode, field_path
+from airflow_provider_statecheck.checkpoint.secrets import masked
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, RequestLimitError, StateCheckError
 from airflow_provider_statecheck.gateway.verbs import MAX_ALIGNED_BODY_BYTES, MAX_BODY_BYTES, encode_error
 from airflow_provider_statecheck.metadata.tables import SMALL_NUMBERS, TEXT_LENGTHS
@@ -234,9 +235,9 @@ def public_text(error: StateCheckError) -> str:
     # The driver's message names the host and the user of the database, and callers without a token get this reply too.
     cause = error.__cause__
     if not isinstance(cause, DBAPIError) or str(cause.orig) not in str(error):
-        return str(error)
+        return masked(str(error))
     log.warning("%s", error)
-    return str(error).replace(str(cause.orig), "see the log of the api-server")
+    return masked(str(error).replace(str(cause.orig), "see the log of the api-server"))
 
 
 async def _reply_to_malformed(request: Request, error: Exception) -> JSONResponse:

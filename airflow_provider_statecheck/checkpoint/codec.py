@@ -20,6 +20,7 @@ from functools import partial
 from numbers import Integral
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from airflow_provider_statecheck.checkpoint.secrets import masked
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
 
 Message = TypeVar("Message")
@@ -320,11 +321,12 @@ def reading_reply() -> Iterator[None]:
 
 def storable_text(text: str) -> str:
     """
-    Shorten an error text in the middle and replace the characters that a database cannot store.
+    Mask the secrets of an error text, shorten it in the middle and replace the characters that a database cannot store.
 
     An error may quote data that contains U+0000 or a lone surrogate, and the API limits the size of a message. The end of a
     traceback says what failed.
     """
+    text = masked(text)
     if len(text) > LONGEST_TEXT:
         text = f"{text[:_TEXT_START]}…{text[_TEXT_START + 1 - LONGEST_TEXT :]}"
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()

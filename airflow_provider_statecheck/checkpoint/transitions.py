@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from airflow_provider_statecheck.checkpoint import statistics
+from airflow_provider_statecheck.checkpoint.codec import storable_text
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import subsumed_by_retention
 from airflow_provider_statecheck.checkpoint.ids import (
@@ -93,7 +94,7 @@ def open_attempt(tx: JobTransaction, operator: OperatorRecord) -> AttemptRecord 
 
 def end_action(tx: JobTransaction, action: ActionRecord, status: RequestStatus, message: str) -> ActionRecord:
     """End an action of a user with its outcome, and return its row."""
-    ended = replace(action, status=status, ended_at=tx.now, message=message)
+    ended = replace(action, status=status, ended_at=tx.now, message=storable_text(message))
     tx.save_action(ended)
     return ended
 
@@ -154,7 +155,7 @@ def abort(
         triggered_at=_began_at(tx, pending, increment_seconds),
         ended_at=tx.now,
         failure_reason=reason.value,
-        failure_message=message or reason.message,
+        failure_message=storable_text(message or reason.message),
     )
     tx.update_checkpoint(aborted, expected=pending.status)
     if not pending.is_adoption:
@@ -300,7 +301,7 @@ def fail_request(
         status=RequestStatus.FAILED,
         ended_at=tx.now,
         failure_reason=reason.value,
-        failure_message=message or reason.message,
+        failure_message=storable_text(message or reason.message),
         failed_by=failed_by,
     )
     tx.save_request(failed)

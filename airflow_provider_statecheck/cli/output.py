@@ -18,6 +18,7 @@ from typing import Any
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
 from airflow_provider_statecheck.checkpoint.job_list import JobOverview
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, OperatorRecord
+from airflow_provider_statecheck.checkpoint.secrets import masked
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
@@ -124,7 +125,7 @@ def exit_of(error: StateCheckError) -> Exit:
 
 def print_message(message: str) -> None:
     """Write a message as one line to stderr, which keeps stdout parseable."""
-    sys.stderr.write(" ".join(message.split()) + "\n")
+    sys.stderr.write(" ".join(masked(message).split()) + "\n")
 
 
 def is_confirmed(args: Namespace, show: Callable[[], object], question: str) -> bool:

@@ -26,6 +26,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     require_not_missing,
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
+from airflow_provider_statecheck.checkpoint.secrets import masked
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CoordinatorError,
@@ -121,7 +122,7 @@ def owner_of(context: Mapping[str, Any], map_key: str | None) -> AttemptOwner:
         run_id=str(dag_run.run_id),
         # A clear increments max_tries or, for a running task, clear_number of the run; a retry changes neither.
         clear_marker=f"{getattr(ti, 'max_tries', 0)}/{getattr(dag_run, 'clear_number', 0)}",
-        label=f"task {ti.dag_id}.{ti.task_id} of run {dag_run.run_id}, try {ti.try_number}",
+        label=masked(f"task {ti.dag_id}.{ti.task_id} of run {dag_run.run_id}, try {ti.try_number}"),
         airflow=(
             ("dag_id", str(ti.dag_id)),
             ("run_id", str(dag_run.run_id)),

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
+from airflow_provider_statecheck.checkpoint.secrets import remember_secrets
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CorruptStateError,
@@ -33,6 +34,7 @@ from airflow_provider_statecheck.storage.uris import (
     open_filesystem,
     redact,
     require_deletable,
+    secrets_in,
     serves,
 )
 
@@ -66,6 +68,7 @@ class CheckpointStorage:
         self._fs = filesystem
         self.base_uri = base_uri
         self._options = MappingProxyType(dict(options or {}))
+        remember_secrets(secrets_in(self._options))
         self._retries = retries or RetryPolicy()
         self.allowed = AllowedLocations().around(base_uri)
         """The locations that may be read."""

@@ -4,7 +4,7 @@ URIs: schemes, valid and allowed directories, deletable paths, display, and rela
 URIs are never percent-encoded or decoded, because neither Spark nor fsspec does it. A relative URI remains valid if the
 metadata moves with its directory.
 
-Options of filesystems may contain credentials. Messages are therefore redacted before they reach an error or a log.
+Options of filesystems may contain credentials. Messages are therefore redacted, see :mod:`.checkpoint.secrets`, before they reach an error or a log.
 
 A savepoint may come from an untrusted source. Without a limit to allowed locations, its metadata could make the driver open any URI, such as
 a page of the internal network or a local file.
@@ -27,6 +27,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     is_in_job,
     savepoint_directory_of,
 )
+from airflow_provider_statecheck.checkpoint.secrets import redact as redact
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, LocationNotAllowedError, StorageError
 from airflow_provider_statecheck.storage.failures import advice
 
@@ -42,16 +43,6 @@ _DELETABLE_HERE = re.compile(_DELETABLE)
 _SAVEPOINT_BELOW = re.compile(r"/savepoint-[0-9a-f]{6}-[0-9a-f]{12}(?:/|$)")
 _OF_THE_ONLY_JOB = re.compile(r"(?:chk-\d+|shared/[0-9a-f]{32}/[^/]+/[^/]+|taskowned/[^/]+/[^/]+)(?:/|$)")
 _DELETABLE_ELSEWHERE = re.compile(f"/{_DELETABLE}")
-
-# The second alternative is a password with an unescaped slash, as in S3 secret keys; a port does not match it.
-_SIGNATURE = re.compile(
-    r"(?i)([?&;](?:sig|signature|x-amz-signature|x-amz-credential|x-amz-security-token|x-goog-signature|access_token|delegation|token)=)"
-    r"[^&;\s'\"]+"
-)
-
-# Azure writes the container before the "@", which is part of the address, and HDFS the user that owns the files.
-_ADDRESS = r"\b(?:abfss?|az|wasbs?|(?:web)?hdfs)://[^/@:\s]+@(?![^/\s]*@)"
-_USER_INFO = re.compile(rf"(?i)({_ADDRESS})|://(?:[^/\s]*|[^/@:\s]+:(?!\d+/)\S*)@")
 
 
 def normalise_base(base: Any, name: str = "checkpoint_dir") -> str:
@@ -131,11 +122,6 @@ def scheme_of(uri: str) -> str:
 def is_local(uri: str) -> bool:
     """Return whether a URI is on a local filesystem."""
     return scheme_of(uri) in LOCAL_SCHEMES
-
-
-def redact(text: str) -> str:
-    """Return a text with the user names, passwords and signatures of all URIs replaced by asterisks; a user of HDFS stays."""
-    return _SIGNATURE.sub(r"\1***", _USER_INFO.sub(lambda found: found[1] or "://***@", text))
 
 
 def require_deletable(uri: str, base_uri: str) -> None:

@@ -391,6 +391,6 @@ def report_failure(
             statistics.ended(tx, row)
     if checkpoint_id is not None and cause is not None:
         known = statistics.load(tx, operator_id)
-        changed = known.annotated(checkpoint_id, failure_cause=truncated_cause(cause))
+        changed = known.annotated(checkpoint_id, failure_cause=truncated_cause(storable_text(cause)))
         if changed != known:
             statistics.save(tx, operator_id, changed)

@@ -22,6 +22,7 @@ from airflow_provider_statecheck.checkpoint.ids import TEST_NAMESPACE, is_test_j
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import SCRIPT_PREFIX, AttemptOwner, OnClear
+from airflow_provider_statecheck.checkpoint.secrets import remember_secrets
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, InvalidConfigurationError
 from airflow_provider_statecheck.gateway.in_process import open_gateway
 from airflow_provider_statecheck.gateway.time_travel import find_fork_source, fork_name
@@ -143,6 +144,7 @@ def _repeat_registration(spark: SparkSession, handover: Handover) -> StageAttemp
     storage = storage.allowing(handover.driver.savepoint_dir, locations=handover.driver.allowed_locations)
     # No check for the package on executors: the operator has shipped it, or it is installed.
     require_reachable(spark, storage)
+    remember_secrets([handover.token])
     http = HttpGateway(HttpClient(handover.url), GivenToken(handover.token))
     return StageAttempt(
         retrying(http, OUTAGE_PAUSES_SECONDS),

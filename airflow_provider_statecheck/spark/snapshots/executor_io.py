@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.secrets import remember_secrets
 from airflow_provider_statecheck.exceptions import CorruptStateError
 from airflow_provider_statecheck.lazy import pa, parquet
 from airflow_provider_statecheck.overriding import override
@@ -30,7 +31,7 @@ from airflow_provider_statecheck.spark.tables.schemas import (
 )
 from airflow_provider_statecheck.storage.failures import RetryPolicy
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotFile
-from airflow_provider_statecheck.storage.uris import open_filesystem, redact
+from airflow_provider_statecheck.storage.uris import open_filesystem, redact, secrets_in
 
 # Each part of an upload takes tens of MiB of memory.
 _CONCURRENT_PARTS = 2
@@ -45,6 +46,7 @@ class HiddenOptions:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = dict(options)
+        remember_secrets(secrets_in(self._options))
 
     def reveal(self) -> dict[str, Any]:
         """Return the options."""

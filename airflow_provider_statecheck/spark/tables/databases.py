@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote, quote_plus
 
+from airflow_provider_statecheck.checkpoint.secrets import remember_secrets
 from airflow_provider_statecheck.exceptions import (
     EnvironmentNotReadyError,
     InvalidConfigurationError,
@@ -25,7 +26,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
-from airflow_provider_statecheck.storage.uris import conceal
+from airflow_provider_statecheck.storage.uris import conceal, secrets_in
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
@@ -62,6 +63,7 @@ class Database:
     def __init__(self, url: str) -> None:
         parsed = _parse_url(url)
         self._url = HiddenOptions({"url": url})
+        remember_secrets(secrets_in(self._secrets()))
         self.shown = f"{parsed.drivername}://{parsed.host or ''}/{parsed.database or ''}"
 
     @classmethod

@@ -1,0 +1,80 @@
+"""
+Secrets in texts: those of Airflow, those of this process, and the credentials in URIs.
+
+An exception of user code or of a library may contain a password, and its text becomes the message of an attempt, which
+rows, pages, commands and replies show to readers who may not know the password. Texts are therefore masked where they enter
+a row, before they are shortened: half a secret would not be recognised.
+
+Airflow's maskers know the secrets of the connections and variables that a task or a server has read. They are used where
+Airflow has loaded them. A driver on a Spark cluster has no masker, and masks the values that it was given.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from threading import Lock
+from typing import Final
+from urllib.parse import quote, quote_plus
+
+# The package of the tasks and that of the servers have separate maskers, and a process may have both.
+_MASKERS: Final = ("airflow.sdk._shared.secrets_masker", "airflow._shared.secrets_masker")
+MASK: Final = "***"
+
+# The second alternative is a password with an unescaped slash, as in S3 secret keys; a port does not match it.
+_SIGNATURE = re.compile(
+    r"(?i)([?&;](?:sig|signature|x-amz-signature|x-amz-credential|x-amz-security-token|x-goog-signature|access_token"
+    r"|delegation|token|password|passwd|pwd)=)[^&;\s'\"]+"
+)
+
+# Azure writes the container before the "@", which is part of the address, and HDFS the user that owns the files.
+_ADDRESS = r"\b(?:abfss?|az|wasbs?|(?:web)?hdfs)://[^/@:\s]+@(?![^/\s]*@)"
+_USER_INFO = re.compile(rf"(?i)({_ADDRESS})|://(?:[^/\s]*|[^/@:\s]+:(?!\d+/)\S*)@")
+
+
+def redact(text: str) -> str:
+    """Return a text with the user names, passwords and signatures of all URIs replaced by asterisks; a user of HDFS stays."""
+    return _SIGNATURE.sub(r"\1***", _USER_INFO.sub(lambda found: found[1] or "://***@", text))
+
+
+class _KnownSecrets:
+    """Secrets of this process, longest first, because one may be part of another."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._forms: tuple[str, ...] = ()
+
+    def add(self, secrets: Iterable[str]) -> None:
+        forms = {form for secret in secrets for form in _forms_of(secret)}
+        with self._lock:
+            if not forms.issubset(self._forms):
+                self._forms = tuple(sorted({*self._forms, *forms}, key=len, reverse=True))
+
+    def mask(self, text: str) -> str:
+        for form in self._forms:
+            text = text.replace(form, MASK)
+        return text
+
+
+_known = _KnownSecrets()
+
+
+def remember_secrets(secrets: Iterable[str]) -> None:
+    """Let :func:`masked` replace secrets that this process was given, in any text from now on."""
+    _known.add(secrets)
+
+
+def masked(text: str) -> str:
+    """Return a text without the secrets that this process knows, and without the credentials of URIs."""
+    text = _known.mask(text)
+    for name in _MASKERS:
+        masker = sys.modules.get(name)
+        if masker is not None:
+            text = str(masker.redact(text))
+    return redact(text)
+
+
+def _forms_of(secret: str) -> tuple[str, ...]:
+    # Messages quote a secret as it is, in the notation of Python, or in a URI.
+    return secret, repr(secret)[1:-1], quote(secret, safe=""), quote_plus(secret)

@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+import pytest
+from sqlalchemy.engine import Engine
+
+from airflow_provider_statecheck.api.requests import public_text
+from airflow_provider_statecheck.checkpoint import secrets, transitions
+from airflow_provider_statecheck.checkpoint.aligned import transitions as aligned
+from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints, AbortScope
+from airflow_provider_statecheck.checkpoint.codec import LONGEST_TEXT, storable_text
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.ids import new_key
+from airflow_provider_statecheck.checkpoint.messages import (
+    AttemptRef,
+    ConfirmRestore,
+    DeclineCheckpoint,
+    EndSavepoint,
+    FinishAttempt,
+    SkippedCheckpoint,
+    TriggerCheckpoint,
+)
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
+from airflow_provider_statecheck.checkpoint.records import (
+    ActionRecord,
+    AttemptStatus,
+    JobAction,
+    RequestStatus,
+    SnapshotRequest,
+)
+from airflow_provider_statecheck.checkpoint.secrets import masked, remember_secrets
+from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary, StepSummary
+from airflow_provider_statecheck.cli.output import print_message
+from airflow_provider_statecheck.exceptions import StateCheckError
+from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
+from airflow_provider_statecheck.spark.tables.databases import Database
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from tests.messages import complete_checkpoint, make_registration
+from tests.sqlite_rows import new_engine
+
+SECRET = "c0rrect/h0rse+b@ttery"
+TEXT = f"ValueError: cannot log in with {SECRET}"
+
+
+@pytest.fixture(autouse=True)
+def _no_secrets_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secrets, "_known", secrets._KnownSecrets())
+
+
+@pytest.fixture
+def known_secret() -> None:
+    """Let this process know the secret."""
+    remember_secrets([SECRET])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "rows.db"
+
+
+@pytest.fixture
+def engine(path: Path) -> Iterator[Engine]:
+    engine = new_engine(path)
+    yield engine
+    engine.dispose()
+
+
+class Running:
+    """A job with a running attempt, which may trigger checkpoints."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.store = SqlJobStore(engine)
+        self.coordinator = AttemptCoordinator(self.store)
+        self.attempt: AttemptRef = self.coordinator.register(make_registration()).attempt
+
+    def trigger(self) -> int:
+        return self.coordinator.trigger(TriggerCheckpoint(attempt=self.attempt, request_key=new_key())).checkpoint_id
+
+
+def _finish(job: Running) -> None:
+    job.coordinator.finish(FinishAttempt(attempt=job.attempt, status=AttemptStatus.FAILED, message=TEXT))
+
+
+def _decline(job: Running) -> None:
+    reason = CheckpointFailureReason.IO_EXCEPTION
+    job.coordinator.decline(
+        DeclineCheckpoint(attempt=job.attempt, checkpoint_id=job.trigger(), reason=reason, message=TEXT)
+    )
+
+
+def _skip(job: Running) -> None:
+    reply = complete_checkpoint(job.coordinator, job.attempt)
+    complete_checkpoint(job.coordinator, job.attempt)
+    skipped = job.coordinator.register(make_registration()).candidates[0].checkpoint_id
+    last = job.store.describe(job.attempt.job_id).attempts[-1]
+    job.coordinator.confirm_restore(
+        ConfirmRestore(
+            attempt=AttemptRef.of(last),
+            checkpoint_id=None if reply.checkpoint is None else reply.checkpoint.checkpoint_id,
+            skipped=(SkippedCheckpoint(checkpoint_id=skipped, reason=TEXT),),
+        )
+    )
+
+
+def _summarise(job: Running) -> None:
+    summary = SnapshotSummary(open_commits=(TEXT,), steps=(StepSummary(name=TEXT, outcome="computed"),))
+    complete_checkpoint(job.coordinator, job.attempt, summary=summary)
+
+
+def _end_action(job: Running) -> None:
+    action = ActionRecord(
+        job_id=job.attempt.job_id,
+        request_key=new_key(),
+        operator_id=job.attempt.operator_id,
+        action=JobAction.RESTORE,
+        requested_by="ada",
+        requested_at=datetime(2026, 1, 1, tzinfo=UTC),
+    )
+    with job.store.transaction(job.attempt.job_id) as tx:
+        transitions.end_action(tx, action, RequestStatus.FAILED, TEXT)
+
+
+def _fail_request(job: Running) -> None:
+    request = SnapshotRequest(
+        job_id=job.attempt.job_id,
+        request_key=new_key(),
+        operator_id=job.attempt.operator_id,
+        properties=CheckpointProperties(),
+        requested_at=datetime(2026, 1, 1, tzinfo=UTC),
+    )
+    with job.store.transaction(job.attempt.job_id) as tx:
+        transitions.fail_request(tx, request, CheckpointFailureReason.IO_EXCEPTION, TEXT)
+
+
+def _abort(job: Running) -> None:
+    checkpoint_id = job.trigger()
+    with job.store.transaction(job.attempt.job_id) as tx:
+        (pending,) = [c for c in tx.open_checkpoints(job.attempt.operator_id) if c.checkpoint_id == checkpoint_id]
+        transitions.abort(tx, pending, CheckpointFailureReason.IO_EXCEPTION, TEXT)
+
+
+def _report_failure(job: Running) -> None:
+    _decline_without_text(job, checkpoint_id := job.trigger())
+    with job.store.transaction(job.attempt.job_id) as tx:
+        reason = CheckpointFailureReason.IO_EXCEPTION
+        aligned.report_failure(tx, job.attempt.operator_id, reason, checkpoint_id, TEXT)
+
+
+def _decline_without_text(job: Running, checkpoint_id: int) -> None:
+    reason = CheckpointFailureReason.IO_EXCEPTION
+    job.coordinator.decline(DeclineCheckpoint(attempt=job.attempt, checkpoint_id=checkpoint_id, reason=reason))
+
+
+ROUTES: dict[str, Callable[[Running], None]] = {
+    "the end of an attempt": _finish,
+    "a declined checkpoint, the statistics and the list of jobs": _decline,
+    "a checkpoint that a restore skipped": _skip,
+    "the figures of a checkpoint": _summarise,
+    "the outcome of an action": _end_action,
+    "a request that failed": _fail_request,
+    "an aborted checkpoint": _abort,
+    "a cause in the statistics": _report_failure,
+}
+
+
+@pytest.mark.parametrize("enter", ROUTES.values(), ids=ROUTES)
+@pytest.mark.usefixtures("known_secret")
+def test_no_text_takes_a_known_secret_into_a_row(enter: Callable[[Running], None], engine: Engine, path: Path) -> None:
+    enter(Running(engine))
+
+    engine.dispose()
+    stored = path.read_bytes()
+    assert b"cannot log in with ***" in stored
+    assert b"h0rse" not in stored
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        lambda text: EndSavepoint(job_id="a" * 32, checkpoint_id=1, failure=text).failure,  # type: ignore[arg-type]
+        lambda text: (
+            AbortCheckpoints(
+                leader=AttemptRef(job_id="a" * 32, operator_id="b" * 32, epoch=1),  # type: ignore[arg-type]
+                scope=next(iter(AbortScope)),
+                reason=CheckpointFailureReason.IO_EXCEPTION,
+                message=text,
+            ).message
+        ),
+        lambda text: public_text(StateCheckError(text)),
+    ],
+    ids=["a savepoint that failed", "an abort", "a page or a reply"],
+)
+@pytest.mark.usefixtures("known_secret")
+def test_no_message_and_no_reply_shows_a_known_secret(message: Callable[[str], Any]) -> None:
+    assert message(TEXT) == "ValueError: cannot log in with ***"
+
+
+@pytest.mark.usefixtures("known_secret")
+def test_no_command_prints_a_known_secret(capsys: pytest.CaptureFixture[str]) -> None:
+    print_message(f"error: {TEXT}")
+
+    assert capsys.readouterr().err == "error: ValueError: cannot log in with ***\n"
+
+
+@pytest.mark.parametrize("name", secrets._MASKERS)
+def test_secrets_that_airflow_masks_are_masked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    masker = importlib.import_module(name)
+    monkeypatch.setattr(masker._secrets_masker(), "patterns", set())
+    monkeypatch.setattr(masker._secrets_masker(), "replacer", None)
+    masker.mask_secret(SECRET)
+
+    assert masked(TEXT) == "ValueError: cannot log in with ***"
+
+
+@pytest.mark.parametrize("start", range(440, 520, 10))
+@pytest.mark.usefixtures("known_secret")
+def test_a_secret_is_masked_before_its_text_is_shortened(start: int) -> None:
+    shortened = storable_text("x" * start + SECRET * 200 + "y" * (LONGEST_TEXT - 480))
+
+    assert len(shortened) <= LONGEST_TEXT
+    assert not any(SECRET[i : i + 4] in shortened for i in range(len(SECRET) - 3))
+
+
+@pytest.mark.parametrize(
+    "give",
+    [
+        lambda: CheckpointStorage.open("memory://base", password=SECRET),
+        lambda: HiddenOptions({"client": {"secret_access_key": SECRET}}),
+        lambda: Database("postgresql+psycopg2://ada:c0rrect%2Fh0rse%2Bb%40ttery@db/sales"),
+    ],
+    ids=["storage options", "options of a source", "the URL of a database"],
+)
+def test_a_driver_without_airflow_masks_what_it_was_given(give: Callable[[], object]) -> None:
+    give()
+
+    assert masked(TEXT) == "ValueError: cannot log in with ***"
+
+
+@pytest.mark.parametrize("secret", ["quote'and\\slash", "spaces and ü", "a/b+c=d%e"])
+def test_a_secret_is_masked_in_each_notation_of_a_message(secret: str) -> None:
+    remember_secrets([secret])
+
+    for form in (secret, repr(secret)[1:-1], quote(secret, safe=""), quote_plus(secret)):
+        assert masked(f"found {form}!") == "found ***!"
+
+
+def test_of_two_secrets_the_longer_one_is_masked_as_a_whole() -> None:
+    remember_secrets(["hunter22"])
+    remember_secrets(["hunter22-of-production"])
+
+    assert masked("with hunter22-of-production") == "with ***"
+
+
+def test_credentials_in_uris_are_masked_without_being_known() -> None:
+    text = "jdbc:postgresql://db/sales?user=ada&password=hunter22 and s3://key:hunter22@bucket/x"
+
+    assert masked(text) == "jdbc:postgresql://db/sales?user=ada&password=*** and s3://***@bucket/x"
