@@ -218,7 +218,7 @@ class CheckpointConfig:
         """
         Raise an error if a setting was assigned that a consumer does not support.
 
-        A setting of :data:`FIXED_OPTIONS` may be assigned its default, which states what every consumer does.
+        A setting of ``FIXED_OPTIONS`` may be assigned its default, which states what every consumer does.
 
         :param names: Names of the supported settings.
         :param consumer: Name of the consumer, for the error.
