@@ -1,5 +1,5 @@
 """
-Checkpoint ids of a job that the storage knows and the database does not, after a loss or an older backup of the database.
+Checkpoint ids that the storage of a job knows and its database, after a loss, does not.
 
 A stage and a coordinator of several operators list the storage before they register, and the registration moves the next id
 of the job past all ids found: a directory is never written by two checkpoints.
