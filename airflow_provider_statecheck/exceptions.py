@@ -35,6 +35,7 @@ Exceptions of this package.
         UnknownStateError               also LookupError
         StateMigrationError             the types of the stored state cannot be migrated to the current types
         DuplicateNameError              a name is used twice in one scope
+        StageExitError                  the code of a stage ended its process instead of its input
         PartFailedError                 parts of a step failed; ``parts`` has the input of each
         UnsupportedStateError           a value or a DataFrame that cannot be restored equal to the saved one
         UnsupportedPlanError            a step that cannot be computed in parts; ``operation`` is the reason
@@ -55,7 +56,7 @@ Exceptions of this package.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 
 def _rebuild(cls: type[StateCheckError], args: tuple[Any, ...], attributes: dict[str, Any]) -> StateCheckError:
@@ -295,6 +296,12 @@ class UnsupportedPlanError(StateError):
     code = "unsupported_plan"
 
 
+class StageExitError(StateError):
+    """The code of a stage ended its process, although the stage has not ended."""
+
+    code = "stage_exit"
+
+
 class PartFailedError(StateError):
     """Parts of a step failed; ``step`` is its name, and ``parts`` has the items that each failed part reads."""
 
@@ -378,3 +385,22 @@ class RequestLimitError(QueryableStateError):
 
     code = "request_limit"
     retry_after_seconds: float | None = None
+
+
+A_RETRY_CANNOT_HELP: Final = (
+    InvalidConfigurationError,
+    LocationNotAllowedError,
+    EnvironmentNotReadyError,
+    IncompatibleCheckpointError,
+    InvalidPointerError,
+    PointerNotFoundError,
+    NoRestorableCheckpointError,
+    ConcurrentAttemptError,
+    RunSupersededError,
+    SnapshotClaimedError,
+    SourceChangedError,
+    StateMigrationError,
+    StoppedWithSavepointError,
+    UnsupportedPlanError,
+)
+"""Errors that fail a task at once, because each of its retries would end with them too."""
