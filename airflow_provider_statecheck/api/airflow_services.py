@@ -17,7 +17,7 @@ from sqlalchemy.engine import Engine
 from airflow_provider_statecheck.api.airflow_dags import AirflowDags
 from airflow_provider_statecheck.api.app import airflow_metrics
 from airflow_provider_statecheck.api.services import Services
-from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, run_key
 from airflow_provider_statecheck.checkpoint.properties import JobStatus, job_status_of
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, SystemClock
 from airflow_provider_statecheck.configuration import StateServingSettings
@@ -98,9 +98,9 @@ def _settle(connection: Connection, dag_run: Any, status: JobStatus) -> tuple[in
     engine = cast("Engine", connection)
     ended = EndedRun(dag_run.dag_id, dag_run.run_id, status)
     maintenance = JobMaintenance(JoinedSqlJobStore(connection), ended, SqlTokenStore(engine), SystemClock())
-    run_key = dag_run.run_id if dag_run.logical_date is None else dag_run.logical_date.isoformat()
+    key = run_key(dag_run.logical_date, dag_run.partition_key, dag_run.run_id)
     try:
-        return maintenance.settle_run(job_id_of(f"{dag_run.dag_id}/{run_key}"))
+        return maintenance.settle_run(job_id_of(f"{dag_run.dag_id}/{key}"))
     except CheckpointNotFoundError:
         return ()  # most runs have no checkpoints
 

@@ -121,6 +121,8 @@ class AttemptCoordinator(StoredJobs):
             for skipped in request.skipped:
                 row = _require_restorable(tx, attempt, skipped.checkpoint_id)
                 tx.update_checkpoint(replace(row, unusable_reason=skipped.reason), expected=CheckpointStatus.COMPLETED)
+            if restored is not None and request.skipped:
+                transitions.leave_out(tx, attempt, restored.checkpoint_id)
             if restored is not None and restored.unusable_reason is not None:
                 tx.update_checkpoint(replace(restored, unusable_reason=None), expected=CheckpointStatus.COMPLETED)
             transitions.record_restore(tx, attempt, restored, request.restored_summary)

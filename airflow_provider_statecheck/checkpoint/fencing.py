@@ -108,7 +108,14 @@ def is_of_new_run(owner: AttemptOwner, earlier: AttemptOwner) -> bool:
     # Airflow names a scheduled run after its date, and creates the newest one again if a user deletes it. Every later try of a
     # run, also after a clear, has a higher number, except for test runs: that of an existing run has its number each time.
     number, before = owner.try_number, earlier.try_number
-    return dict(owner.airflow) == dict(earlier.airflow) and 0 < (number or 0) <= (before or 0)
+    is_number_repeated = dict(owner.airflow) == dict(earlier.airflow) and 0 < (number or 0) <= (before or 0)
+    return is_number_repeated and not is_of_same_try(owner, earlier)
+
+
+def is_of_same_try(owner: AttemptOwner, earlier: AttemptOwner) -> bool:
+    """Return whether a task has come back within its try, as it does after a reschedule or a deferral."""
+    # A retry, a clear and a run that is created again give the task instance another id.
+    return bool(owner.ti_id) and owner.ti_id == earlier.ti_id
 
 
 def map_index_of(owner: AttemptOwner) -> str:

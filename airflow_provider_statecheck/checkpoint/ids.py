@@ -21,6 +21,7 @@ import hashlib
 import re
 import uuid
 from collections.abc import Mapping
+from datetime import datetime
 from typing import NewType, TypeGuard, TypeVar
 
 from airflow_provider_statecheck.checkpoint.codec import require
@@ -87,6 +88,11 @@ def job_name(name: str, *, is_test: bool) -> str:
     :param is_test: Whether it is the job of a test run, which is separate from the real job.
     """
     return f"{TEST_NAMESPACE}{name}" if is_test else name
+
+
+def run_key(logical_date: datetime | None, partition_key: str | None, run_id: str) -> str:
+    """Return the key of a Dag run: its logical date, else the key of its partition, else its run id."""
+    return logical_date.isoformat() if logical_date is not None else partition_key or run_id
 
 
 def key_text(map_key: object) -> str | None:

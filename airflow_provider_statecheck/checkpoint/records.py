@@ -34,6 +34,8 @@ SHORTEST_STEP = timedelta(microseconds=1)
 """Time that passes in a transaction while the clock is behind the time of the job; the resolution of databases."""
 _COMPRESSION = 1000
 """Divides the distances of clamped times, so that the times of before the clock was ahead remain the earlier ones."""
+ROLLED_BACK = "rolled back"
+"""Why no state contains the work of a checkpoint that was complete."""
 _TRY = re.compile(r", try (\d{1,9})$")
 """End of the label of a task."""
 SCRIPT_PREFIX = "script/"
@@ -96,7 +98,7 @@ class AttemptOwner:
     logical_task: str
     """Task without its run and try: ``dag_id/task_id`` and map key, or the name of a script."""
     run_key: str
-    """Logical date, or the run id if there is none."""
+    """Logical date, else the key of the partition, else the run id."""
     run_id: str
     clear_marker: str
     """Value that changes when the task is cleared, but not when it is retried."""
@@ -104,6 +106,12 @@ class AttemptOwner:
     """Display name, with which a user finds the task in the Airflow UI."""
     airflow: tuple[tuple[str, str], ...] = ()
     """Task instance (``dag_id``, ``run_id``, ``task_id``, ``map_index``); empty outside Airflow."""
+    ti_id: str = ""
+    """Airflow's id of the task instance, which is another one for each try; empty if unknown."""
+    is_of_partition: bool = False
+    """Whether the run key is that of a partition, which several runs may process."""
+    partition_date: str = ""
+    """Date of the partition in ISO format, which orders runs; empty without one."""
 
     @property
     def try_number(self) -> int | None:
@@ -275,7 +283,11 @@ class CheckpointRecord:
     failure_reason: str | None = None
     failure_message: str = ""
     unusable_reason: str | None = None
-    """Reason why a restore skipped the checkpoint, which then does not count towards retention."""
+    """
+    Reason why a restore skipped the checkpoint, which then does not count towards retention; ``ROLLED_BACK`` after a rollback.
+
+    The state does not contain the work of such a checkpoint.
+    """
     has_open_commit: bool = False
     """Whether a sink must still commit the output of the checkpoint and confirm the commit."""
 

@@ -8,7 +8,6 @@ last checkpoint of the run before it, in the same generation, and its own checkp
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -51,6 +50,7 @@ from airflow_provider_statecheck.checkpoint.renamed_operators import (
     other_operators,
     shared_state_warning,
 )
+from airflow_provider_statecheck.checkpoint.run_order import require_not_superseded, under_known_key
 from airflow_provider_statecheck.checkpoint.start_decision import StartDecision, decide_start
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
 from airflow_provider_statecheck.exceptions import (
@@ -119,6 +119,7 @@ def _open_attempt(
     tx: JobTransaction, request: RegisterAttempt, dead: Sequence[AttemptRecord], dags: KnownDags
 ) -> AttemptRecord:
     operator = operator_of(tx, request, dags) or _new_operator(tx, request)
+    request = replace(request, owner=under_known_key(tx, operator, request.owner))
     operator_id = operator.operator_id
     previous = tx.attempt(operator_id, operator.epoch)
     _require_key_of_its_own(previous, request, dead)
@@ -163,21 +164,8 @@ def _require_not_superseded(
 ) -> None:
     if restore is not None:
         _require_not_before(restore, operator, request)
-        return
-    newest = next(iter(transitions.restorable(tx, operator)), None)
-    run = request.owner.run_key
-    if newest is None or not is_earlier(run, newest.run_key):
-        return
-    rewind = shlex.join(["airflow", "statecheck", "rewind", tx.job.name, "--before", run])
-    raise RunSupersededError(
-        f"Expected the state of operator {operator.uid!r} in job {tx.job.name!r} not to be past run {run!r}, found it at the "
-        f"later run {newest.run_key!r} (checkpoint {newest.checkpoint_id}); nothing was changed. Either roll back the later runs "
-        f'with "{rewind}" and clear this run and the later ones, or set '
-        f"from_checkpoint='before:{run}', with which this run works on a copy of the earlier state.",
-        run_key=run,
-        stands_at=newest.run_key,
-        checkpoint_id=newest.checkpoint_id,
-    )
+    else:
+        require_not_superseded(tx, operator, request.owner)
 
 
 def _require_not_before(restore: InPlaceRestore, operator: OperatorRecord, request: RegisterAttempt) -> None:
@@ -378,7 +366,7 @@ def _restart_run(
             f"one of the run's own checkpoints on the page of the job.",
             checkpoint_ids=tuple(c.checkpoint_id for c in before),
         )
-    transitions.roll_back(tx, candidates[: len(candidates) - len(before)])
+    transitions.roll_back_runs(tx, operator, candidates[: len(candidates) - len(before)])
     reason = f"{decision.reason}, restarted from checkpoint {before[0].checkpoint_id} of run {before[0].run_key!r}"
     return replace(decision, resumes=True, reason=reason)
 

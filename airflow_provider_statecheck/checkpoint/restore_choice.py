@@ -90,7 +90,7 @@ def roll_back_to_choice(tx: JobTransaction, operator: OperatorRecord) -> ActionR
     """
     choice = None if operator.next_restore is None else _open_choice(tx, operator)
     if choice is not None:
-        transitions.roll_back(tx, _newer(tx, operator, choice))
+        transitions.roll_back_runs(tx, operator, _newer(tx, operator, choice))
     return choice
 
 

@@ -108,9 +108,12 @@ def _checkpoint_ids(
         before=before,
         running_epoch=None if attempt is None else attempt.epoch,
         witness_generation=None if has_restorable else operator.generation,
+        run_generation=operator.generation,
     )
     # Unclaimed snapshots are never discarded, so their rows are removed after their end.
-    undiscarded = [c.checkpoint_id for c in tx.open_checkpoints(operator.operator_id) if ended.includes(c)]
+    undiscarded = {c.checkpoint_id for c in tx.open_checkpoints(operator.operator_id) if ended.includes(c)}
+    if undiscarded:
+        undiscarded -= tx.last_checkpoints_of_runs(operator.operator_id, operator.generation)
     return tuple(sorted((*undiscarded, *tx.discarded_checkpoints(ended, limit))))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from airflow_provider_statecheck.checkpoint.fencing import is_of_new_run
+from airflow_provider_statecheck.checkpoint.fencing import is_of_new_run, is_of_same_try
 from airflow_provider_statecheck.checkpoint.ids import is_test_job
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.checkpoint.properties import RestoreSource
@@ -34,12 +34,18 @@ def decide_start(previous: AttemptRecord | None, request: RegisterAttempt) -> St
     """
     if previous is None:
         return StartDecision(False, "first attempt")
-    if _is_rerun_of_old_date(previous, request):
-        return StartDecision(False, "a new run with the logical date of an earlier run")
     if not _is_same_run(previous, request):
         return StartDecision(True, "a new run continues the state of the job")
+    # Each test run gets a new run id. The logical date identifies the run there, and a second call resumes.
+    if previous.owner.run_id != request.owner.run_id and not is_test_job(request.job_name):
+        return _after_run_of_same_data(previous, request)
     if is_of_new_run(request.owner, previous.owner) and not is_test_job(request.job_name):
         return StartDecision(False, "a new run with the id of a deleted run")
+    # The clear of another task of the run changes the marker, too.
+    if is_of_same_try(request.owner, previous.owner) and not is_test_job(request.job_name):
+        return StartDecision(
+            True, f"the task came back within its try, after an attempt that {_ENDED[previous.status]}"
+        )
     if previous.owner.clear_marker != request.owner.clear_marker:
         return _after_clear(previous.status, request)
     return StartDecision(True, f"retry after an attempt that {_ENDED[previous.status]}")
@@ -51,6 +57,15 @@ _ENDED = {
     AttemptStatus.FAILED: "failed",
     AttemptStatus.FENCED: "was fenced",
 }
+
+
+def _after_run_of_same_data(previous: AttemptRecord, request: RegisterAttempt) -> StartDecision:
+    if not request.owner.is_of_partition:
+        return StartDecision(False, "a new run with the logical date of an earlier run")
+    reason = f"a new run of the partition of a run whose attempt {_ENDED[previous.status]}"
+    if request.on_clear is OnClear.RESTART:
+        return StartDecision(False, f"{reason}, and on_clear is restart")
+    return StartDecision(previous.status is not AttemptStatus.FINISHED, reason)
 
 
 def _after_clear(status: AttemptStatus, request: RegisterAttempt) -> StartDecision:
@@ -70,10 +85,3 @@ def _clear_reason(status: AttemptStatus, request: RegisterAttempt) -> str:
 
 def _is_same_run(previous: AttemptRecord, request: RegisterAttempt) -> bool:
     return previous.owner.run_key == request.owner.run_key
-
-
-def _is_rerun_of_old_date(previous: AttemptRecord, request: RegisterAttempt) -> bool:
-    # Each test run gets a new run id. The logical date identifies the run there, and a second call resumes.
-    if is_test_job(request.job_name):
-        return False
-    return _is_same_run(previous, request) and previous.owner.run_id != request.owner.run_id

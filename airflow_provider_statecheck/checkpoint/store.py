@@ -16,6 +16,7 @@ from airflow_provider_statecheck.checkpoint.properties import ClaimRecord
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
     ActionRecord,
+    AttemptOwner,
     AttemptRecord,
     CheckpointRecord,
     CheckpointStatus,
@@ -32,6 +33,8 @@ from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
 RECENT = 100
 """Number of the newest checkpoints and requests that a view contains regardless of their status."""
 LARGEST_PAGE = 1000
+KNOWN_RUNS = 10_000
+"""Number of the newest runs of a generation for which the rows tell that they have advanced the state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +182,12 @@ class EndedCheckpoints:
 
     Their rows prove that the operator had state. Without them the next attempt would silently start empty.
     """
+    run_generation: int
+    """
+    Generation of which the last checkpoint of each run is retained; see :meth:`JobTransaction.last_checkpoints_of_runs`.
+
+    Their rows prove that a run has advanced the state, and must not do so again when a user clears it.
+    """
 
     def includes(self, checkpoint: CheckpointRecord) -> bool:
         """Return whether a checkpoint matches the filter."""
@@ -248,6 +257,9 @@ class JobTransaction(Protocol):
     def last_attempt_of_run(self, operator_id: OperatorId, run_key: str) -> AttemptRecord | None:
         """Return the newest attempt of an operator in a run."""
 
+    def owners(self, operator_id: OperatorId) -> tuple[AttemptOwner, ...]:
+        """Return the owners of the attempts of an operator."""
+
     def storage_bases(self, operator_id: OperatorId) -> tuple[str, ...]:
         """Return the distinct checkpoint directories of an operator's attempts, sorted."""
 
@@ -282,6 +294,15 @@ class JobTransaction(Protocol):
 
         :param generation: Generation of the checkpoint; ``None`` for any.
         """
+
+    def advanced_runs(self, operator_id: OperatorId, generation: int) -> frozenset[str]:
+        """Return the keys of the runs whose complete checkpoints the state of a generation contains."""
+
+    def last_checkpoints_of_runs(self, operator_id: OperatorId, generation: int) -> frozenset[int]:
+        """Return the last complete checkpoint of each of the newest ``KNOWN_RUNS`` runs in the state of a generation."""
+
+    def completed_after(self, operator_id: OperatorId, generation: int, checkpoint_id: int) -> list[CheckpointRecord]:
+        """Return the complete checkpoints of a generation with higher ids that no rollback or restore has marked."""
 
     def add_checkpoint(self, record: CheckpointRecord) -> None:
         """Insert a checkpoint."""

@@ -20,6 +20,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeCheckpoint, OpenEffects, RequestSavepoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointType
 from airflow_provider_statecheck.checkpoint.records import (
+    ROLLED_BACK,
     ActionRecord,
     AttemptRecord,
     AttemptStatus,
@@ -213,9 +214,23 @@ def record_restore(
 
 
 def roll_back(tx: JobTransaction, checkpoints: Iterable[CheckpointRecord]) -> None:
-    """Subsume the completed checkpoints of a run that restarts, and drop their open commits."""
+    """Subsume completed checkpoints without a successor, and drop their open commits."""
     for checkpoint in checkpoints:
         mark_subsumed(tx, replace(checkpoint, has_open_commit=False))
+
+
+def roll_back_runs(tx: JobTransaction, operator: OperatorRecord, checkpoints: Iterable[CheckpointRecord]) -> None:
+    """Roll back the newest checkpoints of an operator, so that the state no longer contains the work of their runs."""
+    roll_back(tx, checkpoints)
+    left = next(iter(restorable(tx, operator)), None)
+    leave_out(tx, operator, 0 if left is None else left.checkpoint_id)
+
+
+def leave_out(tx: JobTransaction, of: OperatorRecord | AttemptRecord, checkpoint_id: int) -> None:
+    """Record that the state no longer contains the work of the complete checkpoints that are newer than a given one."""
+    # Retention has subsumed most checkpoints of a run before the run is rolled back.
+    for each in tx.completed_after(of.operator_id, of.generation, checkpoint_id):
+        tx.update_checkpoint(replace(each, unusable_reason=ROLLED_BACK), expected=each.status)
 
 
 def end_commits(

@@ -57,7 +57,7 @@ class StatecheckHook(BaseHook):
     """
     Read jobs and checkpoints from the coordinator, and queryable state from checkpoints.
 
-    The name of a job is the ``job`` argument of its operators, by default ``dag_id/<logical date or run id>``. The names of
+    The name of a job is the ``job`` argument of its operators, by default ``dag_id/<logical date, else partition, else run id>``. The names of
     test runs start with ``test/``.
 
     :param statecheck_conn_id: Connection to the server, with a login if tasks cannot authenticate on their own. If the

@@ -24,6 +24,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     job_id_of,
     job_name,
     require_not_missing,
+    run_key,
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.checkpoint.secrets import masked
@@ -87,10 +88,10 @@ def is_test_run() -> bool:
 
 
 def run_key_of(context: Mapping[str, Any]) -> str:
-    """Return the key of the run: its logical date, or its run id if it has no logical date."""
+    """Return the key of the run: its logical date, else the key of its partition, else its run id."""
     dag_run = context["dag_run"]
-    logical_date = getattr(dag_run, "logical_date", None)
-    return logical_date.isoformat() if logical_date is not None else str(dag_run.run_id)
+    logical_date, partition_key = (getattr(dag_run, name, None) for name in ("logical_date", "partition_key"))
+    return run_key(logical_date, partition_key, str(dag_run.run_id))
 
 
 def run_job_of(context: Mapping[str, Any]) -> str:
@@ -121,6 +122,8 @@ def owner_of(context: Mapping[str, Any], map_key: str | None) -> AttemptOwner:
     """Return the owner of the attempt for this try."""
     ti, dag_run = context["ti"], context["dag_run"]
     map_index = getattr(ti, "map_index", -1)
+    is_of_partition = getattr(dag_run, "logical_date", None) is None and bool(getattr(dag_run, "partition_key", None))
+    partition_date = getattr(dag_run, "partition_date", None) if is_of_partition else None
     return AttemptOwner(
         logical_task=f"{ti.dag_id}/{ti.task_id}" + (f"[{map_key}]" if map_key else ""),
         run_key=run_key_of(context),
@@ -134,6 +137,9 @@ def owner_of(context: Mapping[str, Any], map_key: str | None) -> AttemptOwner:
             ("task_id", str(ti.task_id)),
             ("map_index", str(map_index)),
         ),
+        ti_id=str(getattr(ti, "id", None) or ""),
+        is_of_partition=is_of_partition,
+        partition_date="" if partition_date is None else partition_date.isoformat(),
     )
 
 

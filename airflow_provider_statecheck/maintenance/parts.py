@@ -20,6 +20,7 @@ from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.properties import CheckpointOptions
 from airflow_provider_statecheck.checkpoint.records import (
+    ROLLED_BACK,
     AttemptRecord,
     CheckpointRecord,
     CheckpointStatus,
@@ -237,7 +238,8 @@ class PartChoice:
         restored = [a.restored_from for a in self._view.attempts_of(member.operator_id) if a.epoch > member.epoch]
         lowest = min([newest, *(each for each in restored if each is not None)])
         before = (c for c in rows if lowest < c.checkpoint_id < self._savepoint.checkpoint_id)
-        lost = [c.checkpoint_id for c in before if c.status is CheckpointStatus.SUBSUMED and c.unusable_reason is None]
+        subsumed = (c for c in before if c.status is CheckpointStatus.SUBSUMED)
+        lost = [c.checkpoint_id for c in subsumed if c.unusable_reason in (None, ROLLED_BACK)]
         return lost[-1] if lost else None
 
     def _first(

@@ -200,7 +200,7 @@ def _carry_out(tx: JobTransaction, operator: OperatorRecord, plan: RewoundOperat
         transitions.close_abandoned(tx, plan.fenced)
     ids = [checkpoint.checkpoint_id for checkpoint in plan.taken_back]
     if plan.stands_at is not None:
-        transitions.roll_back(tx, plan.taken_back)
+        transitions.roll_back_runs(tx, operator, plan.taken_back)
     elif plan.taken_back:
         # Checkpoints of an earlier generation are deleted once a newer one completes.
         tx.save_operator(replace(operator, generation=operator.generation + 1))

@@ -33,6 +33,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     SHORTEST_STEP,
     AcknowledgementRecord,
     ActionRecord,
+    AttemptOwner,
     AttemptRecord,
     CheckpointRecord,
     CheckpointStatus,
@@ -331,6 +332,9 @@ class SqlJobTransaction:
         found = self._rows.read(ATTEMPTS, statements.LAST_ATTEMPT_OF_RUN, operator_id=operator_id, run_key=run_key)
         return next(iter(found), None)
 
+    def owners(self, operator_id: OperatorId) -> tuple[AttemptOwner, ...]:
+        return tuple(self._rows.execute(statements.OWNERS_OF_OPERATOR, operator_id=operator_id).scalars())
+
     def storage_bases(self, operator_id: OperatorId) -> tuple[str, ...]:
         return tuple(sorted(self._select(statements.storage_bases(operator_id))))
 
@@ -369,6 +373,17 @@ class SqlJobTransaction:
             return bool(self._rows.execute(statements.HAS_EVER_COMPLETED, operator_id=operator_id).scalar())
         found = self._rows.execute(statements.HAS_COMPLETED, operator_id=operator_id, generation=generation)
         return bool(found.scalar())
+
+    def advanced_runs(self, operator_id: OperatorId, generation: int) -> frozenset[str]:
+        found = self._rows.execute(statements.ADVANCED_RUNS, operator_id=operator_id, generation=generation)
+        return frozenset(found.scalars())
+
+    def last_checkpoints_of_runs(self, operator_id: OperatorId, generation: int) -> frozenset[int]:
+        return frozenset(self._select(statements.last_checkpoints_of_runs(operator_id, generation)))
+
+    def completed_after(self, operator_id: OperatorId, generation: int, checkpoint_id: int) -> list[CheckpointRecord]:
+        values = {"operator_id": operator_id, "generation": generation, "checkpoint_id": checkpoint_id}
+        return self._rows.read(CHECKPOINTS, statements.COMPLETED_AFTER, **values)
 
     def add_checkpoint(self, record: CheckpointRecord) -> None:
         self._figures.checkpoint_saved(None, record, self.operator)

@@ -32,7 +32,13 @@ from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReas
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, OperatorId
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus, RequestStatus
-from airflow_provider_statecheck.checkpoint.store import RECENT, CheckpointPage, EndedAttempts, EndedCheckpoints
+from airflow_provider_statecheck.checkpoint.store import (
+    KNOWN_RUNS,
+    RECENT,
+    CheckpointPage,
+    EndedAttempts,
+    EndedCheckpoints,
+)
 from airflow_provider_statecheck.metadata.tables import (
     ACKNOWLEDGEMENTS,
     ACTIONS,
@@ -153,6 +159,33 @@ def is_own(checkpoint: Any) -> ColumnElement[bool]:
     return or_(
         checkpoint.properties["snapshot_type"].as_string().in_(own_types),
         checkpoint.properties["unclaimed"].as_boolean(),
+    )
+
+
+# A savepoint of a user changes no state, and its run may be another one than that of the state.
+_is_in_state = and_(
+    given(_checkpoint.job_id),
+    _checkpoint.completed_at.is_not(None),
+    _checkpoint.unusable_reason.is_(None),
+    is_own(_checkpoint),
+)
+_of_generation = and_(_is_in_state, given(_checkpoint.operator_id), given(_checkpoint.generation))
+ADVANCED_RUNS = select(_checkpoint.run_key).where(_of_generation).distinct()
+COMPLETED_AFTER = select(*CHECKPOINTS.columns).where(
+    _of_generation, _checkpoint.checkpoint_id > parameter("checkpoint_id")
+)
+
+
+def last_checkpoints_of_runs(operator_id: OperatorId, generation: int) -> Select[Any]:
+    """Return the query for the last checkpoint of each of the newest runs in the state of a generation."""
+    last = func.max(_checkpoint.checkpoint_id).label("last")
+    is_of_generation = and_(_checkpoint.operator_id == operator_id, _checkpoint.generation == generation)
+    return (
+        select(last)
+        .where(_is_in_state, is_of_generation)
+        .group_by(_checkpoint.run_key)
+        .order_by(last.desc())
+        .limit(KNOWN_RUNS)
     )
 
 
@@ -305,6 +338,9 @@ def discarded_checkpoints(wanted: EndedCheckpoints, limit: int | None) -> Select
     if wanted.witness_generation is not None:
         is_other = _checkpoint.generation != wanted.witness_generation
         conditions.append(or_(_checkpoint.completed_at.is_(None), is_other))
+    # The limit stands in a table of its own, because not every database allows it in the subquery of a condition.
+    kept = last_checkpoints_of_runs(wanted.operator_id, wanted.run_generation).correlate(None).subquery()
+    conditions.append(_checkpoint.checkpoint_id.not_in(select(kept.c.last)))
     return select(_checkpoint.checkpoint_id).where(*conditions).limit(limit)
 
 

@@ -231,7 +231,10 @@ INDEXED: dict[str, tuple[Callable[[Stage], Select[Any]], dict[str, object], str]
     "requests": (lambda _: statements.RECENT_REQUESTS, {}, "idx_statecheck_request_job_id_requested_at"),
     "forgettable": (
         lambda stage: statements.discarded_checkpoints(
-            EndedCheckpoints(operator_id=stage.attempt.operator_id, before=datetime(2000, 1, 1, tzinfo=UTC)), 10
+            EndedCheckpoints(
+                operator_id=stage.attempt.operator_id, before=datetime(2000, 1, 1, tzinfo=UTC), run_generation=1
+            ),
+            10,
         ),
         {},
         "idx_statecheck_checkpoint_job_id_operator_id_discarded_at",

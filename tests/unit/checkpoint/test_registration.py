@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -106,6 +107,45 @@ def test_a_run_that_is_deleted_and_created_again_with_its_id_starts_again(
     coordinator.finish(FinishAttempt(attempt=attempt, status=status))
     grant = coordinator.register(make_registration(owner=of_try(number)))
     assert (grant.is_restore, grant.start_reason) == (restores, reason)
+
+
+@pytest.mark.parametrize("status", [None, AttemptStatus.FINISHED, AttemptStatus.FAILED])
+def test_a_task_that_comes_back_within_its_try_goes_on(
+    coordinator: AttemptCoordinator, status: AttemptStatus | None
+) -> None:
+    owner = instance(0, label="task dag.load of run scheduled__2026-01-01, try 2", ti_id="0193")
+    attempt = coordinator.register(make_registration(owner=owner)).attempt
+    complete_checkpoint(coordinator, attempt)
+    if status is not None:
+        coordinator.finish(FinishAttempt(attempt=attempt, status=status))
+    # Another task of the run was cleared meanwhile.
+    grant = coordinator.register(make_registration(owner=replace(owner, clear_marker="3/1")))
+    assert grant.is_restore
+    assert grant.start_reason.startswith("the task came back within its try, after an attempt that ")
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_new_run_with_the_id_of_a_deleted_run_has_other_task_instances(
+    coordinator: AttemptCoordinator, number: int
+) -> None:
+    before, after = (
+        instance(0, label=f"task dag.load of run scheduled__2026-01-01, try {each}", ti_id=ti_id)
+        for each, ti_id in ((2, "0193"), (number, "0194"))
+    )
+    complete_checkpoint(coordinator, coordinator.register(make_registration(owner=before)).attempt)
+    grant = coordinator.register(make_registration(owner=after))
+    assert (grant.is_restore, grant.start_reason) == (False, "a new run with the id of a deleted run")
+
+
+def test_a_task_that_was_cleared_while_it_was_away_starts_again(coordinator: AttemptCoordinator) -> None:
+    label = "task dag.load of run scheduled__2026-01-01, try {}"
+    before = instance(0, label=label.format(1), ti_id="0193", clear_marker="0/0")
+    attempt = coordinator.register(make_registration(owner=before)).attempt
+    complete_checkpoint(coordinator, attempt)
+    coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
+    cleared = instance(0, label=label.format(2), ti_id="0194", clear_marker="1/1")
+    grant = coordinator.register(make_registration(owner=cleared))
+    assert (grant.is_restore, grant.start_reason) == (False, "cleared after success")
 
 
 @pytest.mark.parametrize("is_later_try_known", [True, False], ids=["delayed", "of a new run"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 from airflow.sdk import DAG, BaseOperator, TaskGroup, task
@@ -148,8 +149,9 @@ DATE = datetime(2026, 1, 1, tzinfo=UTC)
 
 def make_context(**changes: Any) -> dict[str, Any]:
     values = {"logical_date": DATE, "run_id": "scheduled__1", "clear_number": 0, "map_index": -1, "max_tries": 2}
-    values |= {"try_number": 1} | changes
-    dag_run = SimpleNamespace(**{k: values[k] for k in ("logical_date", "run_id", "clear_number")})
+    values |= {"try_number": 1, "partition_key": None, "partition_date": None} | changes
+    of_run = ("logical_date", "run_id", "clear_number", "partition_key", "partition_date")
+    dag_run = SimpleNamespace(**{k: values[k] for k in of_run})
     ti = SimpleNamespace(
         dag_id="dag", task_id="task", **{k: values[k] for k in ("map_index", "max_tries", "try_number")}
     )
@@ -162,6 +164,24 @@ def test_state_lives_with_the_run_by_default() -> None:
 
 def test_a_run_without_a_logical_date_is_known_by_its_id() -> None:
     assert job_name_of(make_context(logical_date=None), None, is_test=False) == "dag/scheduled__1"
+
+
+def test_a_run_of_a_partition_is_known_by_its_partition() -> None:
+    context = make_context(logical_date=None, partition_key="us|2026-01-01", partition_date=DATE)
+    assert job_name_of(context, None, is_test=False) == "dag/us|2026-01-01"
+    owner = owner_of(context, None)
+    assert (owner.run_key, owner.is_of_partition, owner.partition_date) == ("us|2026-01-01", True, DATE.isoformat())
+
+
+def test_a_logical_date_precedes_a_partition() -> None:
+    owner = owner_of(make_context(partition_key="us", partition_date=DATE), None)
+    assert (owner.run_key, owner.is_of_partition, owner.partition_date) == (DATE.isoformat(), False, "")
+
+
+def test_an_attempt_knows_the_task_instance_of_its_try() -> None:
+    context = make_context()
+    context["ti"].id = UUID(int=7)
+    assert owner_of(context, None).ti_id == str(UUID(int=7))
 
 
 def test_what_runs_with_the_database_open_never_touches_the_real_job() -> None:
