@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL, EMPTY_MESSAGE
+from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL, EMPTY_MESSAGE, ROWS_COLUMN
 from airflow_provider_statecheck.spark.stages.executor.operator_run import OperatorTask, SnapshotMoment, SubtaskContext
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport, VertexTask
 from airflow_provider_statecheck.spark.stages.planning import (
@@ -150,12 +150,16 @@ def _keyed(frame: DataFrame, key: KeyNode, vertex: PlannedVertex, task: VertexTa
 def _partial_aggregates(
     frame: DataFrame, key: KeyNode, operator: PlannedOperator, *, has_control: bool, combines: bool
 ) -> DataFrame:
-    """Return the key columns and, under the name of each aggregate, its partial result; messages are passed through."""
+    """
+    Return the key columns and, under the name of each aggregate, its partial result; messages are passed through.
+
+    Combined rows have their number as their last column.
+    """
     from pyspark.sql import functions as F
 
     node = cast("AggregateNode", operator.node)
     if combines and not has_control:
-        return aggregated(frame, key, node)
+        return aggregated(frame, key, node, F.count(F.lit(1)).alias(ROWS_COLUMN))
     keys = [quoted_column(name) for name in key.columns]
     types = {field.name: field.dataType for field in spark_schema(operator.output_schema).fields}
     single = [_of_one_row(aggregate).cast(types[name]).alias(name) for name, aggregate in node.aggregates.items()]

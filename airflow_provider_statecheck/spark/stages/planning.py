@@ -27,7 +27,7 @@ from airflow_provider_statecheck.state.functions.user_functions import Checkpoin
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 
 FunctionNode = MapNode | ProcessNode | AggregateNode
@@ -202,15 +202,19 @@ class PlannedOperator:
         return operator_id_of(self.uid)
 
 
-def aggregated(frame: DataFrame, key: KeyNode, node: AggregateNode) -> DataFrame:
-    """Return the key columns and, under the name of each aggregate, its result, as Spark computes them."""
+def aggregated(frame: DataFrame, key: KeyNode, node: AggregateNode, *further: Column) -> DataFrame:
+    """
+    Return the key columns and, under the name of each aggregate, its result, as Spark computes them.
+
+    :param further: Further aggregates, for the last columns.
+    """
     from pyspark.sql import functions as F
 
     columns = [
         getattr(F, aggregate.spark_function)(F.expr(aggregate.expression)).alias(name)
         for name, aggregate in node.aggregates.items()
     ]
-    return frame.groupBy(*map(quoted_column, key.columns)).agg(*columns)
+    return frame.groupBy(*map(quoted_column, key.columns)).agg(*columns, *further)
 
 
 def arrow_schema_of(spark: SparkSession, declared: Any, uid: str) -> Any:

@@ -228,6 +228,24 @@ def stage_settings_applied(spark: SparkSession) -> Iterator[None]:
     spark.conf.set(_ROWS_PER_BATCH, before)
 
 
+def subtasks_within(slots: int, bounds: Iterable[int | None]) -> int:
+    """
+    Return the default number of subtasks: one for each task slot, as far as there are key groups.
+
+    :param slots: Number of tasks that Spark runs concurrently.
+    :param bounds: Numbers of key groups that are known: that of the stage, and that of its restored state.
+    """
+    key_groups = min((bound for bound in bounds if bound is not None), default=MAX_PARALLELISM_BOUND)
+    if slots > key_groups:
+        log.warning(
+            "The stage runs with parallelism=%s, one subtask for each key group, although Spark has %s task slots. For more, run `airflow statecheck rescale` on a savepoint, or set a higher max_parallelism before there "
+            "is state.",
+            key_groups,
+            slots,
+        )
+    return min(slots, key_groups)
+
+
 def max_parallelism_advice(parallelism: int, max_parallelism: int) -> str | None:
     """
     Return a warning for a new operator with few key groups; ``None`` if there are enough.

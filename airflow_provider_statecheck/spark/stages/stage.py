@@ -134,7 +134,7 @@ class Stage:
     :param max_parallelism: Number of key groups, fixed for the lifetime of the state; by default derived from
         ``parallelism``.
     :param parallelism: Number of subtasks of keyed functions; by default the number of tasks that Spark runs
-        concurrently.
+        concurrently, at most one for each key group.
     :param state_backend: Backend of keyed state during processing: an object, ``arrow`` (default), ``hashmap``,
         ``filesystem``, or the dotted path of a factory.
     """

@@ -56,6 +56,7 @@ from airflow_provider_statecheck.spark.stages.preparation import (
     merged_schemas,
     probe_schemas,
     stage_settings_applied,
+    subtasks_within,
 )
 from airflow_provider_statecheck.spark.stages.stage import Stage, StageSettings
 from airflow_provider_statecheck.spark.stages.stage_state import (
@@ -343,7 +344,9 @@ class StageRun:
 
     def _restore_states(self, restored: RestoredStageState, planned: Sequence[PlannedVertex]) -> StageStates:
         operators = [operator for vertex in planned for operator in vertex.operators]
-        subtasks, max_parallelism = self._stage.parallelism or tasks_at_once(self._spark), self._stage.max_parallelism
+        max_parallelism = self._stage.max_parallelism
+        bounds = (max_parallelism, restored.key_groups(operators, self._settings))
+        subtasks = self._stage.parallelism or subtasks_within(tasks_at_once(self._spark), bounds)
         assigned = restored.assigned_to(
             operators, self._settings, parallelism=subtasks, max_parallelism=max_parallelism
         )

@@ -16,7 +16,7 @@ from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, new_ke
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.snapshot_summary import StateSummary
 from airflow_provider_statecheck.checkpoint.states.assignment import StateAssignment, assign_states
-from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
+from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget, match_states
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     OperatorState,
@@ -127,7 +127,7 @@ class RestoredStageState:
 
         :raises StorageError: if a file cannot be copied.
         """
-        states = tuple(s for s in self._states if s.uid not in (self.uid_of(SOURCE), self.uid_of(SINK)))
+        states = self._of_functions
         if self._restored is None or not self._restored.checkpoint.properties.unclaimed:
             return states
         return copy_borrowed_files(self._attempt.storage, states, self._attempt.grant.attempt)
@@ -146,24 +146,26 @@ class RestoredStageState:
         :param max_parallelism: ``None`` if the user did not set it; it then follows from the restored state or the parallelism.
         :raises IncompatibleCheckpointError: if the state does not match the functions or their parallelism.
         """
-        targets = [
-            RestoreTarget(
-                operator_id=operator.operator_id,
-                uid=operator.uid,
-                parallelism=parallelism,
-                max_parallelism=max_parallelism or default_max_parallelism(parallelism),
-                is_max_parallelism_configured=max_parallelism is not None,
-            )
-            for operator in operators
-        ]
-        uids = {operator.node.uid: operator.node.uid for operator in operators} | dict(settings.renamed_uids)
-        stage_uid = self._attempt.registration.uid
         return assign_states(
-            targets,
+            _targets(operators, parallelism, max_parallelism),
             self.functions,
-            renamed_uids={self.uid_of(old): f"{stage_uid}/{new}" for old, new in uids.items()},
+            renamed_uids=self._uids(operators, settings),
             allow_non_restored_state=settings.allow_non_restored_state,
         )
+
+    def key_groups(self, operators: Sequence[PlannedOperator], settings: StageSettings) -> int | None:
+        """
+        Return the number of key groups of the restored state of the functions; ``None`` if they have none.
+
+        :raises IncompatibleCheckpointError: if the checkpoint has two states for one function.
+        """
+        matched = match_states(_targets(operators, 1, None), self._of_functions, self._uids(operators, settings))
+        return min((state.max_parallelism for _, state in matched.pairs), default=None)
+
+    def _uids(self, operators: Sequence[PlannedOperator], settings: StageSettings) -> dict[str, str]:
+        uids = {operator.node.uid: operator.node.uid for operator in operators} | dict(settings.renamed_uids)
+        stage_uid = self._attempt.registration.uid
+        return {self.uid_of(old): f"{stage_uid}/{new}" for old, new in uids.items()}
 
     def schemas_of(self, state: OperatorState) -> OperatorSchemas:
         """
@@ -187,8 +189,27 @@ class RestoredStageState:
         return decode_state(json_of(read_state(self._attempt.storage, state.coordinator_state)))
 
     @property
+    def _of_functions(self) -> tuple[OperatorState, ...]:
+        return tuple(s for s in self._states if s.uid not in (self.uid_of(SOURCE), self.uid_of(SINK)))
+
+    @property
     def _states(self) -> tuple[OperatorState, ...]:
         return () if self._restored is None else self._restored.document.operator_states
+
+
+def _targets(
+    operators: Iterable[PlannedOperator], parallelism: int, max_parallelism: int | None
+) -> list[RestoreTarget]:
+    return [
+        RestoreTarget(
+            operator_id=operator.operator_id,
+            uid=operator.uid,
+            parallelism=parallelism,
+            max_parallelism=max_parallelism or default_max_parallelism(parallelism),
+            is_max_parallelism_configured=max_parallelism is not None,
+        )
+        for operator in operators
+    ]
 
 
 class StageStates:

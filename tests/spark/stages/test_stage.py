@@ -216,6 +216,20 @@ def test_state_is_restored_at_another_parallelism(tries: StageTries, parallelism
 
 
 @pytest.mark.soak
+def test_session_with_more_slots_than_key_groups_is_used_as_far_as_it_goes(
+    tries: StageTries, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts = payments()
+    tries.write_input(*parts[:2])
+    tries.run(running_stage(tries, RunningBalance(), max_parallelism=1))
+    tries.write_input(*parts[2:])
+    tries.run(running_stage(tries, RunningBalance()), owner=make_owner(run_key="2026-01-02"))
+    assert tries.rows() == running(parts)
+    assert {s.parallelism for s in tries.document().operator_states if s.uid == "stage/balance"} == {1}
+    assert sum("runs with parallelism=1," in text for text in caplog.messages) == 2
+
+
+@pytest.mark.soak
 def test_function_is_asked_for_each_key_with_state_at_the_end_of_the_input(tries: StageTries) -> None:
     parts = payments()
     tries.write_input(*parts)
@@ -294,7 +308,8 @@ def test_aggregates_are_equal_whether_combined_before_the_shuffle_or_not(
     stage = stage.aggregate(
         total=Sum("amount"), twice=Sum("2 * amount"), n=Count(), foods=Count("nullif(purpose, 'rent')")
     )
-    tries.run(stage.sink(ParquetSink(str(tries.output))), StageSettings(combines=combines))
+    result = tries.run(stage.sink(ParquetSink(str(tries.output))), StageSettings(combines=combines))
+    assert result.rows == FILES * PAYMENTS
     foods = Counter(row["account"] for row in by_row(parts) if row["purpose"] == "food")
     numbers = Counter(row["account"] for row in by_row(parts))
     assert {row["account"]: (row["total"], row["twice"], row["n"], row["foods"]) for row in tries.rows()} == {

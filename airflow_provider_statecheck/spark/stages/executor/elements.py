@@ -20,6 +20,8 @@ from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeyS
 
 CONTROL = "__statecheck_control"
 """Column with a message instead of data; null in rows with data."""
+ROWS_COLUMN = "__statecheck_rows"
+"""Column with the number of rows that Spark has combined to one before the shuffle."""
 EMPTY_MESSAGE = b""
 """A message without content, sent to make a subtask run."""
 

@@ -29,6 +29,7 @@ from airflow_provider_statecheck.lazy import pa, pc
 from airflow_provider_statecheck.spark.stages.executor.elements import (
     CONTROL,
     EMPTY_MESSAGE,
+    ROWS_COLUMN,
     Elements,
     tables_by_key_group,
 )
@@ -70,7 +71,7 @@ class TaskReport:
     keys: int = 0
     """Number of keys of declared aggregates, summed over the tables that were processed."""
     rows: int = 0
-    """Number of input elements."""
+    """Number of input elements, before Spark combined any."""
     new_bytes: int = 0
     """Size of the state files that were written."""
     sizes: dict[str, tuple[StateSize, ...]] = field(default_factory=dict)
@@ -232,8 +233,14 @@ class _TaskInput:
         for batch in self._batches:
             data = self._without_messages(batch) if self._has_control else batch
             if data.num_rows:
-                self.rows += data.num_rows
-                yield data
+                yield self._counted(data)
+
+    def _counted(self, batch: Any) -> Any:
+        if ROWS_COLUMN not in batch.schema.names:
+            self.rows += batch.num_rows
+            return batch
+        self.rows += pc.sum(batch.column(ROWS_COLUMN)).as_py()
+        return batch.drop_columns([ROWS_COLUMN])
 
     def _without_messages(self, batch: Any) -> Any:
         control = batch.column(CONTROL)

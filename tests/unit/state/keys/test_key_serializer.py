@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
-from airflow_provider_statecheck.spark.stages.preparation import max_parallelism_advice
+from airflow_provider_statecheck.spark.stages.preparation import max_parallelism_advice, subtasks_within
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.state.keys.key_types import hash_bytes, hash_int, hash_long, key_group_of_hash
 from airflow_provider_statecheck.state.serializers.serializer import Outcome
@@ -344,3 +344,19 @@ def test_enough_key_groups_or_the_most_there_can_be_are_not(parallelism: int, ma
 def test_a_parallelism_out_of_bounds_is_refused() -> None:
     with pytest.raises(InvalidConfigurationError, match="parallelism 9"):
         max_parallelism_advice(9, 8)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "subtasks"),
+    [((None, None), 6), ((128, None), 6), ((6, None), 6), ((4, None), 4), ((None, 4), 4), ((8, 3), 3)],
+)
+def test_a_cluster_with_more_slots_than_key_groups_runs_one_subtask_for_each_key_group_and_says_so(
+    bounds: tuple[int | None, int | None], subtasks: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert subtasks_within(6, bounds) == subtasks
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * (subtasks < 6)
+    assert all(f"parallelism={subtasks}" in text and "6 task slots" in text for text in caplog.messages)
+
+
+def test_no_cluster_has_too_many_slots_for_the_most_key_groups_there_can_be() -> None:
+    assert subtasks_within(40_000, (None, None)) == 32_768
