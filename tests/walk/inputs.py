@@ -64,7 +64,9 @@ class DirectoryInput:
     def _add(self, day: int, rows: tuple[tuple[str, str], ...] | None = None) -> str:
         number = next(self._numbers)
         name = f"{self._folder}/day={day:03d}/part-{number:05d}.parquet"
-        rows = rows or tuple((f"r{number}.{i}", self._chance.choice(KEYS)) for i in range(self._chance.randint(1, 3)))
+        rows = rows or tuple(
+            (f"r{number:05d}.{i}", self._chance.choice(KEYS)) for i in range(self._chance.randint(1, 3))
+        )
         self._put(name, File(version=next(self._versions), rows=rows, partition=str(day)))
         return name
 

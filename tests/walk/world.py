@@ -49,6 +49,8 @@ class Habits:
     """Values of ``on_change``, one of which is drawn."""
     dated: tuple[float, ...] = (1.0, 0.7, 0.0)
     """Shares of the runs that have a date, one of which is drawn."""
+    of_runs: float = 0.35
+    """Share of the walks whose runs read rows of their own instead of a directory."""
     changes: tuple[str, ...] = ("late", "late", "archive", "rewrite", "repair", "restore", "restore")
     """What happens to files of the input."""
     renames: tuple[frozenset[str], ...] = (
@@ -89,7 +91,7 @@ class World:
         self.rows = WrittenStage(CheckpointStorage.open(f"file://{folder}/checkpoints"))
         self.coordinator = AttemptCoordinator(self.rows.store, self.liveness)
         policy = self.chance.choice(habits.policies)
-        of_runs = self.chance.random() < 0.35
+        of_runs = self.chance.random() < habits.of_runs
         self.input: Any = (
             InputOfRuns(self.chance, policy)
             if of_runs
@@ -200,7 +202,9 @@ class World:
         except StateCheckError as error:
             found = error.code
             self.say(f"  {error}")
-        self.say(f"rewind before {run.run_id} (day {run.day}): {found or 'done'}, {len(before)} -> {len(self.model.chain)}")
+        self.say(
+            f"rewind before {run.run_id} (day {run.day}): {found or 'done'}, {len(before)} -> {len(self.model.chain)}"
+        )
         if not before and found == "checkpoint_not_found":
             return
         assert found in codes if codes else not found, f"rewind: expected {set(codes) or 'no error'}, found {found!r}"
@@ -211,13 +215,13 @@ class World:
             return
         number = len(self.history)
         changes = self.chance.choice(self.habits.renames)
-        renamed = replace(self.task, **{name: f"{name}_{number}" for name in sorted(changes)})
-        self.say(f"renamed: {renamed}")
-        run = self.new_run()
-        before, self.task = self.task, renamed
+        before, run = self.task, self.new_run()
+        self.task = replace(before, **{name: f"{name}_{number}" for name in sorted(changes)})
+        self.say(f"renamed: {self.task}")
         if "task_id" in changes:
+            self.task = replace(self.task, former=())
             self.refused(run, frozenset({INCOMPATIBLE}))
-            self.task = replace(renamed, former=(before.task_id, *before.former))
+            self.task = replace(self.task, former=(before.task_id, *before.former))
         self.attempt(run)
 
     # --- an attempt
@@ -253,16 +257,14 @@ class World:
 
     def refused(self, run: Run, codes: frozenset[str]) -> None:
         """Require that a run is refused at its registration, and that this changes nothing."""
-        before = self.rows_of_job()
+        before, found = self.rows_of_job(), ""
         try:
-            attempt = self.register(run)
+            found = f"a start: {self.register(run).grant.start_reason}"
         except StateCheckError as error:
-            self.say(f"  refused: {error.code}")
-            assert error.code in codes, f"{run}: expected {set(codes)}, found {error.code}: {error}"
-            assert self.rows_of_job() == before, "a refusal has changed rows"
-        else:
-            reason = attempt.grant.start_reason
-            raise AssertionError(f"{run}: expected a refusal with {set(codes)}, found a start: {reason}")
+            self.say(f"  refused: {error}")
+            found = error.code
+        assert found in codes, f"{run}: expected a refusal with {set(codes)}, found {found}"
+        assert self.rows_of_job() == before, "a refusal has changed rows"
 
     def rows_of_job(self) -> Any:
         """Return the rows that a refusal must leave as they are."""
@@ -284,10 +286,11 @@ class World:
             self.refused(run, kept)
             return
         attempt = self.register(run, on_clear)
-        self.say(f"  epoch {attempt.grant.attempt.epoch}: {attempt.grant.start_reason}; {kept} checkpoints are in force")
+        self.say(
+            f"  epoch {attempt.grant.attempt.epoch}: {attempt.grant.start_reason}; {kept} checkpoints are in force"
+        )
         model.registered(run, kept)
-        stage = Stage(self.task.task_id).source(self.input.source(run)).sink(ParquetSink(str(self.target)))
-        body = CountingAttempt(attempt, stage, self.input.read)
+        body = self.body(run, attempt)
         end = self.chance.choice(ENDS)
         try:
             plan = self.open_source(run, body)
@@ -298,7 +301,12 @@ class World:
             if self.chance.random() < 0.5:
                 attempt.fail(crash)
 
-    def open_source(self, run: Run, body: CountingAttempt) -> Plan | None:
+    def body(self, run: Run, attempt: StageAttempt) -> Any:
+        """Return what the attempt does."""
+        stage = Stage(self.task.task_id).source(self.input.source(run)).sink(ParquetSink(str(self.target)))
+        return CountingAttempt(attempt, stage, self.input.read)
+
+    def open_source(self, run: Run, body: Any) -> Plan | None:
         """Open the source and return the plan of the model that the attempt has chosen, or ``None`` if it is refused."""
         permitted = self.model.plans(run, self.input.files(run))
         try:
@@ -306,14 +314,16 @@ class World:
         except StateCheckError as error:
             self.say(f"  refused: {error.code}: {error}")
             body.attempt.fail(error)
-            assert error.code in permitted.codes, f"expected {permitted}, found {error.code}: {error}"
-            return None
-        numbers = [0, *(taken.number for taken in self.model.chain)]
-        found = [plan for plan in permitted.plans if numbers[plan.kept] == (body.restored_id or 0)]
-        assert found, f"expected {permitted}, found a start from checkpoint {body.restored_id}"
-        return found[0]
+            refusal = error.code
+        else:
+            numbers = [0, *(taken.number for taken in self.model.chain)]
+            found = [plan for plan in permitted.plans if numbers[plan.kept] == (body.restored_id or 0)]
+            assert found, f"expected {permitted}, found a start from checkpoint {body.restored_id}"
+            return found[0]
+        assert refusal in permitted.codes, f"expected {permitted}, found {refusal}"
+        return None
 
-    def follow(self, run: Run, body: CountingAttempt, plan: Plan, end: str) -> None:
+    def follow(self, run: Run, body: Any, plan: Plan, end: str) -> None:
         """Follow the work of an attempt."""
         model, left, taken = self.model, plan.left, None
         rivals = 0
@@ -363,4 +373,3 @@ class World:
         for row in found:
             missing.remove(row) if row in missing else more.append(row)
         assert found == expected, f"rows that are missing: {missing}; rows that must not be there: {more}"
-
