@@ -1,0 +1,102 @@
+"""
+Random walks over runs, clears, retries, renames, repairs, restarts and backfills, each row compared with a model.
+
+A failure names its seed, with which ``WALK_SEED=... pytest tests/walk -m "soak or not soak" -k KIND`` repeats it, and tells the
+history. In the long tests each kind walks with new seeds for ten minutes in all.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.shared_spark import shared_session
+from tests.walk.spark_world import SparkWorld
+from tests.walk.world import Habits, World
+
+log = logging.getLogger(__name__)
+
+DAG, TASK = frozenset({"dag_id"}), frozenset({"task_id"})
+PLAIN = ("late", "archive", "rewrite", "restore")
+KINDS = {
+    "days": Habits(policies=("fail",), dated=(1.0,), changes=PLAIN, renames=(DAG, TASK)),
+    "undated": Habits(policies=("fail",), dated=(0.7, 0.0), changes=PLAIN, renames=(DAG,)),
+    "renamed": Habits(policies=("fail",), dated=(1.0,), changes=("late",), renames=(DAG, TASK, DAG | TASK)),
+    "repaired": Habits(policies=("fail",), dated=(1.0,), changes=("late", "repair", "restore"), renames=(DAG,)),
+    "restarted": Habits(policies=("restart",), dated=(1.0,), changes=(*PLAIN, "restore"), renames=(DAG,)),
+    "all": Habits(),
+}
+ON_SPARK = Habits(policies=("fail",), dated=(1.0,), of_runs=0.0, changes=PLAIN, renames=(DAG, TASK))
+SEEDS, STEPS, STEPS_ON_SPARK = 2, 40, 12
+SOAK_SECONDS = 500.0
+SOAK_SECONDS_ON_SPARK = 100.0
+
+
+def walk(world: World, seed: int, steps: int) -> None:
+    """Take steps; a failure tells the seed and what had happened."""
+    try:
+        for _ in range(steps):
+            world.act()
+    except Exception as error:
+        error.add_note("\n".join([f"Repeat with WALK_SEED={seed}. What happened:", *world.history]))
+        raise
+
+
+def given_seed() -> int | None:
+    """Return the seed of a walk to repeat."""
+    given = os.environ.get("WALK_SEED")
+    return None if given is None else int(given)
+
+
+def new_seeds(seconds: float) -> Iterator[int]:
+    """Yield seeds from a printed one on until a time is over, or the one that is given."""
+    given, end = given_seed(), time.monotonic() + seconds
+    first = random.SystemRandom().randrange(10**9) if given is None else given
+    log.warning("The first seed is %s.", first)
+    for seed in count(first):
+        yield seed
+        if given is not None or time.monotonic() > end:
+            return
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_row_is_what_the_model_says(tmp_path: Path, kind: str, seed: int) -> None:
+    walk(World(tmp_path, seed, KINDS[kind]), seed, STEPS)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_row_is_what_the_model_says_after_long_walks(tmp_path: Path, kind: str) -> None:
+    def world(seed: int) -> World:
+        return World(tmp_path / str(seed), seed, KINDS[kind])
+
+    many(world, SOAK_SECONDS / len(KINDS), 2 * STEPS)
+
+
+@pytest.mark.spark
+def test_each_row_that_spark_writes_is_what_the_model_says(tmp_path: Path) -> None:
+    walk(SparkWorld(shared_session(), tmp_path, 1, ON_SPARK), 1, STEPS_ON_SPARK)
+
+
+@pytest.mark.soak
+@pytest.mark.spark
+def test_each_row_that_spark_writes_is_what_the_model_says_after_long_walks(tmp_path: Path) -> None:
+    def world(seed: int) -> World:
+        return SparkWorld(shared_session(), tmp_path / str(seed), seed, ON_SPARK)
+
+    many(world, SOAK_SECONDS_ON_SPARK, 2 * STEPS_ON_SPARK)
+
+
+def many(world: Callable[[int], Any], seconds: float, steps: int) -> None:
+    """Walk with one seed after the other."""
+    for seed in new_seeds(seconds):
+        walk(world(seed), seed, steps)
