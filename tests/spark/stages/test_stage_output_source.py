@@ -158,7 +158,7 @@ def test_an_upstream_that_begins_again_is_noticed(tries):
     run_downstream(tries)
     begun_again(tries)
     for policy in ("fail", "restart"):
-        with pytest.raises(SourceChangedError, match="retracted checkpoint.*rewind the job"):
+        with pytest.raises(SourceChangedError, match=r"retracted checkpoint.*rewind the job"):
             run_downstream(tries, run="2026-01-02", on_change=policy)
     assert counts(tries) == {"000": 10, "001": 10}
 

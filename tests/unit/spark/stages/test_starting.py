@@ -146,7 +146,7 @@ def test_file_that_a_run_read_before_it_stopped_half_way_is_not_lost(files: File
     half_way(files)
     files.write("c", text="{} {}")
     (files.folder / "b").unlink()
-    with pytest.raises(SourceChangedError, match="/b, which it had read, vanished. Restore these files"):
+    with pytest.raises(SourceChangedError, match=r"/b, which it had read, vanished. Restore these files"):
         files.run(THIRD)
     files.write("b")
     assert files.run(THIRD) == ["a", "b", "c"]
@@ -162,7 +162,7 @@ def test_change_of_what_a_finished_run_has_read_is_told_with_a_remedy_that_helps
     files.run(SECOND)
     files.write("b", text="{} {}")
     files.write("c")
-    with pytest.raises(SourceChangedError, match="/b changed.*rewind the job to before the run that read it"):
+    with pytest.raises(SourceChangedError, match=r"/b changed.*rewind the job to before the run that read it"):
         files.run(THIRD, on_change=on_change)
     files.rewind(SECOND)
     assert files.run(SECOND, on_change=on_change) == ["a", "b", "c"]
