@@ -43,7 +43,7 @@ Exceptions of this package.
         BackendRestoreError             the state backend could not be restored from a checkpoint
       SourceError
         SourceChangedError              files of a source changed after they were listed
-        SourceRestartRequiredError      files of a source changed, and the stage must restart from the beginning
+        SourceRestartRequiredError      files of a source changed, and the run must start again
       QueryableStateError
         UnknownLocationError            the process has no location oracle for the job
         UnknownKvStateLocationError     no state of the job is registered under this name; also LookupError
@@ -333,7 +333,7 @@ class SourceChangedError(SourceError):
 
 
 class SourceRestartRequiredError(SourceError):
-    """Files of a source changed, and the stage is configured to restart from the beginning in this case."""
+    """Files of a source changed, and the source is configured to start the run again in this case."""
 
     code = "source_restart_required"
 

@@ -67,6 +67,7 @@ from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     ConcurrentAttemptError,
     InvalidConfigurationError,
+    NoRestorableCheckpointError,
     OpenCommitError,
     StaleAttemptError,
     StateCheckError,
@@ -124,7 +125,10 @@ class AttemptCoordinator(StoredJobs):
             if restored is not None and request.skipped:
                 transitions.leave_out(tx, attempt, restored.checkpoint_id)
             if restored is not None and restored.unusable_reason is not None:
-                tx.update_checkpoint(replace(restored, unusable_reason=None), expected=CheckpointStatus.COMPLETED)
+                restored = replace(restored, unusable_reason=None)
+                tx.update_checkpoint(restored, expected=CheckpointStatus.COMPLETED)
+            if request.restarted_run is not None:
+                _give_up(tx, attempt, restored, request.restarted_run)
             transitions.record_restore(tx, attempt, restored, request.restored_summary)
 
     def trigger(self, request: TriggerCheckpoint) -> PendingCheckpoint:
@@ -410,6 +414,21 @@ def _restored_checkpoint(
         claim = request.claim and not attempt.is_restore_chosen
         return savepoint_restore.adopt(tx, attempt, checkpoint, claim=claim)
     return _require_restorable(tx, attempt, request.checkpoint_id)
+
+
+def _give_up(tx: JobTransaction, attempt: AttemptRecord, restored: CheckpointRecord | None, run: str) -> None:
+    """Release the checkpoints after the one with which a run starts again, as the registration of a restart does."""
+    if restored is not None:
+        newer = (c for c in transitions.restorable(tx, attempt) if c.checkpoint_id > restored.checkpoint_id)
+        transitions.roll_back(tx, newer)
+        return
+    operator = tx.operator(attempt.operator_id)
+    if operator is not None and operator.first_run not in ("", run):
+        raise NoRestorableCheckpointError(
+            f"Expected a checkpoint before run {run!r} of operator {operator.uid!r} in job {tx.job.name!r} to start the run again, "
+            f"because its source has changed, found none retained; increase retained_runs for later runs, and now restore the "
+            f"source as it was listed, or start another job from a savepoint."
+        )
 
 
 def _require_restorable(tx: JobTransaction, attempt: AttemptRecord, checkpoint_id: int) -> CheckpointRecord:

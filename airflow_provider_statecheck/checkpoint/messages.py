@@ -146,10 +146,15 @@ class ConfirmRestore:
 
     attempt: AttemptRef
     checkpoint_id: int | None
-    """``None`` if the attempt starts over, because its source has changed."""
+    """``None`` if the attempt starts without state, because its source has changed."""
     skipped: tuple[SkippedCheckpoint, ...] = ()
     claim: bool = False
     """Whether the job becomes the owner of the restored savepoint."""
+    restarted_run: str | None = None
+    """
+    Run that starts again, because its source has changed: its checkpoints, and those of later runs, are newer than the
+    restored one and are given up. ``None`` if none is.
+    """
     restored_summary: SnapshotSummary | None = None
     """What the attempt has used of the checkpoint so far; a repeated message replaces it."""
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import dropwhile
 from typing import Final
 
 from airflow_provider_statecheck.checkpoint.failure import (
@@ -22,7 +23,7 @@ from airflow_provider_statecheck.checkpoint.failure import (
     CheckpointFailureManager,
     CheckpointFailureReason,
 )
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, job_uri, new_key
+from airflow_provider_statecheck.checkpoint.ids import is_savepoint_directory, job_id_of, job_uri, new_key
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
     AttemptGrant,
@@ -151,22 +152,42 @@ class StageAttempt:
             self._close_unrestored(error)
             raise
 
-    def confirm_restore(self, restored: RestoredStage | None, *, starts_over: bool = False) -> None:
+    def load_before(self, restored: RestoredStage) -> RestoredStage | None:
+        """
+        Load the checkpoint with which the run began that took a loaded one: the last one of the previous run, or a snapshot.
+
+        :return: ``None`` if no such checkpoint is among the candidates.
+        :raises NoRestorableCheckpointError: if there are such checkpoints but none is readable.
+        """
+        taken = restored.checkpoint
+        older = [c for c in self.grant.candidates if c.checkpoint_id < taken.checkpoint_id]
+        before = tuple(dropwhile(lambda c: c.run_key == taken.run_key and not _is_snapshot(c), older))
+        if not before:
+            return None
+        return restore_latest(self.storage, replace(self.grant, candidates=before), self.registration)
+
+    def confirm_restore(
+        self, restored: RestoredStage | None, *, starts_over: bool = False, restarted_run: str | None = None
+    ) -> None:
         """
         Confirm the restored checkpoint to the coordinator and delete discarded checkpoints.
 
-        :param restored: Return value of :meth:`load`.
+        :param restored: Return value of :meth:`load` or :meth:`load_before`.
         :param starts_over: Whether the stage uses nothing of it, because its source has changed. A savepoint then remains its
             owner's, and the output before the checkpoint is no longer in force.
+        :param restarted_run: Run whose checkpoints, and those of later runs, are given up, because the source has changed.
         :raises StaleAttemptError: if a newer attempt has taken over.
         :raises SnapshotClaimedError: if another operator claimed the savepoint in the meantime.
+        :raises NoRestorableCheckpointError: if the run starts without state, and is not the first one of the job.
         """
         if restored is None:
             self._discard(self.grant.effects, frozenset())
             return
         source, attempt = self.registration.restore_from, self.grant.attempt
         claim = source is not None and source.mode is RestoreMode.CLAIM and not starts_over
-        self._gateway.confirm_restore(restored.confirmation(attempt, claim=claim, starts_over=starts_over))
+        self._gateway.confirm_restore(
+            restored.confirmation(attempt, claim=claim, starts_over=starts_over, restarted_run=restarted_run)
+        )
         if not starts_over:
             self._restored_id = restored.checkpoint.checkpoint_id
             self._log.restored(restored.checkpoint)
@@ -446,6 +467,11 @@ class StageAttempt:
             problems = (str(error),)
         if problems:
             log.warning("Orphan files could not be deleted; the next garbage collection deletes them: %s", problems[0])
+
+
+def _is_snapshot(checkpoint: CheckpointRecord) -> bool:
+    # A run may have begun from a snapshot that has its own name; one that was claimed is a checkpoint like others.
+    return checkpoint.properties.unclaimed or is_savepoint_directory(checkpoint.location)
 
 
 def _newer_epoch(error: BaseException) -> int | None:

@@ -59,14 +59,22 @@ class RestoredStage:
         """Return the damaged snapshots of the checkpoint, which must be recomputed."""
         return tuple(handle for handle in self.document.snapshots if handle.uri not in self.manifests)
 
-    def confirmation(self, attempt: AttemptRef, *, claim: bool, starts_over: bool = False) -> ConfirmRestore:
+    def confirmation(
+        self, attempt: AttemptRef, *, claim: bool, starts_over: bool = False, restarted_run: str | None = None
+    ) -> ConfirmRestore:
         """
         Return the message that confirms the restore to the coordinator.
 
         :param starts_over: Whether the attempt uses nothing of the checkpoint.
+        :param restarted_run: Run whose checkpoints, and those of later runs, the attempt gives up.
         """
-        checkpoint_id = None if starts_over else self.checkpoint.checkpoint_id
-        return ConfirmRestore(attempt=attempt, checkpoint_id=checkpoint_id, skipped=self.skipped, claim=claim)
+        return ConfirmRestore(
+            attempt=attempt,
+            checkpoint_id=None if starts_over else self.checkpoint.checkpoint_id,
+            skipped=self.skipped,
+            claim=claim,
+            restarted_run=restarted_run,
+        )
 
 
 def restore_latest(storage: CheckpointStorage, grant: AttemptGrant, registration: RegisterAttempt) -> RestoredStage:

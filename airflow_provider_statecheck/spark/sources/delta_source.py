@@ -19,7 +19,14 @@ from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, Ite
 from airflow_provider_statecheck.spark.sources.file_listing import FileListing, SourcePath
 from airflow_provider_statecheck.spark.sources.file_source import FileFormat, FileReader
 from airflow_provider_statecheck.spark.sources.item_source import ItemSource, Opening, parse_columns
-from airflow_provider_statecheck.spark.sources.source import Changes, OnChange, change_error, require_unchanged, some_of
+from airflow_provider_statecheck.spark.sources.source import (
+    Changes,
+    OnChange,
+    change_error,
+    require_unchanged,
+    restart_or_rewind,
+    some_of,
+)
 from airflow_provider_statecheck.spark.tables.delta import DeltaSnapshot, DeltaTableAccess
 from airflow_provider_statecheck.spark.tables.delta_files import DataFile, PartitionValues, PlainTable, Position
 from airflow_provider_statecheck.spark.tables.schemas import partition_values, quoted_column, union_all
@@ -189,15 +196,15 @@ class DeltaSource(ItemSource):
 
     def _new_run(self, storage: CheckpointStorage, before: Ledger, position: Position) -> tuple[Ledger, Position]:
         snapshot = self._snapshot(storage)
-        shown = redact(storage.base_uri)
+        changed = functools.partial(self._changed, redact(storage.base_uri), position.version, before)
         if snapshot.table_id != position.table_id or snapshot.version < position.version:
-            raise self._changed(shown, position.version, "it was recreated")
+            raise changed("it was recreated")
         table = PlainTable(storage, snapshot)
         found = table.additions(position.version + 1)
         if found.missing is not None:
-            raise self._changed(shown, position.version, f"the log of version {found.missing} was deleted")
+            raise changed(f"the log of version {found.missing} was deleted")
         if found.changing and self._on_change is not OnChange.IGNORE:
-            raise self._changed(shown, position.version, _describe_versions(found.changing))
+            raise changed(_describe_versions(found.changing))
         # The version covers all finished files, so the new listing starts with the unfinished ones.
         return Ledger((*before.unfinished, *(file.item for file in found.files.values()))), table.position()
 
@@ -227,11 +234,13 @@ class DeltaSource(ItemSource):
             )
         return found
 
-    def _changed(self, shown: str, version: int, what: str) -> SourceChangedError | SourceRestartRequiredError:
+    def _changed(
+        self, shown: str, version: int, before: Ledger, what: str
+    ) -> SourceChangedError | SourceRestartRequiredError:
         return change_error(
             f"Expected only added rows in the Delta table {shown} since version {version}, found that {what}",
-            "Set on_change to 'restart' to read everything again, or to 'ignore' to skip versions that change rows, if their "
-            "log is retained.",
+            "Set on_change to 'ignore' to skip versions that change rows, if their log is retained, or "
+            f"{restart_or_rewind(before, new_run=True)}.",
             self._on_change,
         )
 

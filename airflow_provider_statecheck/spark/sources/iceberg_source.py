@@ -20,7 +20,7 @@ from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit, SourceState, parse_limits
 from airflow_provider_statecheck.spark.sources.item_source import ItemSource, Opening, parse_columns
-from airflow_provider_statecheck.spark.sources.source import OnChange, change_error
+from airflow_provider_statecheck.spark.sources.source import OnChange, change_error, restart_or_rewind
 from airflow_provider_statecheck.spark.tables.iceberg import (
     OpenTable,
     TableAddress,
@@ -99,12 +99,16 @@ class IcebergRanges:
 
     :param name: Name of the table in messages.
     :param on_change: Policy for snapshots that changed or deleted rows.
+    :param remedy: What helps against such a snapshot, besides ignoring it.
     """
 
-    def __init__(self, table: Any, name: str, on_change: OnChange) -> None:
+    def __init__(
+        self, table: Any, name: str, on_change: OnChange, remedy: str = "set another starting_snapshot"
+    ) -> None:
         self.table = table
         self._name = name
         self._on_change = on_change
+        self._remedy = remedy
 
     def at_start(self, after: int | None) -> PlannedFiles:
         """
@@ -237,10 +241,14 @@ class IcebergRanges:
     def _refuse(self, found: str, *, is_lost: bool) -> None:
         if not is_lost and self._on_change is OnChange.IGNORE:
             return
-        alternative = "" if is_lost else "to 'ignore' to continue with the appended rows, or "
+        remedy = (
+            self._remedy
+            if is_lost
+            else f"set on_change to 'ignore' to continue with the appended rows, or {self._remedy}"
+        )
         raise change_error(
             f"Expected only appends to the Iceberg table {self._name} since it was read, found that {found}",
-            f"Set on_change {alternative}to 'restart' to read everything again.",
+            f"{remedy[0].upper()}{remedy[1:]}.",
             self._on_change,
         )
 
@@ -305,16 +313,17 @@ class IcebergSource(ItemSource):
         try:
             loaded = table.load()
             with table.redacted_failures():
-                ranges = IcebergRanges(loaded, table.name, self._on_change)
-                ledger, planned = self._planned(ranges, opening)
+                ledger, planned = self._planned(loaded, table.name, opening)
                 return ledger, IcebergReader(opening.spark, loaded, planned, self._columns)
         finally:
             table.close()
 
-    def _planned(self, ranges: IcebergRanges, opening: Opening) -> tuple[Ledger, PlannedFiles]:
+    def _planned(self, loaded: Any, name: str, opening: Opening) -> tuple[Ledger, PlannedFiles]:
         if opening.before is None:
-            planned = ranges.at_start(self._starting_snapshot)
+            planned = IcebergRanges(loaded, name, self._on_change).at_start(self._starting_snapshot)
             return Ledger(planned.items), planned
+        remedy = restart_or_rewind(opening.before.ledger, new_run=opening.is_new_run)
+        ranges = IcebergRanges(loaded, name, self._on_change, remedy)
         plan = ranges.of_new_run if opening.is_new_run else ranges.of_restarted_run
         planned = plan(opening.before)
         return opening.before.ledger.with_items(planned.items), planned

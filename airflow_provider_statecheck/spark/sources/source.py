@@ -141,6 +141,23 @@ class Source(Protocol):
 
 _SHOWN = 5
 
+REWIND = "rewind the job to before the run that read it, with `airflow statecheck rewind`, so that the runs since then read it anew"
+"""What helps if the input of runs that have ended has changed."""
+
+
+def restart_or_rewind(ledger: Ledger, *, new_run: bool) -> str:
+    """
+    Return what helps if input has changed that was read before.
+
+    :param ledger: Input of the last attempt.
+    :param new_run: Whether a new run begins. The run before it may have stopped half-way, and can then be started again.
+    """
+    if not new_run:
+        return "set on_change to 'restart' to start this run again from the end of the run before it"
+    if ledger.unfinished:
+        return "set on_change to 'restart' to read again what the run before, which did not come to its end, has read"
+    return REWIND
+
 
 class OnChange(StrEnum):
     """Policy for input that changed during a run."""
@@ -203,23 +220,25 @@ def reconcile(ledger: Ledger, now: Sequence[Item], *, on_change: OnChange, new_r
     :raises SourceRestartRequiredError: if they require a restart of the stage.
     """
     changes = compare(ledger.items, now)
-    require_no_changes(_unexpected_in_new_run(ledger, changes) if new_run else changes, on_change)
-    _require_unfinished_items(ledger, changes)
+    remedy = restart_or_rewind(ledger, new_run=new_run)
+    unexpected = _unexpected_in_new_run(ledger, changes) if new_run else changes
+    require_no_changes(unexpected, on_change, remedy)
+    _require_unfinished_items(ledger, changes, remedy)
     return ledger.with_items(_items_of_new_run(ledger, now) if new_run else _items_of_restarted_run(ledger, now))
 
 
-def require_no_changes(changes: Changes, on_change: OnChange) -> None:
+def require_no_changes(changes: Changes, on_change: OnChange, remedy: str) -> None:
     """
     Apply a policy to changes.
 
+    :param remedy: What the user can do, besides restoring the files or ignoring the change.
     :raises SourceChangedError: if there are changes and the policy is ``FAIL``.
     :raises SourceRestartRequiredError: if there are changes and the policy is ``RESTART``.
     """
     if changes and on_change is not OnChange.IGNORE:
         raise change_error(
             f"Expected the source as it was listed at the start, found that {describe_changes(changes)}",
-            "Restore the files, or set on_change to 'ignore' to continue with the listed files, or to 'restart' to read "
-            "everything again.",
+            f"Restore the files, set on_change to 'ignore' to continue with the listed files, or {remedy}.",
             on_change,
         )
 
@@ -232,7 +251,7 @@ def change_error(found: str, remedy: str, on_change: OnChange) -> SourceChangedE
     :param remedy: What the user can do, unless the policy restarts the stage.
     """
     if on_change is OnChange.RESTART:
-        return SourceRestartRequiredError(f"{found}; the stage starts over, because on_change is 'restart'.")
+        return SourceRestartRequiredError(found)
     return SourceChangedError(f"{found}. {remedy}")
 
 
@@ -252,7 +271,8 @@ def require_unchanged(changes: Changes, on_change: OnChange) -> None:
     :raises SourceChangedError: if there are changes, unless the policy is ``RESTART``.
     :raises SourceRestartRequiredError: if there are changes and the policy is ``RESTART``.
     """
-    require_no_changes(changes, OnChange.RESTART if on_change is OnChange.RESTART else OnChange.FAIL)
+    policy = OnChange.RESTART if on_change is OnChange.RESTART else OnChange.FAIL
+    require_no_changes(changes, policy, restart_or_rewind(Ledger(()), new_run=False))
 
 
 def _unexpected_in_new_run(ledger: Ledger, changes: Changes) -> Changes:
@@ -260,7 +280,7 @@ def _unexpected_in_new_run(ledger: Ledger, changes: Changes) -> Changes:
     return Changes(vanished=tuple(i for i in changes.vanished if i.name not in finished), changed=changes.changed)
 
 
-def _require_unfinished_items(ledger: Ledger, changes: Changes) -> None:
+def _require_unfinished_items(ledger: Ledger, changes: Changes, remedy: str) -> None:
     # No policy can replace a file that is still to be read, or a partially read file that has other row groups now.
     finished = ledger.finished_names
     in_part = {ledger.items[i].name for i in ledger.partial}
@@ -271,7 +291,7 @@ def _require_unfinished_items(ledger: Ledger, changes: Changes) -> None:
     if lost:
         raise SourceChangedError(
             f"Expected all files that are still to be read as they were listed, found that {describe_changes(lost)}. Restore "
-            "the files, or set on_change to 'restart' to read everything again."
+            f"the files, or {remedy}."
         )
 
 

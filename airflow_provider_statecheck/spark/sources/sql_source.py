@@ -16,7 +16,7 @@ from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit, Limits
 from airflow_provider_statecheck.spark.sources.item_source import ItemSource, Opening, parse_columns
-from airflow_provider_statecheck.spark.sources.source import OnChange, change_error
+from airflow_provider_statecheck.spark.sources.source import OnChange, change_error, restart_or_rewind
 from airflow_provider_statecheck.spark.sources.sql_relation import (
     Columns,
     KeyRange,
@@ -105,7 +105,7 @@ class SqlSource(ItemSource):
         relation = self._relation(position.columns)
         observations = position.observations_of(ledger.finished_names)
         watch = Watch(database, relation, self._version_column, self._on_change, observations)
-        watch.require_finished_unchanged()
+        watch.require_finished_unchanged(restart_or_rewind(ledger, new_run=opening.is_new_run))
         if opening.before is None or opening.is_new_run:
             ledger, position = next_run(database, relation, self._cuts, ledger, position)
         schema = position.columns.select(self._selected_names(position.columns), relation.shown).schema
@@ -183,15 +183,16 @@ class Watch:
         self.current: dict[str, Observation] = {}
         """Observations of the ranges that this attempt reads, by the names of the ranges."""
 
-    def require_finished_unchanged(self) -> None:
+    def require_finished_unchanged(self, remedy: str) -> None:
         """
         Verify that the ranges of earlier attempts have not changed.
 
+        :param remedy: What the user can do, besides ignoring the change.
         :raises SourceChangedError: if rows changed and the policy is ``FAIL``.
         :raises SourceRestartRequiredError: if rows changed and the policy is ``RESTART``.
         """
         now = self._observe([observation.keys for observation in self.finished])
-        self._compare(self.finished, now)
+        self._compare(self.finished, now, remedy)
         # An ignored change is not reported again.
         self.finished = now or self.finished
 
@@ -205,7 +206,7 @@ class Watch:
         now = self._observe(list(ranges))
         before = [self.current.get(observation.keys.name, observation) for observation in now]
         self.current.update({observation.keys.name: observation for observation in now})
-        self._compare(before, now)
+        self._compare(before, now, restart_or_rewind(Ledger(()), new_run=False))
 
     def _observe(self, ranges: list[KeyRange]) -> list[Observation]:
         if self._version_column is None or not ranges:
@@ -214,14 +215,14 @@ class Watch:
         with self._database.connect() as connection:
             return [Observation(keys, *self._relation.count_and_version(connection, version, keys)) for keys in ranges]
 
-    def _compare(self, before: list[Observation], now: list[Observation]) -> None:
+    def _compare(self, before: list[Observation], now: list[Observation], remedy: str) -> None:
         changed = [(old, new) for old, new in zip(before, now, strict=False) if old != new]
         if changed and self._on_change is not OnChange.IGNORE:
             old, new = changed[0]
             raise change_error(
                 f"Expected {self._relation.shown} as it was read, found that {old.keys} changed: {old.rows} rows with versions up "
                 f"to {old.newest} are now {new.rows} with versions up to {new.newest}",
-                "Set on_change to 'ignore' to continue with the rows as they were read, or to 'restart' to read everything again.",
+                f"Set on_change to 'ignore' to continue with the rows as they were read, or {remedy}.",
                 self._on_change,
             )
 

@@ -33,7 +33,13 @@ from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, Ite
 from airflow_provider_statecheck.spark.sources.file_listing import FileListing, parse_paths
 from airflow_provider_statecheck.spark.sources.file_source import FileFormat, FileReader
 from airflow_provider_statecheck.spark.sources.item_source import ItemSource, Opening, parse_columns
-from airflow_provider_statecheck.spark.sources.source import OnChange, change_error, compare, some_of
+from airflow_provider_statecheck.spark.sources.source import (
+    OnChange,
+    change_error,
+    compare,
+    restart_or_rewind,
+    some_of,
+)
 from airflow_provider_statecheck.spark.tables.schemas import merged_schema, spark_schema
 from airflow_provider_statecheck.state.source_items import Item, Ledger, decoding
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -220,7 +226,7 @@ class StageOutputReader(FileReader):
         if lost:
             raise _lost_error(lost, self._earlier.inherited)
         if gone:
-            raise retraction_error(list(gone), self._on_change)
+            raise retraction_error(list(gone), self._on_change, restart_or_rewind(Ledger(()), new_run=False))
 
     @override
     def load(self, splits: Sequence[ItemSplit]) -> DataFrame:
@@ -381,7 +387,7 @@ def reconcile_commits(
     retracted = dict.fromkeys(item.name for item in (*changes.vanished, *changes.changed))
     unexpected = [name for name in retracted if not new_run or name in finished]
     if unexpected and on_change is not OnChange.IGNORE:
-        raise retraction_error(unexpected, on_change)
+        raise retraction_error(unexpected, on_change, restart_or_rewind(ledger, new_run=new_run))
     known = [item for item in ledger.items if item.name not in retracted]
     names = {item.name for item in known}
     appeared = [item for item in now if item.name not in names]
@@ -399,13 +405,18 @@ def _lost_error(names: Sequence[str], inherited: Mapping[str, str]) -> SourceCha
     )
 
 
-def retraction_error(names: Sequence[str], on_change: OnChange) -> SourceChangedError | SourceRestartRequiredError:
-    """Return the error for retracted commits."""
+def retraction_error(
+    names: Sequence[str], on_change: OnChange, remedy: str
+) -> SourceChangedError | SourceRestartRequiredError:
+    """
+    Return the error for retracted commits.
+
+    :param remedy: What the user can do, besides ignoring the change.
+    """
     return change_error(
         f"Expected the output of the upstream stage as it was listed, found that it retracted {_shown(names)}, because it "
         "restored an earlier checkpoint or started over",
-        "Set on_change to 'restart' to read everything again, or to 'ignore' to retain what was read and continue with the "
-        "current output.",
+        f"Set on_change to 'ignore' to retain what was read and continue with the current output, or {remedy}.",
         on_change,
     )
 

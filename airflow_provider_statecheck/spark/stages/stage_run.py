@@ -16,7 +16,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, cast
@@ -27,11 +27,7 @@ from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.states.handles import default_max_parallelism
-from airflow_provider_statecheck.exceptions import (
-    IncompatibleCheckpointError,
-    SourceRestartRequiredError,
-    StageExitError,
-)
+from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError, StageExitError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.driver.attempts import (
     DriverSettings,
@@ -43,7 +39,6 @@ from airflow_provider_statecheck.spark.driver.readiness import check_driver_pack
 from airflow_provider_statecheck.spark.driver.session import TaggedJobs, run_interruptibly, tasks_at_once
 from airflow_provider_statecheck.spark.endings import message_of
 from airflow_provider_statecheck.spark.pacing import Pace, pace_of
-from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.sources.item_source import ItemSource
 from airflow_provider_statecheck.spark.sources.source import SizeUnit
 from airflow_provider_statecheck.spark.stages.executor.operator_run import SubtaskContext
@@ -64,6 +59,7 @@ from airflow_provider_statecheck.spark.stages.stage_state import (
     RestoredStageState,
     StageStates,
 )
+from airflow_provider_statecheck.spark.stages.starting import StageStart, start_of
 from airflow_provider_statecheck.spark.status_log import StageProgress, figures_or_none
 from airflow_provider_statecheck.state.backends import backend_of_stage
 from airflow_provider_statecheck.storage.views.loading import load_checkpoint_storage
@@ -195,11 +191,11 @@ class StageRun:
         return result
 
     def _run(self) -> StageResult:
-        found = self._attempt.load()
-        restored, enumerator = self._start(found)
+        start = start_of(self._attempt, self._stage.input, self._open_source)
+        restored, enumerator = start.state, start.enumerator
         first = enumerator.next_increment()
         if first is None:
-            return self._end_without_rows(found, restored, enumerator)
+            return self._end_without_rows(start)
         with ExitStack() as closing:
             closing.enter_context(stage_settings_applied(self._spark))
             make_importable(self._spark, self._user_objects())
@@ -207,7 +203,7 @@ class StageRun:
             planned = StagePlanner(self._spark, self._uid).plan(self._vertices, frame)
             states = self._restore_states(restored, planned)
             # The restored state has been checked against the functions.
-            commits = self._take_over(closing, found, restored, enumerator, states, planned[-1].output_schema)
+            commits = self._take_over(closing, start, states, planned[-1].output_schema)
             loop = IncrementLoop(
                 self._attempt,
                 enumerator,
@@ -225,30 +221,25 @@ class StageRun:
         latest = self._attempt.latest
         return StageResult(increments, rows, latest.checkpoint_id if latest else None)
 
-    def _end_without_rows(
-        self, found: RestoredStage | None, restored: RestoredStageState, enumerator: SplitEnumerator
-    ) -> StageResult:
+    def _end_without_rows(self, start: StageStart) -> StageResult:
         # No function is planned, so the state of a savepoint cannot be checked, and is not taken over.
-        is_left = self._attempt.begins_from_savepoint and restored.checkpoint_id is not None
+        is_left = self._attempt.begins_from_savepoint and start.state.checkpoint_id is not None
         with ExitStack() as closing:
-            self._take_over(closing, None if is_left else found, restored, enumerator).end()
+            self._take_over(closing, replace(start, loaded=None) if is_left else start).end()
             # A restore in place may have fenced the attempt meanwhile, and the end of the sink retracts output.
             self._attempt.require_current()
-        return StageResult(0, 0, restored.checkpoint_id)
+        return StageResult(0, 0, start.state.checkpoint_id)
 
     def _take_over(
-        self,
-        closing: ExitStack,
-        found: RestoredStage | None,
-        restored: RestoredStageState,
-        enumerator: SplitEnumerator,
-        states: StageStates | None = None,
-        schema: Any = None,
+        self, closing: ExitStack, start: StageStart, states: StageStates | None = None, schema: Any = None
     ) -> SinkCommits:
         """Confirm the restore, open the sink until the end, and make the commits that the restored checkpoint left."""
+        restored = start.state
         self._require_sink(restored)
-        self._attempt.confirm_restore(found, starts_over=restored.checkpoint_id is None)
-        self._report_restored(restored, enumerator, states)
+        self._attempt.confirm_restore(
+            start.loaded, starts_over=restored.checkpoint_id is None, restarted_run=start.restarted_run
+        )
+        self._report_restored(restored, start.enumerator, states)
         self._open_sink(restored, schema)
         closing.push(self._close_sink)
         commits = SinkCommits(self._stage.output, self._attempt, restored.open_commits)
@@ -287,20 +278,11 @@ class StageRun:
         # The restore of an earlier run saves no time of this one.
         return restored.values.run_seconds if restored.values.run == self._run_key() else 0.0
 
-    def _start(self, found: RestoredStage | None) -> tuple[RestoredStageState, SplitEnumerator]:
-        restored = RestoredStageState(self._attempt, found)
-        try:
-            return restored, self._open_source(restored)
-        except SourceRestartRequiredError as changed:
-            log.warning("The stage starts over: %s", changed)
-            fresh = RestoredStageState(self._attempt, None)
-            return fresh, self._open_source(fresh)
-
     def _user_objects(self) -> list[object]:
         functions = [node.function for node in self._stage.nodes if hasattr(node, "function")]
         return [*functions, self._stage.output, self._stage.state_backend]
 
-    def _open_source(self, restored: RestoredStageState) -> SplitEnumerator:
+    def _open_source(self, restored: RestoredStageState, *, is_new_run: bool) -> SplitEnumerator:
         source = cast("Source", self._stage.input)  # vertices_of requires a source
         open_source: Callable[..., SplitEnumerator] = source.open
         if isinstance(source, ItemSource):
@@ -310,7 +292,7 @@ class StageRun:
         return open_source(
             self._spark,
             restored.source,
-            new_run=restored.values.run not in (None, self._run_key()),
+            new_run=is_new_run,
             storage_options=self._settings.storage_options,
         )
 

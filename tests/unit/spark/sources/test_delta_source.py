@@ -214,7 +214,7 @@ CHANGES = [change_by_delete, change_by_update, change_by_overwrite]
     ("on_change", "error", "message"),
     [
         ("fail", SourceChangedError, r"since version 0, .* changed or deleted by version 2"),
-        ("restart", SourceRestartRequiredError, "starts over"),
+        ("restart", SourceRestartRequiredError, "changed or deleted"),
     ],
 )
 @pytest.mark.parametrize("change", CHANGES)

@@ -1,0 +1,153 @@
+"""
+The state with which an attempt of a stage begins.
+
+This is that of the newest checkpoint, unless the source has changed and wants the run to start again. The run then starts
+where the run before it ended: its state and output include rows that the source may no longer have.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from airflow_provider_statecheck.exceptions import SourceChangedError, SourceRestartRequiredError
+from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.restore import RestoredStage
+from airflow_provider_statecheck.spark.sources.enumerator import decode_source_state
+from airflow_provider_statecheck.spark.sources.file_source import FileSource
+from airflow_provider_statecheck.spark.sources.item_source import DataFrameSource, ItemSource
+from airflow_provider_statecheck.spark.sources.source import REWIND, some_of
+from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState
+from airflow_provider_statecheck.state.source_items import Ledger
+from airflow_provider_statecheck.storage.uris import redact
+
+if TYPE_CHECKING:
+    from airflow_provider_statecheck.spark.sources.source import SplitEnumerator
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageStart:
+    """State and input with which an attempt begins."""
+
+    loaded: RestoredStage | None
+    """The checkpoint to confirm; ``None`` without a restore."""
+    state: RestoredStageState
+    """Its state; empty if the attempt uses nothing of the checkpoint."""
+    enumerator: SplitEnumerator
+    restarted_run: str | None = None
+    """Run that starts again, whose checkpoints and those of later runs are given up."""
+
+
+class OpenSource(Protocol):
+    """Opens the source of a stage with the state of a checkpoint."""
+
+    def __call__(self, restored: RestoredStageState, *, is_new_run: bool) -> SplitEnumerator:
+        """
+        Return the enumerator of the unfinished input.
+
+        :raises SourceRestartRequiredError: if the source has changed, and wants the run to start again.
+        """
+
+
+def start_of(attempt: StageAttempt, source: object, open_source: OpenSource) -> StageStart:
+    """
+    Return the state with which an attempt begins, and the source that was opened with it.
+
+    :raises SourceChangedError: if the source has changed, and the run cannot start again.
+    :raises NoRestorableCheckpointError: if there are checkpoints to begin with but none is readable.
+    """
+    loaded = attempt.load()
+    state = RestoredStageState(attempt, loaded)
+    is_new_run = state.values.run not in (None, attempt.registration.owner.run_key)
+    try:
+        return StageStart(loaded=loaded, state=state, enumerator=open_source(state, is_new_run=is_new_run))
+    except SourceRestartRequiredError as changed:
+        if loaded is None or attempt.begins_from_savepoint:
+            return _without_state(loaded, attempt, open_source, changed)
+        return _Restart(attempt, source, open_source, changed).before(loaded, state)
+
+
+def _without_state(
+    loaded: RestoredStage | None,
+    attempt: StageAttempt,
+    open_source: OpenSource,
+    changed: SourceRestartRequiredError,
+    restarted_run: str | None = None,
+) -> StageStart:
+    log.warning("The stage starts over, because on_change is 'restart': %s", changed)
+    fresh = RestoredStageState(attempt, None)
+    enumerator = open_source(fresh, is_new_run=False)
+    return StageStart(loaded=loaded, state=fresh, enumerator=enumerator, restarted_run=restarted_run)
+
+
+class _Restart:
+    """Starts a run again, from the end of the last run that had finished its input."""
+
+    def __init__(
+        self, attempt: StageAttempt, source: object, open_source: OpenSource, changed: SourceRestartRequiredError
+    ) -> None:
+        self._attempt = attempt
+        self._source = source
+        self._open_source = open_source
+        self._changed = changed
+        self._run = attempt.registration.owner.run_key
+        self._given_up: list[Ledger] = []
+
+    def before(self, loaded: RestoredStage, state: RestoredStageState) -> StageStart:
+        """Return the start of the run that took a checkpoint, with which the source could not be opened."""
+        run = loaded.checkpoint.run_key
+        if run != self._run:
+            self._give_up(run, state)
+        earlier = self._attempt.load_before(loaded)
+        if earlier is None:
+            start = _without_state(loaded, self._attempt, self._open_source, self._changed, run)
+        else:
+            start = self._from(earlier, run)
+        self._require_rows_of_given_up(start.enumerator)
+        return start
+
+    def _from(self, earlier: RestoredStage, run: str) -> StageStart:
+        state = RestoredStageState(self._attempt, earlier)
+        try:
+            enumerator = self._open_source(state, is_new_run=True)
+        except SourceRestartRequiredError as changed:
+            self._changed = changed
+            return self.before(earlier, state)
+        log.warning(
+            "Run %r starts again from checkpoint %s of run %r, because on_change is 'restart': %s",
+            self._run,
+            earlier.checkpoint.checkpoint_id,
+            earlier.checkpoint.run_key,
+            self._changed,
+        )
+        return StageStart(loaded=earlier, state=state, enumerator=enumerator, restarted_run=run)
+
+    def _give_up(self, run: str, state: RestoredStageState) -> None:
+        ledger = self._ledger(state.source)
+        if ledger is None or not ledger.unfinished:
+            raise SourceChangedError(
+                f"{self._changed}. Run {run!r}, which has ended, had read this, and run {self._run!r} would start again from its "
+                f"end. Restore the source as it was, or {REWIND}."
+            )
+        self._given_up.append(ledger)
+
+    def _ledger(self, source_state: Mapping[str, Any] | None) -> Ledger | None:
+        if source_state is None or not isinstance(self._source, ItemSource):
+            return None
+        return decode_source_state(source_state).ledger
+
+    def _require_rows_of_given_up(self, enumerator: SplitEnumerator) -> None:
+        # Files that a run has read may be moved away, also if the run did not come to its end.
+        if not self._given_up or not isinstance(self._source, FileSource | DataFrameSource):
+            return
+        listed = {item.name for item in decode_source_state(enumerator.snapshot()).ledger.items}
+        lost = sorted({name for ledger in self._given_up for name in ledger.finished_names} - listed)
+        if lost:
+            raise SourceChangedError(
+                f"{self._changed}. The run before did not come to its end, and run {self._run!r} would read its input again, but "
+                f"{some_of([redact(name) for name in lost])}, which it had read, vanished. Restore these files or the changed ones."
+            )
