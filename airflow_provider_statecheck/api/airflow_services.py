@@ -14,6 +14,7 @@ from uuid import UUID
 
 from sqlalchemy.engine import Engine
 
+from airflow_provider_statecheck.api.airflow_dags import AirflowDags
 from airflow_provider_statecheck.api.app import airflow_metrics
 from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
@@ -45,6 +46,7 @@ def airflow_services(open_storage: OpenStorage | None = None) -> Services:
         _engine,
         AirflowTasks(),
         liveness=AirflowTaskLiveness(),
+        dags=AirflowDags(),
         observer=airflow_metrics(),
         runs=AirflowRuns(),
         maintenance_dags=_maintenance_dags,

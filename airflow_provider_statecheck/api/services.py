@@ -29,6 +29,7 @@ from airflow_provider_statecheck.api.state_reads import SERVE_ELSEWHERE, ServedJ
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.declared_uids import DagDirectory, UnknownDags
 from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness, UnknownLiveness, replaced
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
@@ -70,6 +71,8 @@ class Services:
     _: KW_ONLY
     liveness: TaskLiveness = field(default_factory=UnknownLiveness)
     """Liveness of the tasks of other attempts."""
+    dags: DagDirectory = field(default_factory=UnknownDags)
+    """Lookup of the tasks of other Dags."""
     observer: CoordinatorObserver | None = None
     """Observer of all committed changes."""
     clock: Clock = field(default_factory=SystemClock)
@@ -86,7 +89,7 @@ class Services:
     @cached_property
     def coordinator(self) -> AttemptCoordinator:
         """Return the coordinator."""
-        return AttemptCoordinator(self._store, self.liveness)
+        return AttemptCoordinator(self._store, self.liveness, self.dags)
 
     @cached_property
     def maintenance(self) -> JobMaintenance:

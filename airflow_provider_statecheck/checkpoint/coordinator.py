@@ -20,6 +20,7 @@ from airflow_provider_statecheck.checkpoint import (
     transitions,
 )
 from airflow_provider_statecheck.checkpoint.codec import require
+from airflow_provider_statecheck.checkpoint.declared_uids import DagDirectory, DagTasks, UnknownDags
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import (
     TaskLiveness,
@@ -54,6 +55,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointRecord,
     CheckpointStatus,
 )
+from airflow_provider_statecheck.checkpoint.renamed_operators import UnaskedDagsError
 from airflow_provider_statecheck.checkpoint.retention import BATCH_SIZE, DEFAULT_AGE, forgettable_rows, remove_rows
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.store import (
@@ -85,11 +87,13 @@ class AttemptCoordinator(StoredJobs):
     Implements ``CheckpointCoordinatorGateway``, so in-process callers use it directly.
 
     :param liveness: Source of the liveness of other tasks, unknown by default.
+    :param dags: Lookup of the tasks of other Dags, unknown by default.
     """
 
-    def __init__(self, store: JobStore, liveness: TaskLiveness | None = None) -> None:
+    def __init__(self, store: JobStore, liveness: TaskLiveness | None = None, dags: DagDirectory | None = None) -> None:
         super().__init__(store)
         self._liveness = liveness or UnknownLiveness()
+        self._dags = dags or UnknownDags()
 
     def register(self, request: RegisterAttempt) -> AttemptGrant:
         require_valid(request)
@@ -194,15 +198,19 @@ class AttemptCoordinator(StoredJobs):
 
     def _register(self, request: RegisterAttempt) -> AttemptGrant:
         dead: list[AttemptRecord] = []
+        dags: dict[str, DagTasks | None] = {}
         while True:
             try:
                 with self._store.transaction(job_id_of(request.job_name), create_as=request.job_name) as tx:
-                    return registration.register(tx, request, dead)
-            except registration.RivalError as found:
-                rival = found
-            # The liveness check may call Airflow, which must not happen while the job's row is locked.
-            self._require_gone(rival, request)
-            dead.append(rival.rival)
+                    return registration.register(tx, request, dead, dags)
+            except (registration.RivalError, UnaskedDagsError) as raised:
+                found = raised
+            # What follows may call Airflow, which must not happen while the job's row is locked.
+            if isinstance(found, UnaskedDagsError):
+                dags |= {dag_id: self._dags.tasks_of(dag_id, request.job_name) for dag_id in found.dag_ids}
+            else:
+                self._require_gone(found, request)
+                dead.append(found.rival)
 
     def _require_gone(self, found: registration.RivalError, request: RegisterAttempt) -> None:
         holder = found.rival.owner

@@ -118,7 +118,7 @@ class AttemptGrant:
     uid: str
     """Uid of the operator; a former uid if the attempt took over that operator."""
     gone_uids: tuple[str, ...] = ()
-    """Uids of operators without a task; a new sink must not write to their output."""
+    """Uids of operators that are gone or may be the same stage; a sink that is new in a target must not join their output."""
     warning: str = ""
     """Warning for the user, shown before the stage starts; empty if there is none."""
     damaged_snapshots: tuple[str, ...] = ()

@@ -44,7 +44,13 @@ from airflow_provider_statecheck.checkpoint.records import (
     OnClear,
     OperatorRecord,
 )
-from airflow_provider_statecheck.checkpoint.renamed_operators import gone_uids, operator_of
+from airflow_provider_statecheck.checkpoint.renamed_operators import (
+    KnownDags,
+    foreign_output,
+    operator_of,
+    other_operators,
+    shared_state_warning,
+)
 from airflow_provider_statecheck.checkpoint.start_decision import StartDecision, decide_start
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
 from airflow_provider_statecheck.exceptions import (
@@ -70,11 +76,14 @@ class LaterTryError(RivalError):
     """The last attempt is that of a later try: this try is delayed, or its run was deleted and created again."""
 
 
-def register(tx: JobTransaction, request: RegisterAttempt, dead: Sequence[AttemptRecord] = ()) -> AttemptGrant:
+def register(
+    tx: JobTransaction, request: RegisterAttempt, dead: Sequence[AttemptRecord], dags: KnownDags
+) -> AttemptGrant:
     """
     Register an attempt under the next epoch, fence its predecessors and choose the candidates to restore.
 
     :param dead: Attempts whose tasks are known to have stopped, or to have been cleared since.
+    :param dags: Tasks of the other Dags that ran operators of the job.
     :raises StaleAttemptError: if the attempt was registered before and has been replaced since.
     :raises InvalidConfigurationError: if another instance of the mapped task has the same map key, or another task of the Dag
         the same uid.
@@ -85,13 +94,14 @@ def register(tx: JobTransaction, request: RegisterAttempt, dead: Sequence[Attemp
     :raises NoRestorableCheckpointError: if the operator had state and none of it can be restored.
     :raises SnapshotClaimedError: if another operator has claimed the savepoint to start from.
     :raises IncompatibleCheckpointError: if the operator is new and another operator, which has checkpoints, is gone.
+    :raises UnaskedDagsError: if ``dags`` lacks a Dag.
     """
     # A driver that spark-submit starts repeats the registration, and only the driver has listed the storage.
     warning = _skip_ids_on_storage(tx, request)
     known = tx.attempt_by_key(request.attempt_key)
     if known is not None:
-        return _grant(tx, require_running(tx, AttemptRef.of(known)), request, warning)
-    return _grant(tx, _open_attempt(tx, request, dead), request, warning)
+        return _grant(tx, require_running(tx, AttemptRef.of(known)), request, dags, warning)
+    return _grant(tx, _open_attempt(tx, request, dead, dags), request, dags, warning)
 
 
 def _skip_ids_on_storage(tx: JobTransaction, request: RegisterAttempt) -> str:
@@ -105,8 +115,10 @@ def _skip_ids_on_storage(tx: JobTransaction, request: RegisterAttempt) -> str:
     )
 
 
-def _open_attempt(tx: JobTransaction, request: RegisterAttempt, dead: Sequence[AttemptRecord]) -> AttemptRecord:
-    operator = operator_of(tx, request) or _new_operator(tx, request)
+def _open_attempt(
+    tx: JobTransaction, request: RegisterAttempt, dead: Sequence[AttemptRecord], dags: KnownDags
+) -> AttemptRecord:
+    operator = operator_of(tx, request, dags) or _new_operator(tx, request)
     operator_id = operator.operator_id
     previous = tx.attempt(operator_id, operator.epoch)
     _require_key_of_its_own(previous, request, dead)
@@ -407,10 +419,14 @@ def _granted(tx: JobTransaction, attempt: AttemptRecord) -> tuple[CheckpointReco
     return tuple(replace(c, summary=tx.summary(c.checkpoint_id)) for c in allowed)
 
 
-def _grant(tx: JobTransaction, attempt: AttemptRecord, request: RegisterAttempt, warning: str) -> AttemptGrant:
+def _grant(
+    tx: JobTransaction, attempt: AttemptRecord, request: RegisterAttempt, dags: KnownDags, warning: str
+) -> AttemptGrant:
     is_restore = attempt.restored_from is not None
     operator = tx.operator(attempt.operator_id)
     effects = transitions.effects_of(tx, attempt.operator_id)
+    others = other_operators(tx, request, dags)
+    warnings = (warning, shared_state_warning(tx, request, attempt, others, dags))
     return AttemptGrant(
         attempt=AttemptRef.of(attempt),
         generation=attempt.generation,
@@ -419,9 +435,9 @@ def _grant(tx: JobTransaction, attempt: AttemptRecord, request: RegisterAttempt,
         start_reason=attempt.start_reason,
         candidates=_granted(tx, attempt) if is_restore else (),
         effects=replace(effects, stop=effects.stop or _missed_stop(tx, attempt)),
-        warning=warning,
+        warning=" ".join(filter(None, warnings)),
         uid=request.uid if operator is None else operator.uid,
-        gone_uids=gone_uids(tx, request),
+        gone_uids=foreign_output(tx, request, operator, others),
         damaged_snapshots=operator.damaged_snapshots if operator else (),
         storage_bases=tx.storage_bases(attempt.operator_id),
         restore_from=_source_in_place(tx, operator, attempt),

@@ -17,6 +17,7 @@ from datetime import datetime
 from typing import Any, Protocol, cast
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.declared_uids import DagDirectory
 from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.records import (
@@ -43,7 +44,10 @@ def open_gateway(metadata: str) -> CheckpointCoordinatorGateway:
 
 
 def gateway_on_engine(
-    engine: Any, liveness: TaskLiveness | None = None, observer: CoordinatorObserver | None = None
+    engine: Any,
+    liveness: TaskLiveness | None = None,
+    observer: CoordinatorObserver | None = None,
+    dags: DagDirectory | None = None,
 ) -> CheckpointCoordinatorGateway:
     """
     Return a coordinator on a database that already has the tables.
@@ -51,10 +55,11 @@ def gateway_on_engine(
     :param engine: SQLAlchemy engine.
     :param liveness: Liveness of the tasks of other attempts; unknown by default.
     :param observer: Observer of all committed changes.
+    :param dags: Lookup of the tasks of other Dags; unknown by default.
     """
     store = cast("JobStore", importlib.import_module(_STORES).SqlJobStore(engine))
     observed = store if observer is None else observed_store(store, observer)
-    return retrying(AttemptCoordinator(observed, liveness))
+    return retrying(AttemptCoordinator(observed, liveness, dags))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -216,11 +216,13 @@ def running_context() -> Mapping[str, Any]:
 def _in_process() -> CheckpointCoordinatorGateway:
     from airflow import settings
 
+    from airflow_provider_statecheck.api.airflow_dags import AirflowDags
     from airflow_provider_statecheck.api.airflow_services import AirflowTaskLiveness
     from airflow_provider_statecheck.api.app import airflow_metrics
     from airflow_provider_statecheck.gateway.in_process import gateway_on_engine
 
-    return gateway_on_engine(settings.get_engine(), AirflowTaskLiveness(), airflow_metrics())
+    dags = AirflowDags(has_files=True)
+    return gateway_on_engine(settings.get_engine(), AirflowTaskLiveness(), airflow_metrics(), dags)
 
 
 class TaskCredentials:

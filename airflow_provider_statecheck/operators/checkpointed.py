@@ -15,6 +15,12 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 
+from airflow_provider_statecheck.checkpoint.declared_uids import (
+    declared_uids,
+    former_uids,
+    mapped_arguments,
+    may_be_in_job,
+)
 from airflow_provider_statecheck.checkpoint.ids import (
     is_given,
     is_test_job,
@@ -22,7 +28,6 @@ from airflow_provider_statecheck.checkpoint.ids import (
     operator_id_of,
     require_not_missing,
     uid_with_key,
-    uids_before,
 )
 from airflow_provider_statecheck.exceptions import (
     ConcurrentAttemptError,
@@ -115,7 +120,7 @@ class CheckpointedOperator(BaseOperator):
     :param claim_mode: Owner of the restored savepoint or checkpoint: with ``no_claim`` (default) its previous owner keeps it,
         with ``claim`` this job takes it over.
     :param renamed_uids: For a stage whose uid changed: the old uid and the new one. The stage takes over the operator of the
-        old uid in its job, and a savepoint of it. Keep the argument as long as the job exists.
+        old uid in its job, and a savepoint of it. Keep the argument as long as the job exists. (templated)
     :param allow_non_restored_state: Start with empty state if the savepoint belongs to other stages, or if the stage is new
         in a job from which another stage was removed.
     :param savepoint_at_end: Whether to take a savepoint when the stage has finished; needs a directory for savepoints.
@@ -131,6 +136,7 @@ class CheckpointedOperator(BaseOperator):
         "job",
         "uid",
         "map_key",
+        "renamed_uids",
         "checkpoint_dir",
         "storage_conn_id",
         "checkpoint_interval",
@@ -345,8 +351,9 @@ def _registration(
     from airflow_provider_statecheck.hooks.transport import is_orm_open
 
     dag, map_key = task.get_dag(), key_text(task.map_key)
+    job_name = job_name_of(context, task.job, is_test=is_orm_open())
     return RegisterAttempt(
-        job_name=job_name_of(context, task.job, is_test=is_orm_open()),
+        job_name=job_name,
         uid=uid_of(context, task.uid, map_key),
         attempt_key=new_key(),
         owner=owner_of(context, map_key),
@@ -357,7 +364,7 @@ def _registration(
         checkpoint_timeout_seconds=settings.checkpoint_timeout_seconds,
         retention=settings.externalized_checkpoint_retention.retention_policy,
         former_uids=former_uids(_task_uid(task.task_id, task.uid), task.renamed_uids or {}, map_key),
-        dag_uids=uids_by_task([task] if dag is None else dag.tasks),
+        dag_uids=uids_by_task(task, [task] if dag is None else dag.tasks, job_name),
         allow_non_restored_state=task.allow_non_restored_state,
         savepoint_at_end=_savepoint_at_end(task, settings),
     )
@@ -415,25 +422,20 @@ def refuse_shared_uid(task_id: str, tasks: Sequence[Any]) -> None:
             )
 
 
-def uids_by_task(tasks: Iterable[Any]) -> dict[str, tuple[str, ...]]:
+def uids_by_task(task: Any, tasks: Iterable[Any], job_name: str) -> dict[str, tuple[str, ...]]:
     """
-    Return the current and former uids of the checkpointed tasks of a Dag by task id, without map keys.
+    Return the current and former uids of the checkpointed tasks of a Dag in a job by task id, without map keys.
 
     A task with a templated or expanded uid has no entry in its tuple, as its uid is unknown before it runs.
-    """
-    return {task.task_id: _uids(task.task_id, _arguments(task)) for task in tasks if _is_checkpointed(task)}
 
-
-def former_uids(uid: str, renamed_uids: Mapping[str, str], map_key: str | None = None) -> tuple[str, ...]:
+    :param task: Task that runs, whose templates are rendered.
+    :param tasks: All tasks of its Dag.
     """
-    Return the former uids of an operator.
-
-    :param uid: Current uid without a map key.
-    :param renamed_uids: New uids by old uids.
-    """
-    of_task = tuple(uid_with_key(old, map_key) for old in uids_before(uid, renamed_uids))
-    of_instance = uids_before(uid_with_key(uid, map_key), renamed_uids) if map_key else ()
-    return (*of_task, *of_instance)
+    declared = {each.task_id: _arguments(each) for each in tasks if _is_checkpointed(each)}
+    others = {
+        i: a for i, a in declared.items() if i == task.task_id or may_be_in_job(a.get("job"), task.dag_id, job_name)
+    }
+    return {task_id: declared_uids(task_id, arguments) for task_id, arguments in others.items()}
 
 
 def _is_checkpointed(task: Any) -> bool:
@@ -443,18 +445,8 @@ def _is_checkpointed(task: Any) -> bool:
 
 def _arguments(task: Any) -> Mapping[str, Any]:
     if not isinstance(task, MappedOperator):
-        return {"uid": task.declared_uid, "renamed_uids": task.renamed_uids}
-    expanded = task.expand_input.value
-    # Instances expanded with a list of keyword arguments may each have another uid.
-    uid = {"uid": None} if isinstance(expanded, Mapping) and "uid" not in expanded else {"uid": expanded}
-    return {**uid, **task.partial_kwargs}
-
-
-def _uids(task_id: str, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    uid = arguments["uid"] or task_id
-    if not isinstance(uid, str) or "{{" in uid or "{%" in uid:
-        return ()
-    return (uid, *former_uids(uid, arguments.get("renamed_uids") or {}))
+        return {"job": task.job, "uid": task.declared_uid, "renamed_uids": task.renamed_uids}
+    return mapped_arguments(task.partial_kwargs, task.expand_input.value)
 
 
 def _identity(task: Any) -> tuple[str | None, str, str | None]:

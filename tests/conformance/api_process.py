@@ -30,6 +30,7 @@ from sqlalchemy.engine import Engine
 from airflow_provider_statecheck.api.app import create_server_app
 from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.api.state_server import load_libraries
+from airflow_provider_statecheck.checkpoint.declared_uids import DagTasks
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.metadata.tables import Caller
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -42,13 +43,15 @@ DATABASE_FILE = "database"
 """Where it is there, it holds the URL of the database."""
 RUNNING_FILE = "running"
 """Where it is there, it holds the ids of the runs of which a task runs."""
+DAGS_FILE = "dags"
+"""Where it is there, it holds the current tasks of Dags."""
 MAINTENANCE_DAG = "dag"
 """The Dag whose tasks may do maintenance."""
 SECRET = "the secret that the test's tasks know"
 
 
 class ServedFolder:
-    """A folder that is served: its database, the time, and the runs whose task runs, as the test wrote them into files."""
+    """A folder that is served: its database, the time, the runs whose task runs, and Dags, as the test wrote them into files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -67,6 +70,13 @@ class ServedFolder:
 
     def is_last_try(self, owner: AttemptOwner) -> bool:
         return self.is_running(owner)
+
+    def tasks_of(self, dag_id: str, job_name: str) -> DagTasks | None:
+        dags = self.folder / DAGS_FILE
+        found = json.loads(dags.read_text()).get(dag_id) if dags.exists() else None
+        if found is None:
+            return None
+        return DagTasks(**found | {"uids": {task: tuple(uids) for task, uids in found["uids"].items()}})
 
 
 class NamedFolder:
@@ -155,6 +165,7 @@ def make_app(served: ServedFolder) -> Any:
             served.engine,
             TrustingTasks(),
             liveness=served,
+            dags=served,
             clock=served,
             maintenance_dags=lambda: frozenset({MAINTENANCE_DAG}),
             open_storage=CheckpointStorage.open,

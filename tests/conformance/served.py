@@ -6,18 +6,20 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy.engine import Engine
 
+from airflow_provider_statecheck.checkpoint.declared_uids import DagTasks
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.gateway.http import HttpCalls, HttpClient
 from airflow_provider_statecheck.gateway.verbs import retrying
 from airflow_provider_statecheck.maintenance.actions import ALIGNED
-from tests.conformance.api_process import DATABASE_FILE, MAINTENANCE_DAG, RUNNING_FILE, SECRET
-from tests.contracts.runs_of_a_job import RunningTasks
+from tests.conformance.api_process import DAGS_FILE, DATABASE_FILE, MAINTENANCE_DAG, RUNNING_FILE, SECRET
+from tests.contracts.runs_of_a_job import CurrentDags, RunningTasks
 from tests.messages import ManualClock
 
 ROOT = Path(__file__).parents[2]
@@ -74,6 +76,18 @@ class FolderTasks(RunningTasks):
     def let_run(self, *run_ids: str) -> None:
         super().let_run(*run_ids)
         self._file.write_text("\n".join(run_ids))
+
+
+class FolderDags(CurrentDags):
+    """Tells the server which tasks Dags have."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._file = folder / DAGS_FILE
+
+    def _keep(self, dag_id: str, tasks: DagTasks) -> None:
+        super()._keep(dag_id, tasks)
+        self._file.write_text(json.dumps({dag_id: asdict(each) for dag_id, each in self._dags.items()}))
 
 
 class ClaimedTask:

@@ -15,15 +15,17 @@ from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.contracts.coordinator_contract import CoordinatorContract
 from tests.contracts.operator_uids_contract import of_cleared, registration
-from tests.contracts.runs_of_a_job import RunningTasks
+from tests.contracts.runs_of_a_job import CurrentDags, RunningTasks
 from tests.messages import ManualClock
 
 
 class SqlContract(CoordinatorContract):
     @pytest.fixture
-    def coordinator(self, engine: Engine, clock: ManualClock, liveness: RunningTasks) -> AttemptCoordinator:
+    def coordinator(
+        self, engine: Engine, clock: ManualClock, liveness: RunningTasks, dags: CurrentDags
+    ) -> AttemptCoordinator:
         self.database = engine
-        return AttemptCoordinator(SqlJobStore(engine, clock), liveness)
+        return AttemptCoordinator(SqlJobStore(engine, clock), liveness, dags)
 
     def lose_completed_checkpoints(self) -> None:
         with self.database.begin() as connection:

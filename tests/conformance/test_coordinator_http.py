@@ -13,9 +13,9 @@ from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.gateway.http import HttpClient, HttpGateway
 from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway, retrying
 from tests.conformance.api_process import KILL_FOLDER
-from tests.conformance.served import ApiProcess, ClaimedTask, FolderClock, FolderTasks
+from tests.conformance.served import ApiProcess, ClaimedTask, FolderClock, FolderDags, FolderTasks
 from tests.contracts.coordinator_contract import CoordinatorContract
-from tests.contracts.runs_of_a_job import RunningTasks
+from tests.contracts.runs_of_a_job import CurrentDags, RunningTasks
 from tests.messages import ManualClock
 from tests.sqlite_rows import new_engine
 
@@ -51,6 +51,10 @@ class HttpContract(CoordinatorContract):
     @pytest.fixture
     def liveness(self, tmp_path: Path) -> RunningTasks:
         return FolderTasks(tmp_path)
+
+    @pytest.fixture
+    def dags(self, tmp_path: Path) -> CurrentDags:
+        return FolderDags(tmp_path)
 
     @pytest.fixture
     def coordinator(self, api: ApiProcess, clock: ManualClock, tmp_path: Path) -> CheckpointCoordinatorGateway:

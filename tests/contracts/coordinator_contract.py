@@ -1,7 +1,7 @@
 """
 The contract of a checkpoint coordinator, as a suite that every form of it passes.
 
-Subclass :class:`CoordinatorContract` and give the fixtures ``clock``, ``liveness`` and ``coordinator``.
+Subclass :class:`CoordinatorContract` and give the fixtures ``clock``, ``liveness``, ``dags`` and ``coordinator``.
 """
 
 from __future__ import annotations

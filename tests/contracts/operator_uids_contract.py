@@ -15,8 +15,8 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
 )
 from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway as Gateway
-from tests.contracts.runs_of_a_job import AGAIN, JOB, RunningTasks, unchanged
-from tests.messages import complete_checkpoint, make_owner, make_registration
+from tests.contracts.runs_of_a_job import AGAIN, JOB, CurrentDags, RunningTasks, unchanged
+from tests.messages import complete_checkpoint, make_owner, make_registration, make_source
 
 
 def owner_of_task(task_id: str, *, dag_id: str = "orders", map_key: str = "") -> AttemptOwner:
@@ -62,6 +62,11 @@ class OperatorUidsContract:
 
     gateway: Gateway
 
+    @pytest.fixture
+    def dags(self) -> CurrentDags:
+        """Return the current tasks of Dags, as the coordinator can look them up."""
+        return CurrentDags()
+
     def ran(self, request: RegisterAttempt, checkpoints: int = 1) -> AttemptGrant:
         """Register an attempt, complete checkpoints and end it."""
         grant = self.gateway.register(request)
@@ -85,11 +90,10 @@ class OperatorUidsContract:
         "added",
         [
             registration("sums", "totals"),
-            registration("sums", owner=owner_of_task("sums", dag_id="other")),
             registration("sums", dag_uids={"sums": ("sums", "totals")}),
             registration("sums", allow_non_restored_state=True),
         ],
-        ids=["of the same Dag", "beside another Dag", "of a renamed task", "allowed"],
+        ids=["of the same Dag", "of a renamed task", "allowed"],
     )
     def test_new_operator_starts_with_nothing_beside_one_that_is_in_use(self, added: RegisterAttempt) -> None:
         self.ran(registration("totals"))
@@ -154,8 +158,195 @@ class OperatorUidsContract:
 
     def test_operator_that_another_task_has_is_not_taken_over(self) -> None:
         self.ran(registration("totals"))
-        grant = self.gateway.register(registration("sums", "totals", former_uids=("totals",)))
+        renamed = registration("sums", "totals", former_uids=("totals",))
+        with unchanged(self.gateway), pytest.raises(IncompatibleCheckpointError, match="found task 'totals' with this"):
+            self.gateway.register(renamed)
+        grant = self.gateway.register(replace(renamed, allow_non_restored_state=True))
         assert (grant.uid, grant.is_restore) == ("sums", False)
+
+    def test_savepoint_of_an_operator_that_another_task_has_starts_a_second_one(self) -> None:
+        self.ran(registration("totals"))
+        source = make_source("memory://base/savepoint")
+        grant = self.gateway.register(registration("sums", "totals", former_uids=("totals",), restore_from=source))
+        assert (grant.uid, grant.is_restore) == ("sums", True)
+
+    # --- split, and names that change hands
+
+    def test_stage_that_is_split_gives_its_state_to_one_of_the_parts(self) -> None:
+        self.ran(registration("totals"))
+        both = {"paid": ("paid", "totals"), "refunded": ("refunded", "totals")}
+        for task in both:
+            claim = registration(task, dag_uids=both, former_uids=("totals",))
+            with unchanged(self.gateway), pytest.raises(IncompatibleCheckpointError, match="Let one task take"):
+                self.gateway.register(claim)
+        one = both | {"refunded": ("refunded",)}
+        assert self.ran(registration("paid", dag_uids=one, former_uids=("totals",))).uid == "totals"
+        other = self.ran(registration("refunded", dag_uids=one, allow_non_restored_state=True))
+        assert (other.uid, other.is_restore) == ("refunded", False)
+
+    @pytest.mark.parametrize("parts", [["paid"], ["paid", "refunded"]])
+    def test_stage_that_is_split_without_a_word_is_refused_in_each_part(self, parts: list[str]) -> None:
+        self.ran(registration("totals"))
+        for task in parts:
+            with unchanged(self.gateway), pytest.raises(IncompatibleCheckpointError, match="'totals'"):
+                self.gateway.register(registration(task, "paid", "refunded"))
+
+    @pytest.mark.parametrize("first", ["totals", "sums"])
+    def test_two_tasks_that_swap_their_names_are_both_refused(self, first: str) -> None:
+        names = {"totals": ("totals", "sums"), "sums": ("sums", "totals")}
+        self.ran(registration("totals", "sums"))
+        self.ran(registration("sums", "totals"))
+        for task in (first, *(names.keys() - {first})):
+            swapped = registration(task, dag_uids=names, former_uids=names[task][1:])
+            with unchanged(self.gateway), pytest.raises(IncompatibleCheckpointError, match="Set uid= of each task"):
+                self.gateway.register(swapped)
+        by_uid = {"totals": ("sums",), "sums": ("totals",)}
+        assert self.ran(of_next_run("totals", uid="sums", dag_uids=by_uid)).is_restore
+
+    def test_names_that_move_up_by_one_are_refused(self) -> None:
+        self.ran(registration("first", "second"))
+        self.ran(registration("second", "first"))
+        names = {"second": ("second", "first"), "third": ("third", "second")}
+        for task in names:
+            moved = registration(task, dag_uids=names, former_uids=names[task][1:])
+            with unchanged(self.gateway), pytest.raises(IncompatibleCheckpointError):
+                self.gateway.register(moved)
+
+    def test_new_task_with_the_old_name_of_a_renamed_one_does_not_get_its_state(self) -> None:
+        names = {"sums": ("sums", "totals"), "totals": ("totals",)}
+        self.ran(registration("totals"))
+        self.ran(registration("sums", former_uids=("totals",), dag_uids={"sums": names["sums"]}))
+        with (
+            unchanged(self.gateway),
+            pytest.raises(IncompatibleCheckpointError, match="of one task, found it at 'totals'"),
+        ):
+            self.gateway.register(of_next_run("totals", dag_uids=names))
+        with unchanged(self.gateway), pytest.raises(IncompatibleCheckpointError, match="found task 'totals' with this"):
+            self.gateway.register(of_next_run("sums", dag_uids=names, former_uids=("totals",)))
+
+    # --- other Dags
+
+    @pytest.mark.parametrize("task_id", ["sums", "bookkeeping.totals"])
+    @pytest.mark.parametrize(
+        ("old", "reason"),
+        [
+            ("gone", "'orders' ran last, which no longer exists"),
+            ("without the task", "'orders' ran last, no task of which has this uid"),
+            ("paused", "'orders' ran last, which is paused"),
+            ("unknown", "'orders' ran last, whose current tasks cannot be looked up"),
+        ],
+    )
+    def test_dag_and_task_with_new_names_are_refused_while_the_old_ones_are_not_in_use(
+        self, dags: CurrentDags, task_id: str, old: str, reason: str
+    ) -> None:
+        self.ran(registration("totals"))
+        {
+            "gone": lambda: dags.remove("orders"),
+            "without the task": lambda: dags.put("orders", "another"),
+            "paused": lambda: dags.put("orders", "totals", is_paused=True),
+            "unknown": lambda: None,
+        }[old]()
+        renamed = registration(task_id, owner=owner_of_task(task_id, dag_id="orders_v2"))
+        with unchanged(self.gateway), pytest.raises(IncompatibleCheckpointError, match=reason) as refused:
+            self.gateway.register(renamed)
+        assert f"renamed_uids={{'totals': '{task_id}'}} or uid='totals'" in str(refused.value)
+        grant = self.gateway.register(replace(renamed, former_uids=("totals",)))
+        assert (grant.uid, grant.is_restore) == ("totals", True)
+
+    @pytest.mark.parametrize("old", ["gone", "without the task", "paused", "in use", "unknown"])
+    def test_dag_with_a_new_id_goes_on_with_the_uid_of_its_task(self, dags: CurrentDags, old: str) -> None:
+        self.ran(registration("totals"))
+        if old == "gone":
+            dags.remove("orders")
+        elif old != "unknown":
+            dags.put("orders", *([] if old == "without the task" else ["totals"]), is_paused=old == "paused")
+        grant = self.gateway.register(registration("totals", owner=owner_of_task("totals", dag_id="orders_v2")))
+        assert (grant.uid, grant.is_restore) == ("totals", True)
+        assert ("is also that of a task of Dag 'orders'" in grant.warning) is (old == "in use")
+
+    def test_task_that_moved_to_another_dag_under_another_uid_is_refused(self, dags: CurrentDags) -> None:
+        self.ran(registration("totals", "kept"))
+        dags.put("orders", "kept")
+        dags.put("books", "kept", "sums")
+        moved = registration("sums", owner=owner_of_task("sums", dag_id="books"))
+        with unchanged(self.gateway), pytest.raises(IncompatibleCheckpointError, match="no task of which has this uid"):
+            self.gateway.register(moved)
+
+    def test_dags_that_share_a_job_go_on_each_with_its_own_stage(self, dags: CurrentDags) -> None:
+        def books(**changes: Any) -> RegisterAttempt:
+            return registration("sums", owner=owner_of_task("sums", dag_id="books"), **changes)
+
+        dags.put("orders", "totals")
+        dags.put("books", "sums")
+        self.ran(registration("totals"))
+        first = self.ran(books())
+        assert (first.uid, first.is_restore, first.gone_uids) == ("sums", False, ("totals",))
+        assert "starts empty in job 'sales', where another Dag has operator 'totals'" in first.warning
+        for again in (self.ran(books()), self.ran(registration("totals"))):
+            assert (again.is_restore, again.gone_uids, again.warning) == (True, (), "")
+
+    def test_stage_of_another_dag_that_is_declared_as_another_step_starts_without_a_word(
+        self, dags: CurrentDags
+    ) -> None:
+        dags.put("orders", "totals")
+        self.ran(registration("totals"))
+        owner = owner_of_task("sums", dag_id="books")
+        grant = self.gateway.register(registration("sums", owner=owner, allow_non_restored_state=True))
+        assert (grant.uid, grant.gone_uids, grant.warning) == ("sums", (), "")
+
+    @pytest.mark.parametrize(
+        ("ran", "uids", "is_in_use"),
+        [
+            ("sales north", (), True),
+            ("sales", (), False),
+            ("sums", ("sales", "sums"), True),
+            ("sales[north]", ("sales",), True),
+        ],
+        ids=["template", "template instead of the task id", "renamed", "mapped"],
+    )
+    def test_task_of_another_dag_has_the_operators_that_it_may_run(
+        self, dags: CurrentDags, ran: str, uids: tuple[str, ...], is_in_use: bool
+    ) -> None:
+        self.ran(registration("sales", uid=ran))
+        dags.put("orders", sales=uids)
+        added = registration("added", owner=owner_of_task("added", dag_id="books"))
+        if is_in_use:
+            assert self.gateway.register(added).uid == "added"
+            return
+        with pytest.raises(IncompatibleCheckpointError, match="no task of which has this uid"):
+            self.gateway.register(added)
+
+    def test_task_whose_fixed_uid_became_a_template_is_refused(self) -> None:
+        self.ran(registration("sales"))
+        with (
+            unchanged(self.gateway),
+            pytest.raises(IncompatibleCheckpointError, match="operator 'sales' with checkpoint"),
+        ):
+            self.gateway.register(registration("sales", uid="sales north", dag_uids={"sales": ()}))
+
+    # --- mapped
+
+    def test_task_that_is_mapped_from_now_on_is_refused(self) -> None:
+        self.ran(registration("routes"))
+        north = registration("routes", uid="routes[north]", owner=owner_of_task("routes", map_key="north"))
+        with (
+            unchanged(self.gateway),
+            pytest.raises(IncompatibleCheckpointError, match="operator 'routes' with") as found,
+        ):
+            self.gateway.register(north)
+        assert "set renamed_uids={'routes': 'routes[north]'}; otherwise" in str(found.value)
+        assert self.gateway.register(replace(north, former_uids=("routes",))).is_restore
+
+    def test_task_that_is_mapped_no_longer_is_refused(self) -> None:
+        for key in ("north", "south"):
+            self.ran(registration("routes", uid=f"routes[{key}]", owner=owner_of_task("routes", map_key=key)))
+        with unchanged(self.gateway), pytest.raises(IncompatibleCheckpointError, match=r"operator 'routes\[north\]'"):
+            self.gateway.register(registration("routes"))
+
+    def test_instance_with_a_new_key_starts_empty_beside_the_others(self) -> None:
+        for key in ("north", "south"):
+            grant = self.ran(registration("routes", uid=f"routes[{key}]", owner=owner_of_task("routes", map_key=key)))
+            assert (grant.uid, grant.is_restore) == (f"routes[{key}]", False)
 
     def test_operator_is_taken_over_after_a_try_under_the_new_uid_that_completed_nothing(self) -> None:
         self.ran(registration("totals"))
@@ -211,6 +402,27 @@ class OperatorUidsContract:
         assert self.gateway.register(of_script("totals")).uid == "totals"
         assert self.gateway.register(of_script("more", former_uids=("sums",))).uid == "sums"
 
+    @pytest.mark.parametrize("uid", ["totals", "sums"])
+    def test_stage_that_moves_from_a_script_to_a_dag_keeps_its_state_or_is_refused(self, uid: str) -> None:
+        self.ran(of_script("totals"))
+        if uid == "totals":
+            assert self.gateway.register(of_next_run(uid)).is_restore
+            return
+        with unchanged(self.gateway), pytest.raises(IncompatibleCheckpointError, match="or uid='totals'"):
+            self.gateway.register(registration(uid))
+
+    @pytest.mark.parametrize("uid", ["totals", "sums"])
+    def test_stage_that_moves_from_a_dag_to_a_script_keeps_its_state_or_is_refused(
+        self, dags: CurrentDags, uid: str
+    ) -> None:
+        self.ran(registration("totals"))
+        dags.put("orders", "totals")
+        if uid == "totals":
+            assert self.gateway.register(of_script(uid)).uid == "totals"
+            return
+        with unchanged(self.gateway), pytest.raises(IncompatibleCheckpointError, match="not that of this script"):
+            self.gateway.register(of_script(uid))
+
     # --- what sinks are told
 
     def test_every_attempt_is_told_which_operators_are_gone(self) -> None:
@@ -221,9 +433,12 @@ class OperatorUidsContract:
         assert (first.gone_uids, self.gateway.register(request).gone_uids) == ((), ("totals",))
         assert self.gateway.register(request).gone_uids == ("totals",)
 
-    def test_operators_of_renamed_tasks_and_other_dags_are_not_gone(self) -> None:
+    def test_operators_of_renamed_tasks_and_other_dags_are_not_gone(self, dags: CurrentDags) -> None:
         self.ran(registration("totals"))
-        self.ran(registration("elsewhere", owner=owner_of_task("elsewhere", dag_id="other")))
+        self.ran(
+            registration("elsewhere", owner=owner_of_task("elsewhere", dag_id="other"), allow_non_restored_state=True)
+        )
+        dags.put("other", "elsewhere")
         grant = self.gateway.register(registration("sums", former_uids=("totals",)))
         assert grant.gone_uids == ()
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.declared_uids import DagTasks
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus, CheckpointStatus
@@ -34,6 +35,29 @@ class RunningTasks:
     def is_last_try(self, owner: AttemptOwner) -> bool:
         """Tell whether the owner's run is one of them."""
         return self.is_running(owner)
+
+
+class CurrentDags:
+    """A ``DagDirectory`` that knows the Dags that a test puts into it."""
+
+    def __init__(self) -> None:
+        self._dags: dict[str, DagTasks] = {}
+
+    def put(self, dag_id: str, *task_ids: str, is_paused: bool = False, **uids: tuple[str, ...]) -> None:
+        """Let a Dag have these tasks, whose uids are their ids unless they are given."""
+        declared = {each: (each,) for each in task_ids} | uids
+        self._keep(dag_id, DagTasks(exists=True, is_paused=is_paused, uids=declared))
+
+    def remove(self, dag_id: str) -> None:
+        """Let a Dag exist no longer."""
+        self._keep(dag_id, DagTasks(exists=False))
+
+    def _keep(self, dag_id: str, tasks: DagTasks) -> None:
+        self._dags[dag_id] = tasks
+
+    def tasks_of(self, dag_id: str, job_name: str) -> DagTasks | None:
+        """Return the tasks of a Dag, ``None`` if the test has not said anything of it."""
+        return self._dags.get(dag_id)
 
 
 JOB = job_id_of("sales")

@@ -337,9 +337,10 @@ class TwoPhaseCommitter:
                 stage, mine = (each.rpartition("/")[0] for each in (uid, context.uid))
                 raise EnvironmentNotReadyError(
                     f"Expected no output in {self.destination.name} of a stage that was removed from job "
-                    f"{context.job_name!r}, found output of {stage!r}, which {mine!r} would duplicate. If {mine!r} is the new "
-                    f"name of {stage!r}, set renamed_uids={{{stage!r}: {mine!r}}} or uid={stage!r}; otherwise choose another "
-                    "target, or set another job= for the stage."
+                    f"{context.job_name!r} or is in another Dag, found output of {stage!r}, which {mine!r} would duplicate. If "
+                    f"{mine!r} is the new name of {stage!r}, set renamed_uids={{{stage!r}: {mine!r}}} or uid={stage!r}; otherwise "
+                    "choose another target, or set another job= for the stage. If another Dag still runs it, and both are to "
+                    "write there, set allow_non_restored_state=True for the first run."
                 )
 
     def _warn_if_unknown(self, current: CommitLog, start: Start) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG, BaseOperator, TaskGroup, task
 
+from airflow_provider_statecheck.checkpoint.declared_uids import former_uids
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.messages import RestoreSource
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, RestoreMode
@@ -18,7 +19,6 @@ from airflow_provider_statecheck.hooks import transport
 from airflow_provider_statecheck.hooks.transport import job_name_of, owner_of
 from airflow_provider_statecheck.operators import checkpointed
 from airflow_provider_statecheck.operators.checkpointed import (
-    former_uids,
     refuse_shared_uid,
     uid_of,
     uids_by_task,
@@ -299,6 +299,10 @@ def test_tasks_without_state_are_nobodys_siblings() -> None:
     refuse_shared_uid("one", dag.tasks)
 
 
+def uids_of(dag: DAG) -> dict[str, tuple[str, ...]]:
+    return uids_by_task(dag.tasks[0], dag.tasks, "dag/2026-01-01")
+
+
 def test_the_uids_of_a_dag_are_those_of_its_checkpointed_tasks() -> None:
     with DAG("dag") as dag:
         _callable("one")
@@ -306,13 +310,31 @@ def test_the_uids_of_a_dag_are_those_of_its_checkpointed_tasks() -> None:
         BaseOperator(task_id="three")
         with TaskGroup("group"):
             CheckpointedStageOperator(task_id="four", stage=Stage("named"))
-    assert uids_by_task(dag.tasks) == {"one": ("one",), "two": ("second",), "group.four": ("group.four",)}
+    assert uids_of(dag) == {"one": ("one",), "two": ("second",), "group.four": ("group.four",)}
+
+
+@pytest.mark.parametrize(
+    ("job_name", "found"),
+    [
+        ("sales", {"own", "same", "template"}),
+        ("sales@what-if", {"own", "same", "template"}),
+        ("dag/2026-01-01", {"own", "of the run", "template"}),
+        ("test/sales", {"own", "same", "template"}),
+    ],
+)
+def test_tasks_of_other_jobs_have_no_uid_in_this_one(job_name: str, found: set[str]) -> None:
+    jobs = {"own": "refunds", "same": "sales", "other": "refunds", "of the run": None, "template": "{{ params.job }}"}
+    with DAG("dag") as dag:
+        for task_id, job in jobs.items():
+            _callable(task_id.replace(" ", "_"), job=job)
+    own = dag.task_dict["own"]
+    assert uids_by_task(own, dag.tasks, job_name).keys() == {each.replace(" ", "_") for each in found}
 
 
 def test_a_renamed_task_had_other_uids() -> None:
     with DAG("dag") as dag:
         _callable("one", renamed_uids={"zero": "one", "function": "other function"})
-    assert uids_by_task(dag.tasks) == {"one": ("one", "zero")}
+    assert uids_of(dag) == {"one": ("one", "zero")}
 
 
 def test_a_uid_that_is_known_only_when_the_task_runs_is_none_of_the_dags() -> None:
@@ -321,7 +343,7 @@ def test_a_uid_that_is_known_only_when_the_task_runs_is_none_of_the_dags() -> No
         CheckpointedSparkSubmitOperator.partial(task_id="two", application="a.py").expand(uid=["x", "y"])
         CheckpointedSparkSubmitOperator.partial(task_id="three", application="a.py").expand_kwargs([{"map_key": "x"}])
     rendered.uid = "sales north"
-    assert uids_by_task(dag.tasks) == {"one": (), "two": (), "three": ()}
+    assert uids_of(dag) == {"one": (), "two": (), "three": ()}
 
 
 def test_mapped_tasks_of_any_kind_are_known_by_their_uid_without_a_key() -> None:
@@ -332,7 +354,7 @@ def test_mapped_tasks_of_any_kind_are_known_by_their_uid_without_a_key() -> None
         CheckpointedSparkSubmitOperator.partial(task_id="one", application="a.py").expand(map_key=["x", "y"])
         CheckpointedSparkSubmitOperator.partial(task_id="two", application="a.py", uid="second").expand(map_key=["x"])
         lines.expand(item=["x", "y"])
-    assert uids_by_task(dag.tasks) == {"one": ("one",), "two": ("second",), "lines": ("lines", "routes")}
+    assert uids_of(dag) == {"one": ("one",), "two": ("second",), "lines": ("lines", "routes")}
 
 
 @pytest.mark.parametrize(
