@@ -130,3 +130,20 @@ def test_stage_that_was_known_by_its_own_name_is_refused_under_its_task_id_until
     assert run(2, [1, 2, 3], renamed_uids={"counting": "count"}) == 0, airflow.output
     assert rows(airflow.work / "numbers") == [(n,) for n in range(10, 40)]
     assert [operator.uid for operator in airflow.job("test/numbers").operators] == ["counting"]
+
+
+@pytest.mark.soak
+def test_stage_of_a_dag_with_a_new_id_and_a_task_with_a_new_place_is_refused_until_it_is_renamed(
+    airflow: Airflow,
+) -> None:
+    def run(day: int, parts: list[int], dag_id: str, group: str = "", **arguments: Any) -> int:
+        airflow.environment = {"STAGE_PARTS": json.dumps(parts), "STAGE_ARGUMENTS": json.dumps(arguments)}
+        airflow.environment |= {"STAGE_DAG": dag_id, "STAGE_GROUP": group}
+        return airflow.test_dag(dag_id, f"2026-03-0{day}T00:00:00+00:00")
+
+    assert run(1, [1, 2], "ledger") == 0, airflow.output
+    assert run(2, [1, 2, 3], "ledger_v2", "books") != 0
+    assert "which Dag 'ledger' ran last, which no longer exists" in airflow.output
+    assert len(rows(airflow.work / "numbers")) == 20
+    assert run(2, [1, 2, 3], "ledger_v2", "books", renamed_uids={"count": "books.count"}) == 0, airflow.output
+    assert rows(airflow.work / "numbers") == [(n,) for n in range(10, 40)]

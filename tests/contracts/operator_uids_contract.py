@@ -81,6 +81,14 @@ class OperatorUidsContract:
             self.gateway.register(registration("sums"))
         assert "renamed_uids={'totals': 'sums'} or uid='totals'" in str(refused.value)
 
+    @pytest.mark.parametrize(("old", "new"), [("totals", "books.totals"), ("books.totals", "totals")])
+    def test_task_that_moved_into_or_out_of_a_group_is_refused(self, old: str, new: str) -> None:
+        self.ran(registration(old))
+        with unchanged(self.gateway), pytest.raises(IncompatibleCheckpointError, match=f"uid='{old}'"):
+            self.gateway.register(registration(new))
+        by_uid = registration(new, uid=old, dag_uids={new: (old,)})
+        assert self.gateway.register(by_uid).is_restore
+
     def test_task_that_changed_its_uid_is_refused(self) -> None:
         self.ran(registration("totals", uid="the name of the stage"))
         with pytest.raises(IncompatibleCheckpointError, match="'the name of the stage': 'totals'"):
@@ -264,13 +272,15 @@ class OperatorUidsContract:
         assert (grant.uid, grant.is_restore) == ("totals", True)
         assert ("is also that of a task of Dag 'orders'" in grant.warning) is (old == "in use")
 
-    def test_task_that_moved_to_another_dag_under_another_uid_is_refused(self, dags: CurrentDags) -> None:
+    def test_task_that_moved_to_another_dag_goes_on_or_is_refused(self, dags: CurrentDags) -> None:
         self.ran(registration("totals", "kept"))
         dags.put("orders", "kept")
-        dags.put("books", "kept", "sums")
+        dags.put("books", "totals", "sums")
         moved = registration("sums", owner=owner_of_task("sums", dag_id="books"))
         with unchanged(self.gateway), pytest.raises(IncompatibleCheckpointError, match="no task of which has this uid"):
             self.gateway.register(moved)
+        grant = self.gateway.register(registration("totals", owner=owner_of_task("totals", dag_id="books")))
+        assert (grant.is_restore, grant.warning) == (True, "")
 
     def test_dags_that_share_a_job_go_on_each_with_its_own_stage(self, dags: CurrentDags) -> None:
         def books(**changes: Any) -> RegisterAttempt:

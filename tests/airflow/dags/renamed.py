@@ -1,13 +1,14 @@
-"""A Dag whose one stage gets other arguments from version to version."""
+"""A Dag whose one stage gets other arguments, and whose id and task group change, from version to version."""
 
 from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any
 
-from airflow.sdk import dag
+from airflow.sdk import TaskGroup, dag
 
 from airflow_provider_statecheck import CheckpointedStageOperator, DataFrameSource, ParquetSink, Stage
 
@@ -24,10 +25,12 @@ def counting() -> Stage:
     return Stage("counting").source(DataFrameSource(parts, numbers)).sink(ParquetSink(f"{folder}/numbers"))
 
 
-@dag(schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC), catchup=False)
+@dag(os.environ.get("STAGE_DAG", "renamed"), schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC), catchup=False)
 def renamed() -> None:
     arguments = json.loads(os.environ.get("STAGE_ARGUMENTS", "{}"))
-    CheckpointedStageOperator(task_id="count", job="numbers", stage=counting(), config_kwargs=SPARK, **arguments)
+    group = os.environ.get("STAGE_GROUP")
+    with TaskGroup(group) if group else nullcontext():
+        CheckpointedStageOperator(task_id="count", job="numbers", stage=counting(), config_kwargs=SPARK, **arguments)
 
 
 renamed()

@@ -11,17 +11,19 @@ import pytest
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.declared_uids import DagTasks
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus, OnClear
+from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import (
     ConcurrentAttemptError,
     IncompatibleCheckpointError,
     InvalidConfigurationError,
     StaleAttemptError,
 )
-from tests.contracts.operator_uids_contract import registration
-from tests.contracts.runs_of_a_job import day, rows_of
+from tests.contracts.operator_uids_contract import owner_of_task, registration
+from tests.contracts.runs_of_a_job import CurrentDags, day, rows_of
 from tests.messages import complete_checkpoint, make_leadership, make_owner, make_registration
 from tests.sqlite_rows import new_store
 
@@ -200,6 +202,48 @@ def test_test_runs_have_the_same_rules_for_uids_as_real_jobs(job_name: str) -> N
         coordinator.register(registration("sums", job_name=job_name))
     renamed = registration("sums", job_name=job_name, former_uids=("totals",))
     assert coordinator.register(renamed).uid == "totals"
+
+
+@pytest.mark.parametrize(("job_name", "is_refused"), [("sales", True), ("test/sales", False)])
+def test_dags_that_are_paused_run_in_the_namespace_of_tests(job_name: str, is_refused: bool) -> None:
+    dags = CurrentDags()
+    dags.put("orders", "totals", is_paused=True)
+    coordinator = AttemptCoordinator(new_store(), dags=dags)
+    complete_checkpoint(coordinator, coordinator.register(registration("totals", job_name=job_name)).attempt)
+    added = registration("sums", owner=owner_of_task("sums", dag_id="books"), job_name=job_name)
+    if not is_refused:
+        assert "another Dag has operator 'totals'" in coordinator.register(added).warning
+        return
+    with pytest.raises(IncompatibleCheckpointError, match="which is paused"):
+        coordinator.register(added)
+
+
+class AskedDags(CurrentDags):
+    """Writes to the job while it is asked, which waits for an open transaction."""
+
+    def __init__(self, store: JobStore) -> None:
+        super().__init__()
+        self._store = store
+        self.asked: list[tuple[str, str]] = []
+
+    def tasks_of(self, dag_id: str, job_name: str) -> DagTasks | None:
+        self.asked.append((dag_id, job_name))
+        with self._store.transaction(JOB):
+            return super().tasks_of(dag_id, job_name)
+
+
+def test_dags_are_looked_up_once_and_outside_of_the_transaction() -> None:
+    store = new_store()
+    dags = AskedDags(store)
+    coordinator = AttemptCoordinator(store, dags=dags)
+    for dag_id in ("orders", "books"):
+        dags.put(dag_id, f"of_{dag_id}")
+        owner = owner_of_task(f"of_{dag_id}", dag_id=dag_id)
+        request = registration(f"of_{dag_id}", owner=owner, allow_non_restored_state=True)
+        complete_checkpoint(coordinator, coordinator.register(request).attempt)
+    dags.asked.clear()
+    coordinator.register(registration("added", owner=owner_of_task("added", dag_id="third")))
+    assert dags.asked == [("books", "sales"), ("orders", "sales")]
 
 
 def test_the_leader_of_aligned_checkpoints_is_no_operator_that_could_be_gone() -> None:
