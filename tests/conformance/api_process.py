@@ -68,6 +68,11 @@ class ServedFolder:
     def is_last_try(self, owner: AttemptOwner) -> bool:
         return self.is_running(owner)
 
+    def earlier_run_of(self, owner: AttemptOwner) -> str | None:
+        running = self.folder / RUNNING_FILE
+        names = running.read_text().splitlines() if running.exists() else []
+        return min((each for each in names if each < owner.run_id), default=None)
+
 
 class NamedFolder:
     """The name of the served folder in a file, which changes from test to test while the server runs."""

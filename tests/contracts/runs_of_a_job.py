@@ -35,6 +35,10 @@ class RunningTasks:
         """Tell whether the owner's run is one of them."""
         return self.is_running(owner)
 
+    def earlier_run_of(self, owner: AttemptOwner) -> str | None:
+        """Return the first of them, by its name, that is before the owner's run."""
+        return min((each for each in self._run_ids if each < owner.run_id), default=None)
+
 
 JOB = job_id_of("sales")
 OPERATOR = operator_id_of("aggregate")
