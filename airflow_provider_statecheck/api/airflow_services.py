@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import json
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
@@ -29,11 +30,15 @@ from airflow_provider_statecheck.metadata.unit_of_work import executing
 
 if TYPE_CHECKING:
     from airflow.models.taskinstance import TaskInstance
-    from sqlalchemy import ColumnElement
+    from sqlalchemy import ColumnElement, Select
     from sqlalchemy.engine import Connection
     from sqlalchemy.orm import Session
 
     from airflow_provider_statecheck.queryable.locations import OpenStorage
+
+
+_START_TIMEOUT = timedelta(minutes=5)
+"""Time for which a queued task is waited for; a task that no worker takes would block the later ones for ever."""
 
 
 def airflow_services(open_storage: OpenStorage | None = None) -> Services:
@@ -160,6 +165,14 @@ class AirflowTaskLiveness:
         is_begun = TaskInstance.state.in_(("running", "deferred", "success", "failed"))
         return task_state(Caller.of(owner), TaskInstance.try_number == owner.try_number, is_begun) is not None
 
+    def earlier_run_of(self, owner: AttemptOwner) -> str | None:
+        from airflow.utils.session import create_session
+
+        if not owner.airflow:
+            return None
+        with executing(), create_session() as session:
+            return session.scalar(_earlier_runs(Caller.of(owner)))
+
 
 class AirflowRuns:
     """Ends of Dag runs by the rows of the runs; needs access to the ORM."""
@@ -175,6 +188,31 @@ class AirflowRuns:
             # The row does not show whether a user marked the run as failed; a failed run retains more than a cancelled one.
             status = job_status_of(session.scalar(query))
         return status if status.is_globally_terminal else None
+
+
+def _earlier_runs(task: Caller) -> Select[tuple[str]]:
+    """Return the query for the runs before that of a task in which its instance runs or starts, the earliest first."""
+    from airflow.models.dagrun import DagRun
+    from airflow.models.taskinstance import TaskInstance
+    from sqlalchemy import and_, func, or_, select, tuple_
+    from sqlalchemy.orm import aliased
+
+    own, since = aliased(DagRun), datetime.now(UTC) - _START_TIMEOUT
+    place, own_place = (
+        tuple_(func.coalesce(run.logical_date, run.partition_date, run.run_after), run.id) for run in (DagRun, own)
+    )
+    is_active = or_(
+        TaskInstance.state == "running", and_(TaskInstance.state == "queued", TaskInstance.queued_dttm > since)
+    )
+    return (
+        select(TaskInstance.run_id)
+        .join(DagRun, and_(DagRun.dag_id == TaskInstance.dag_id, DagRun.run_id == TaskInstance.run_id))
+        .join(own, and_(own.dag_id == task.dag_id, own.run_id == task.run_id))
+        .where(TaskInstance.dag_id == task.dag_id, TaskInstance.task_id == task.task_id)
+        .where(TaskInstance.map_index == task.map_index, is_active, place < own_place)
+        .order_by(func.coalesce(DagRun.logical_date, DagRun.partition_date, DagRun.run_after), DagRun.id)
+        .limit(1)
+    )
 
 
 def task_state(task: Caller, *conditions: ColumnElement[bool]) -> str | None:

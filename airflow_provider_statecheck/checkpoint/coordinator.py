@@ -29,7 +29,13 @@ from airflow_provider_statecheck.checkpoint.fencing import (
     require_running,
     require_same_task,
 )
-from airflow_provider_statecheck.checkpoint.ids import checkpoint_uri, job_id_of, new_savepoint_uri
+from airflow_provider_statecheck.checkpoint.ids import (
+    checkpoint_uri,
+    is_test_job,
+    job_id_of,
+    new_savepoint_uri,
+    operator_id_of,
+)
 from airflow_provider_statecheck.checkpoint.messages import (
     LONGEST_CHECKPOINT,
     AcknowledgeCheckpoint,
@@ -57,6 +63,7 @@ from airflow_provider_statecheck.checkpoint.records import (
 )
 from airflow_provider_statecheck.checkpoint.renamed_operators import UnaskedDagsError
 from airflow_provider_statecheck.checkpoint.retention import BATCH_SIZE, DEFAULT_AGE, forgettable_rows, remove_rows
+from airflow_provider_statecheck.checkpoint.run_order import ONE_RUN_AT_A_TIME
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.store import (
     JobStore,
@@ -208,6 +215,7 @@ class AttemptCoordinator(StoredJobs):
     def _register(self, request: RegisterAttempt) -> AttemptGrant:
         dead: list[AttemptRecord] = []
         dags: dict[str, DagTasks | None] = {}
+        self._require_its_turn(request)
         while True:
             try:
                 with self._store.transaction(job_id_of(request.job_name), create_as=request.job_name) as tx:
@@ -220,6 +228,23 @@ class AttemptCoordinator(StoredJobs):
             else:
                 self._require_gone(found, request)
                 dead.append(found.rival)
+
+    def _require_its_turn(self, request: RegisterAttempt) -> None:
+        if not request.waits or is_test_job(request.job_name):
+            return
+        earlier = self._liveness.earlier_run_of(request.owner)
+        if earlier is not None and not self._has_begun(request):
+            raise _not_its_turn_error(earlier, request)
+
+    def _has_begun(self, request: RegisterAttempt) -> bool:
+        # The earlier run would wait for the newest attempt, if that is of this run, while this try waited for the earlier run.
+        try:
+            view = self._store.describe(job_id_of(request.job_name))
+        except CheckpointNotFoundError:
+            return False
+        operator_ids = {operator_id_of(uid) for uid in (request.uid, *request.former_uids)}
+        newest = [view.current_attempt(o) for o in view.operators if o.operator_id in operator_ids]
+        return any(a is not None and a.owner.run_key == request.owner.run_key for a in newest)
 
     def _require_gone(self, found: registration.RivalError, request: RegisterAttempt) -> None:
         holder = found.rival.owner
@@ -235,12 +260,21 @@ class AttemptCoordinator(StoredJobs):
 
 def _concurrent_attempt_error(holder: AttemptOwner, request: RegisterAttempt) -> ConcurrentAttemptError:
     is_same_task = holder.logical_task == request.owner.logical_task
-    advice = "Run one Dag run at a time" if is_same_task else "Give one of the two tasks another uid"
+    advice = ONE_RUN_AT_A_TIME if is_same_task else "Give one of the two tasks another uid"
     return ConcurrentAttemptError(
         f"Job {request.job_name!r} already has a running task with uid {request.uid!r}: {holder.label}; "
         f"{request.owner.label} was refused. {advice}, or set on_overlap='wait'.",
         uid=request.uid,
         holder=holder.label,
+    )
+
+
+def _not_its_turn_error(earlier: str, request: RegisterAttempt) -> ConcurrentAttemptError:
+    return ConcurrentAttemptError(
+        f"Job {request.job_name!r} is waited for by an earlier run of the task: {earlier}; {request.owner.label} registers "
+        f"after it.",
+        uid=request.uid,
+        holder=f"the earlier run {earlier}",
     )
 
 

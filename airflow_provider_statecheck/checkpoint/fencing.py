@@ -134,6 +134,9 @@ class TaskLiveness(Protocol):
     def is_last_try(self, owner: AttemptOwner) -> bool:
         """Return whether the owner's try is known to be the last one of its task instance, which was not cleared since."""
 
+    def earlier_run_of(self, owner: AttemptOwner) -> str | None:
+        """Return the earliest run in which the owner's task is known to run or to start, if it is before the owner's run."""
+
 
 class UnknownLiveness:
     """Liveness outside Airflow, where it is unknown and a newer attempt always fences an older one."""
@@ -145,6 +148,10 @@ class UnknownLiveness:
     def is_last_try(self, owner: AttemptOwner) -> bool:
         """Return ``False``."""
         return False
+
+    def earlier_run_of(self, owner: AttemptOwner) -> str | None:
+        """Return ``None``."""
+        return None
 
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")

@@ -75,6 +75,8 @@ class RegisterAttempt:
     """Whether a new operator may start empty if another operator of the job has no task any more."""
     savepoint_at_end: bool = False
     """Whether a savepoint is taken when the stage has finished."""
+    waits: bool = False
+    """Whether the attempt waits while earlier runs of its task do, and is refused until then."""
 
     def __post_init__(self) -> None:
         for name in ("num_retained", "retained_runs"):

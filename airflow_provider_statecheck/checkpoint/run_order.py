@@ -18,6 +18,9 @@ from airflow_provider_statecheck.checkpoint.records import AttemptOwner, Checkpo
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
 from airflow_provider_statecheck.exceptions import RunSupersededError
 
+ONE_RUN_AT_A_TIME = "Run one Dag run at a time, with max_active_runs=1 or 'airflow backfill create --max-active-runs 1'"
+"""Advice for runs of which a later one has overtaken an earlier one."""
+
 
 def require_not_superseded(tx: JobTransaction, operator: OperatorRecord, owner: AttemptOwner) -> None:
     """
@@ -57,7 +60,8 @@ def _superseded_error(
         f"Expected the state of operator {operator.uid!r} in job {tx.job.name!r} not to be past run {run!r}, found it at the "
         f"later run {newest.run_key!r} (checkpoint {newest.checkpoint_id}){found}; nothing was changed. Either roll back the "
         f'later runs with "{rewind}" and clear this run and the later ones, or set '
-        f"from_checkpoint='before:{run}', with which this run works on a copy of the earlier state.",
+        f"from_checkpoint='before:{run}', with which this run works on a copy of the earlier state. {ONE_RUN_AT_A_TIME}, where "
+        f"several runs at once have led to this.",
         run_key=run,
         stands_at=newest.run_key,
         checkpoint_id=newest.checkpoint_id,

@@ -17,7 +17,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, make_dataclass, replace
 from functools import cached_property, partial
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, get_type_hints
@@ -404,6 +404,7 @@ def registering(register: Register, on_overlap: OnOverlap, sleep: Callable[[floa
         return register
 
     def registered(request: RegisterAttempt) -> AttemptGrant:
+        request = replace(request, waits=True)
         logged = ""
 
         def log_new_holder(state: RetryCallState) -> None:

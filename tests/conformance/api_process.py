@@ -78,6 +78,11 @@ class ServedFolder:
             return None
         return DagTasks(**found | {"uids": {task: tuple(uids) for task, uids in found["uids"].items()}})
 
+    def earlier_run_of(self, owner: AttemptOwner) -> str | None:
+        running = self.folder / RUNNING_FILE
+        names = running.read_text().splitlines() if running.exists() else []
+        return min((each for each in names if each < owner.run_id), default=None)
+
 
 class NamedFolder:
     """The name of the served folder in a file, which changes from test to test while the server runs."""

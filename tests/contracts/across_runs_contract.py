@@ -322,6 +322,37 @@ class AcrossRunsContract(RunsOfAJob):
         liveness.let_run("scheduled__2026-01-01")
         assert self.begin(day(2)).is_restore
 
+    def test_runs_that_wait_register_the_earliest_first(self, liveness: RunningTasks) -> None:
+        liveness.let_run("scheduled__2026-01-02", "scheduled__2026-01-03")
+        with pytest.raises(ConcurrentAttemptError, match="scheduled__2026-01-02") as refused:
+            self.begin(day(3), waits=True)
+        assert refused.value.holder == "the earlier run scheduled__2026-01-02"
+        self.work(day(2), waits=True)
+        liveness.let_run("scheduled__2026-01-03")
+        assert self.begin(day(3), waits=True).is_restore
+
+    def test_a_run_that_does_not_wait_does_not_let_others_pass(self, liveness: RunningTasks) -> None:
+        liveness.let_run("scheduled__2026-01-02", "scheduled__2026-01-03")
+        assert self.begin(day(3)).attempt.epoch == 1
+
+    def test_a_retry_that_waits_registers_before_an_earlier_run_that_waits_for_it(self, liveness: RunningTasks) -> None:
+        liveness.let_run("scheduled__2026-01-03")
+        self.begin(day(3), waits=True)
+        liveness.let_run("scheduled__2026-01-02", "scheduled__2026-01-03")
+        with pytest.raises(ConcurrentAttemptError):
+            self.begin(day(2), waits=True)
+        assert self.begin(day(3), waits=True).attempt.epoch == 2
+
+    def test_a_registration_that_is_repeated_does_not_wait_again(self, liveness: RunningTasks) -> None:
+        request = make_registration(owner=day(3), waits=True)
+        granted = self.gateway.register(request)
+        liveness.let_run("scheduled__2026-01-02", "scheduled__2026-01-03")
+        assert self.gateway.register(request) == granted
+
+    def test_test_runs_do_not_wait_for_others(self, liveness: RunningTasks) -> None:
+        liveness.let_run("scheduled__2026-01-02")
+        assert self.begin(day(3), job_name="test/sales", waits=True).attempt.epoch == 1
+
     def test_an_earlier_run_is_told_that_it_is_too_late_before_it_is_told_to_wait(self, liveness: RunningTasks) -> None:
         complete_checkpoint(self.gateway, self.begin(day(2)).attempt)
         liveness.let_run("scheduled__2026-01-02")

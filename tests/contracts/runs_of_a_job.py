@@ -36,6 +36,10 @@ class RunningTasks:
         """Tell whether the owner's run is one of them."""
         return self.is_running(owner)
 
+    def earlier_run_of(self, owner: AttemptOwner) -> str | None:
+        """Return the first of them, by its name, that is before the owner's run."""
+        return min((each for each in self._run_ids if each < owner.run_id), default=None)
+
 
 class CurrentDags:
     """A ``DagDirectory`` that knows the Dags that a test puts into it."""

@@ -170,6 +170,9 @@ class LivingTasks:
     def is_last_try(self, owner: AttemptOwner) -> bool:
         return self.is_running(owner)
 
+    def earlier_run_of(self, owner: AttemptOwner) -> str | None:
+        return None
+
     def kill(self, label: str) -> None:
         (self.folder / label).touch()
 

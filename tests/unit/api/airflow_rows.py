@@ -25,14 +25,14 @@ class RunningTask:
 
     @classmethod
     def start(
-        cls, engine: Engine, task_id: str = "features", map_index: int = -1, state: str = "running"
+        cls, engine: Engine, task_id: str = "features", map_index: int = -1, state: str = "running", **of_run: Any
     ) -> RunningTask:
-        """Insert a run with one task instance."""
+        """Insert a run, with other values of its row, and with one task instance."""
         task = cls(engine, uuid.uuid4(), f"manual__{uuid.uuid4()}")
         run = {"dag_id": "nightly", "run_id": task.run_id, "run_type": "manual", "clear_number": 0}
         instance = {"id": task.ti_id, "dag_id": "nightly", "run_id": task.run_id, "task_id": task_id, "state": state}
         with engine.begin() as connection:
-            connection.execute(insert(_table("dag_run")).values(run_after=datetime.now(UTC), **run))
+            connection.execute(insert(_table("dag_run")).values(**{"run_after": datetime.now(UTC)} | run | of_run))
             row = instance | {"map_index": map_index, "pool": "default_pool", "pool_slots": 1}
             connection.execute(insert(_table("task_instance")).values(**row))
         return task

@@ -8,6 +8,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
@@ -22,6 +23,7 @@ from airflow_provider_statecheck.api import airflow_access, airflow_services
 from airflow_provider_statecheck.api.airflow_access import PermittedDags
 from airflow_provider_statecheck.api.airflow_services import AirflowRuns, AirflowTaskLiveness, AirflowTasks
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.gateway.verbs import challenge_of
 from airflow_provider_statecheck.metadata.tables import Caller
@@ -225,6 +227,51 @@ def test_a_try_is_the_last_one_until_its_task_instance_is_cleared_or_tried_again
     task.become("running", try_number=3)
     others = (owner, make_owner(label="process 7"), make_owner(label="a task, try 3"))
     assert not any(map(AirflowTaskLiveness().is_last_try, others))
+
+
+DAY = timedelta(days=1)
+FUTURE = datetime(2126, 1, 1, tzinfo=UTC)
+"""After all runs of other tests."""
+
+
+def of(task: RunningTask, task_id: str, map_index: int = -1) -> AttemptOwner:
+    coordinates = {"dag_id": "nightly", "run_id": task.run_id, "task_id": task_id, "map_index": str(map_index)}
+    return make_owner(airflow=tuple(coordinates.items()))
+
+
+def test_the_earliest_run_is_found_in_which_a_task_runs_or_starts(engine: Engine) -> None:
+    liveness = AirflowTaskLiveness()
+    first, second, third = (
+        RunningTask.start(engine, "waiting", logical_date=FUTURE + number * DAY) for number in range(3)
+    )
+    other = RunningTask.start(engine, "another", logical_date=FUTURE - DAY)
+    assert liveness.earlier_run_of(of(first, "waiting")) is None
+    assert liveness.earlier_run_of(of(third, "waiting")) == first.run_id
+    assert liveness.earlier_run_of(of(other, "another")) is None
+    for state in ("success", "failed", "up_for_retry", "scheduled", None):
+        first.become(state)
+        assert liveness.earlier_run_of(of(third, "waiting")) == second.run_id
+    first.become("queued", queued_dttm=datetime.now(UTC))
+    assert liveness.earlier_run_of(of(third, "waiting")) == first.run_id
+    first.become("queued", queued_dttm=datetime.now(UTC) - timedelta(minutes=6))
+    assert liveness.earlier_run_of(of(third, "waiting")) == second.run_id, "no worker may ever take it"
+    assert liveness.earlier_run_of(make_owner()) is None
+
+
+def test_partitions_and_runs_without_a_date_are_waited_for_in_their_order(engine: Engine) -> None:
+    liveness = AirflowTaskLiveness()
+    one, two = (RunningTask.start(engine, "parts", partition_date=FUTURE + number * DAY) for number in (2, 1))
+    assert liveness.earlier_run_of(of(one, "parts")) == two.run_id
+    assert liveness.earlier_run_of(of(two, "parts")) is None
+    three, four = (RunningTask.start(engine, "undated", run_after=FUTURE) for _ in range(2))
+    assert liveness.earlier_run_of(of(four, "undated")) == three.run_id
+    assert liveness.earlier_run_of(of(three, "undated")) is None
+
+
+def test_only_the_same_instance_of_a_mapped_task_is_waited_for(engine: Engine) -> None:
+    RunningTask.start(engine, "mapped", map_index=0, logical_date=FUTURE + 10 * DAY)
+    later = RunningTask.start(engine, "mapped", map_index=1, logical_date=FUTURE + 11 * DAY)
+    assert AirflowTaskLiveness().earlier_run_of(of(later, "mapped", 1)) is None
 
 
 def test_a_dag_is_known_by_its_row(engine: Engine) -> None:

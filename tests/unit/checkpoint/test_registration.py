@@ -188,6 +188,9 @@ class Meanwhile:
     def is_last_try(self, owner: AttemptOwner) -> bool:
         return self.is_running(owner)
 
+    def earlier_run_of(self, owner: AttemptOwner) -> str | None:
+        return None
+
 
 def coordinator_with(liveness: Meanwhile) -> AttemptCoordinator:
     return AttemptCoordinator(new_store(), liveness)
