@@ -36,7 +36,8 @@ from airflow_provider_statecheck.spark.sources.item_source import (
     load_row_groups,
     parse_columns,
 )
-from airflow_provider_statecheck.spark.sources.source import OnChange, require_unchanged
+from airflow_provider_statecheck.spark.sources.replaced_files import ReplacedFiles
+from airflow_provider_statecheck.spark.sources.source import OnChange, require_unchanged, restart_or_rewind
 from airflow_provider_statecheck.spark.tables.schemas import (
     partition_values,
     quoted_column,
@@ -215,7 +216,7 @@ class FileSource(ItemSource):
         files = listing.files()
         if opening.before is None:
             self._require_files(listing, files)
-        ledger = opening.reconciled(files, self._on_change)
+        ledger = self._reconciled(opening, files)
         require_same_partition_columns((listing.root_of(item.name), item.name) for item in ledger.items)
         reader = self._reader(
             opening.spark,
@@ -226,6 +227,14 @@ class FileSource(ItemSource):
             restored=opening.reader_state,
         )
         return ledger, reader
+
+    def _reconciled(self, opening: Opening, files: Sequence[Item]) -> Ledger:
+        if opening.before is None or not opening.is_new_run or not files:
+            return opening.reconciled(files, self._on_change)
+        replaced = ReplacedFiles.since(opening.before.ledger, files)
+        if replaced.directories and self._on_change is not OnChange.IGNORE:
+            raise replaced.error(restart_or_rewind(opening.before.ledger, new_run=True), self._on_change)
+        return replaced.kept_in(opening.reconciled(files, self._on_change))
 
     def _require_files(self, listing: FileListing, files: Sequence[Item]) -> None:
         # Among several paths, one with alternatives would be missed silently.

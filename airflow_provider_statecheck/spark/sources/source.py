@@ -141,7 +141,10 @@ class Source(Protocol):
 
 _SHOWN = 5
 
-REWIND = "rewind the job to before the run that read it, with `airflow statecheck rewind`, so that the runs since then read it anew"
+REWIND = (
+    "rewind the job to before the run that read it, with `airflow statecheck rewind` and as far as retained_runs reaches, and "
+    "let that run read it anew"
+)
 """What helps if the input of runs that have ended has changed."""
 
 

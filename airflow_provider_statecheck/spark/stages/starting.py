@@ -8,7 +8,7 @@ where the run before it ended: its state and output include rows that the source
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,9 +18,10 @@ from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.sources.enumerator import decode_source_state
 from airflow_provider_statecheck.spark.sources.file_source import FileSource
 from airflow_provider_statecheck.spark.sources.item_source import DataFrameSource, ItemSource
+from airflow_provider_statecheck.spark.sources.replaced_files import ReplacedFiles
 from airflow_provider_statecheck.spark.sources.source import REWIND, some_of
 from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState
-from airflow_provider_statecheck.state.source_items import Ledger
+from airflow_provider_statecheck.state.source_items import Item, Ledger
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
@@ -144,10 +145,16 @@ class _Restart:
         # Files that a run has read may be moved away, also if the run did not come to its end.
         if not self._given_up or not isinstance(self._source, FileSource | DataFrameSource):
             return
-        listed = {item.name for item in decode_source_state(enumerator.snapshot()).ledger.items}
-        lost = sorted({name for ledger in self._given_up for name in ledger.finished_names} - listed)
+        listed = decode_source_state(enumerator.snapshot()).ledger.items
+        lost = sorted({name for ledger in self._given_up for name in _lost(ledger, listed)})
         if lost:
             raise SourceChangedError(
                 f"{self._changed}. The run before did not come to its end, and run {self._run!r} would read its input again, but "
                 f"{some_of([redact(name) for name in lost])}, which it had read, vanished. Restore these files or the changed ones."
             )
+
+
+def _lost(ledger: Ledger, listed: Sequence[Item]) -> Iterator[str]:
+    replaced = ReplacedFiles.since(ledger, listed).directories.values()
+    found = {item.name for item in (*listed, *(each for files in replaced for each in files.vanished))}
+    return (name for name in ledger.finished_names if name not in found)

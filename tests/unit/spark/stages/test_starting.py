@@ -176,3 +176,35 @@ def test_run_whose_beginning_is_not_retained_does_not_start_again_without_state(
     files.write("c", text="{} {}")
     with pytest.raises(NoRestorableCheckpointError, match=f"before run '{SECOND}'.*none retained"):
         files.run(SECOND)
+
+
+@pytest.mark.parametrize("is_rewound", [True, False])
+def test_repaired_day_is_told_and_counts_once_after_each_remedy(files: FileStage, is_rewound: bool) -> None:
+    files.write("day=1/x")
+    files.run(FIRST)
+    files.write("day=2/x")
+    files.run(SECOND)
+    (files.folder / "day=2/x").unlink()
+    files.write("day=2/y", "day=3/x")
+    for on_change in ("fail", "restart"):
+        with pytest.raises(
+            SourceChangedError, match=r"day=2 \(1 vanished, such as x; 1 appeared, such as y\).*rewind the job"
+        ):
+            files.run(THIRD, on_change=on_change)
+    if is_rewound:
+        files.rewind(SECOND)
+        assert files.run(SECOND) == ["day=1/x", "day=2/y", "day=3/x"]
+    else:
+        assert files.run(THIRD, on_change="ignore") == ["day=1/x", "day=2/x", "day=3/x"]
+
+
+def test_day_that_was_repaired_after_a_run_read_it_half_way_is_read_anew(files: FileStage) -> None:
+    files.write("day=1/x")
+    files.run(FIRST)
+    files.write("day=2/x", "day=3/x")
+    files.run(SECOND, 1)
+    (files.folder / "day=2/x").unlink()
+    files.write("day=2/y")
+    with pytest.raises(SourceChangedError, match=r"day=2 .*set on_change to 'restart'"):
+        files.run(THIRD, on_change="fail")
+    assert files.run(THIRD) == ["day=1/x", "day=2/y", "day=3/x"]
