@@ -17,7 +17,7 @@ import inspect
 import site
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -27,11 +27,16 @@ from typing import Any
 Describe = Callable[[object], str | None]
 """Function that returns the text of a value that is part of the digest, and ``None`` for other values."""
 
+
+def no_text(value: object) -> None:
+    """Describe no value: the digest is then of code alone."""
+
+
 _OWN_PACKAGE = "airflow_provider_statecheck"
 _MISSING = object()
 
 
-def code_digest(root: object, describe: Describe = lambda value: None) -> str:
+def code_digest(root: object, describe: Describe = no_text) -> str:
     """
     Return the digest of a callable's code.
 
@@ -40,6 +45,30 @@ def code_digest(root: object, describe: Describe = lambda value: None) -> str:
     """
     walk = _CodeWalk(describe)
     walk.start(root)
+    return _sha256("\n".join(sorted(walk.edges)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeFragment:
+    """Code that is no function of its own, such as the body of a loop."""
+
+    text: str
+    """Text of the code, equal for equal code."""
+    values: Mapping[str, object]
+    """Values of the names that it uses."""
+    attribute_names: frozenset[str]
+    imported_modules: frozenset[str]
+
+
+def fragments_digest(fragments: Iterable[CodeFragment], describe: Describe = no_text) -> str:
+    """
+    Return the digest of fragments of code and of the user code that they reach.
+
+    :param describe: Function that returns the text of a value to include, and ``None`` for other values.
+    """
+    walk = _CodeWalk(describe)
+    for fragment in fragments:
+        walk.start_fragment(fragment)
     return _sha256("\n".join(sorted(walk.edges)))
 
 
@@ -60,6 +89,15 @@ class _CodeWalk:
     def start(self, root: object) -> None:
         """Visit the root, which is part of the digest even if it is in an installed package."""
         self._visit("", "", root, frozenset({"__call__"}), is_root=True)
+
+    def start_fragment(self, fragment: CodeFragment) -> None:
+        """Visit what a fragment uses."""
+        own = _sha256(fragment.text)
+        self._add("", "", own)
+        for name in sorted(fragment.values):
+            self._visit(own, name, fragment.values[name], fragment.attribute_names)
+        for name in sorted(fragment.imported_modules):
+            self._visit(own, name, _user_module(name), fragment.attribute_names)
 
     def _visit(
         self, referrer: str, name: str, value: object, attributes: frozenset[str], *, is_root: bool = False
@@ -226,8 +264,12 @@ def _is_user_namespace(value: object) -> bool:
 
 
 def _is_user_function(function: FunctionType) -> bool:
-    module = function.__globals__.get("__name__")
-    return is_user_file(function.__code__.co_filename) and not _is_own_package(str(module))
+    return is_user_code(function.__code__, function.__globals__)
+
+
+def is_user_code(code: CodeType, global_names: Mapping[str, object]) -> bool:
+    """Return whether code belongs neither to the standard library nor to an installed package nor to this one."""
+    return is_user_file(code.co_filename) and not _is_own_package(str(global_names.get("__name__")))
 
 
 @functools.cache

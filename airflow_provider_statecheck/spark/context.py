@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
@@ -24,6 +25,7 @@ from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.driver.attempts import Handover, begin_submitted, open_attempt, take_handover
 from airflow_provider_statecheck.spark.driver.readiness import check_driver_packages
 from airflow_provider_statecheck.spark.endings import is_success, message_of
+from airflow_provider_statecheck.spark.item_loop import ItemLoop
 from airflow_provider_statecheck.spark.pacing import Rhythm, pace_of, require_pace
 from airflow_provider_statecheck.spark.parts.parted_run import FAIL, PartedRun
 from airflow_provider_statecheck.spark.stage_costs import StageCosts, require_budget
@@ -321,6 +323,7 @@ class StageContext:
         key: Callable[[Item], Any] | None = None,
         every: int = 1,
         every_seconds: float | None = None,
+        version: str | None = None,
     ) -> Iterator[Item]:
         """
         Yield the items that are not finished yet.
@@ -329,19 +332,33 @@ class StageContext:
         the body are therefore at least once. Each item has its own scope of step names. Use it directly in a ``for``
         statement: an iterator in a variable that is left by ``break`` keeps the scope of its item open.
 
+        A finished item is worked on again if the body of the ``for`` statement, code that it calls, or a DataFrame that
+        it uses has changed. The other statements around the loop count as far as they define what the body reads. Items
+        of earlier runs of a job are kept, with a warning if the body has changed.
+
         :param name: Name of the loop, unique in its scope.
         :param items: Items of this try; they may differ from those of the last try.
         :param key: Function that returns the identity of an item; by default, text, whole numbers, dates and UUIDs
             identify themselves.
         :param every: Number of finished items after which a checkpoint is taken.
         :param every_seconds: Age of the loop's last checkpoint after which one is taken too.
+        :param version: Change it to work on all items again, if their result changes for a reason outside the code.
         :raises InvalidConfigurationError: for an item without a key or ``every`` below 1.
         :raises DuplicateNameError: if the name is already used or two items have the same key.
         """
         every = require_count("every", every)
         require("every_seconds", every_seconds, lambda age: age is None or age >= 0, "a number of seconds, 0 or more")
         pairs = keyed(items, key)
-        return self._work(self._names.claim(name), pairs, every, every_seconds)
+        rhythm = partial(Rhythm, every, every_seconds, self.costs, self._saving.pace, self._monotonic)
+        loop = ItemLoop(
+            self._steps,
+            self._names,
+            self._names.claim(name),
+            version=version,
+            context=self,
+            release=self._auto.release,
+        )
+        return loop.items(pairs, rhythm, self._monotonic)
 
     def checkpoint(self) -> CheckpointRecord | None:
         """
@@ -414,26 +431,6 @@ class StageContext:
             # The caller may catch the error and compute the step again.
             self._names.used.discard(step)
             raise
-
-    def _work(
-        self, loop: StepKey, pairs: list[tuple[str, Item]], every: int, every_seconds: float | None
-    ) -> Iterator[Item]:
-        self._saving.progress.expect(loop, (item_key for item_key, _ in pairs))
-        rhythm = Rhythm(every, every_seconds, self.costs, self._saving.pace, self._monotonic)
-        for item_key, item in pairs:
-            if self._saving.progress.is_finished(loop, item_key):
-                continue
-            self._saving.report_restored()
-            began = self._monotonic()
-            with self._names.inside(loop[1], item_key) as scope:
-                yield item
-            self._saving.finish_item(loop, item_key, self._monotonic() - began)
-            self._auto.release(scope)
-            if rhythm.is_time():
-                self.checkpoint()
-                rhythm.taken()
-        if rhythm.unsaved:
-            self.checkpoint()
 
     def _close(self) -> None:
         self.costs.report()

@@ -357,7 +357,7 @@ def step_fingerprint(
     if isinstance(build, DataFrame):
         kind, body = "plan", plan_text(build, snapshots, _udf_code)
     elif callable(build):
-        kind, body = "code", code_digest.code_digest(build, partial(_described, snapshots))
+        kind, body = "code", code_digest.code_digest(build, partial(described, snapshots))
     else:
         raise InvalidConfigurationError(
             f"Expected a function or a DataFrame for a step, found {type(build).__name__}; wrap it: lambda: ..."
@@ -372,7 +372,7 @@ def combined_fingerprint(*parts: str) -> str:
     return hashlib.sha256(json.dumps([FORMAT_VERSION, "combined", *parts]).encode()).hexdigest()
 
 
-def _described(snapshots: Mapping[str, str], value: object) -> str | None:
+def described(snapshots: Mapping[str, str], value: object) -> str | None:
     """Return the text of a captured DataFrame or of a UDF's signature, ``None`` for anything else."""
     from pyspark.sql import DataFrame
 

@@ -29,6 +29,7 @@ from airflow_provider_statecheck.spark.stage_costs import (
 from airflow_provider_statecheck.spark.status_log import StepFigures, figures_or_none, readable_seconds
 from airflow_provider_statecheck.state.progress import (
     BadPart,
+    ItemBasis,
     Iterations,
     LoopProgress,
     NamedSnapshot,
@@ -117,7 +118,7 @@ class StageCheckpointer:
         self.run = _run_of(attempt, restored)
         """The run that computed the snapshots: this run, or the run of the restored savepoint."""
         self.state = StageState(saved.get("values"))
-        self.progress = LoopProgress(saved.get("loops", ()))
+        self.progress = LoopProgress(saved.get("loops", ()), saved.get("bases", ()))
         self.iterations = Iterations(saved.get("iterations", ()))
         self.parts = PartProgress(saved.get("parts", ()))
         self.auto_facts = AutoFacts(saved.get("auto", ()))
@@ -185,13 +186,14 @@ class StageCheckpointer:
         """Return whether the last checkpoint contains the current state; measured costs are not compared."""
         return self._content() == self._saved
 
-    def finish_item(self, loop: StepKey, item_key: str, seconds: float) -> None:
+    def finish_item(self, loop: StepKey, item_key: str, seconds: float, basis: ItemBasis) -> None:
         """
         Record an item of ``each`` as finished; its steps and loops are dropped with the next checkpoint.
 
         :param seconds: Time of the item in this try.
+        :param basis: What the item was finished with.
         """
-        self.progress.finish(loop, item_key, seconds)
+        self.progress.finish(loop, item_key, seconds, basis)
         self.drop_scope((*loop[0], (loop[1], item_key)))
 
     def drop_scope(self, scope: Scope) -> None:
@@ -212,6 +214,7 @@ class StageCheckpointer:
         return uris, {
             "values": self.state.encode(),
             "loops": self.progress.encode(),
+            "bases": self.progress.encode_bases(),
             "iterations": self.iterations.encode(),
             "parts": self.parts.encode(),
         }
@@ -236,7 +239,13 @@ def _run_of(attempt: StageAttempt, restored: RestoredStage | None) -> str:
     return str(saved["of_snapshots"]) if is_chosen or saved["of_attempt"] == own else own
 
 
-_EMPTY_STATE: dict[str, Any] = {"values": StageState().encode(), "loops": [], "iterations": [], "parts": []}
+_EMPTY_STATE: dict[str, Any] = {
+    "values": StageState().encode(),
+    "loops": [],
+    "bases": [],
+    "iterations": [],
+    "parts": [],
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,6 +309,11 @@ class StageSteps:
         """Return the fingerprint of a step's code, inputs and enclosing loops."""
         snapshots = self.saving.snapshots.fingerprints()
         return step_fingerprint(build, version=version, snapshots=snapshots, salt="\n".join(self._salts))
+
+    @property
+    def salt(self) -> str:
+        """Return the fingerprints of the enclosing loops, without the run."""
+        return "\n".join(self._salts[1:])
 
     @property
     def verifies_fingerprints(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date, datetime
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
@@ -134,9 +134,30 @@ class RecordsByStep(Generic[Item]):
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemBasis:
+    """What an item of ``each`` was finished with."""
+
+    run: str
+    """The run that finished it."""
+    version: str
+    """The loop's ``version`` as JSON."""
+    code: str
+    """Digest of the body's code."""
+    fingerprint: str
+    """Fingerprint of the body's code, of what it reads and of the enclosing loops."""
+    before: tuple[tuple[str, str], ...] = ()
+    """Names and fingerprints of the steps and loops before the loop, whether the body reads them or not."""
+
+    def changed_before(self, other: ItemBasis) -> tuple[str, ...]:
+        """Return the names of the steps before the loop that both know and that differ."""
+        known = dict(other.before)
+        return tuple(name for name, fingerprint in self.before if known.get(name, fingerprint) != fingerprint)
+
+
 @dataclass(slots=True)
 class _Loop:
-    finished: set[str] = field(default_factory=set)
+    finished: dict[str, ItemBasis | None] = field(default_factory=dict)
     seconds: float = 0.0
 
 
@@ -145,18 +166,35 @@ class LoopProgress(RecordsByStep[_Loop]):
     Finished items of all loops of a stage.
 
     :param encoded: Return value of :meth:`encode`.
+    :param bases: Return value of :meth:`encode_bases`; checkpoints of older versions have none.
     """
 
-    def __init__(self, encoded: Any = ()) -> None:
+    def __init__(self, encoded: Any = (), bases: Any = ()) -> None:
         # Checkpoints of older versions have no seconds.
         super().__init__(
-            (decoded_step(scope, name), _Loop(set(keys), float(sum(seconds))))
+            (decoded_step(scope, name), _Loop(dict.fromkeys(keys), float(sum(seconds))))
             for scope, name, keys, *seconds in encoded
         )
+        for scope, name, groups in bases:
+            finished = self._records.get(decoded_step(scope, name), _Loop()).finished
+            for content, keys in groups:
+                basis = _decoded_basis(content)
+                finished.update((key, basis) for key in keys if key in finished)
 
     def encode(self) -> list[Any]:
         """Return the progress as JSON."""
         return [[*encoded_step(loop), list(items), round(self.seconds(loop), 3)] for loop, items in self.loops.items()]
+
+    def encode_bases(self) -> list[Any]:
+        """Return what the items were finished with as JSON, once for all items that were finished with the same."""
+        return [[*encoded_step(loop), groups] for loop in self.loops if (groups := self._groups(loop))]
+
+    def _groups(self, loop: StepKey) -> list[Any]:
+        groups: dict[ItemBasis, list[str]] = {}
+        for key, basis in sorted(self._records[loop].finished.items(), key=itemgetter(0)):
+            if basis is not None:
+                groups.setdefault(basis, []).append(key)
+        return [[asdict(basis), keys] for basis, keys in groups.items()]
 
     @property
     def finished_items(self) -> int:
@@ -179,22 +217,50 @@ class LoopProgress(RecordsByStep[_Loop]):
 
     def expect(self, loop: StepKey, item_keys: Iterable[str]) -> None:
         """Record the items of a loop in this try; finished items that are no longer among them count too."""
-        self._totals[loop] = len(self._records.get(loop, _Loop()).finished.union(item_keys))
+        self._totals[loop] = len(self._records.get(loop, _Loop()).finished.keys() | item_keys)
 
     def is_finished(self, loop: StepKey, item_key: str) -> bool:
         """Return whether an item is finished, in this try or an earlier one."""
         return loop in self._records and item_key in self._records[loop].finished
 
-    def finish(self, loop: StepKey, item_key: str, seconds: float = 0.0) -> None:
+    def bases(self, loop: StepKey, item_keys: Iterable[str]) -> Mapping[str, ItemBasis | None]:
+        """Return what the finished ones among some items were finished with, ``None`` if that is unknown."""
+        finished = self._records.get(loop, _Loop()).finished
+        return {key: finished[key] for key in item_keys if key in finished}
+
+    def finish(self, loop: StepKey, item_key: str, seconds: float = 0.0, basis: ItemBasis | None = None) -> None:
         """
         Record an item as finished, and drop the loops inside it.
 
         :param seconds: Time of the item in this try.
+        :param basis: What it was finished with.
         """
         known = self._records.setdefault(loop, _Loop())
-        known.finished.add(item_key)
+        known.finished[item_key] = basis
         known.seconds += seconds
         self.drop_scope((*loop[0], (loop[1], item_key)))
+
+    def set_basis(self, loop: StepKey, item_key: str, basis: ItemBasis) -> None:
+        """Let a finished item count as finished with this basis, so that a change is told once."""
+        self._records[loop].finished[item_key] = basis
+
+    def reopen(self, loop: StepKey, item_keys: Collection[str]) -> None:
+        """Let finished items count as unfinished; the time of the others is estimated by their number."""
+        known = self._records[loop]
+        before = len(known.finished)
+        for key in item_keys:
+            del known.finished[key]
+        known.seconds *= len(known.finished) / before
+
+
+def _decoded_basis(content: Mapping[str, Any]) -> ItemBasis:
+    return ItemBasis(
+        run=str(content["run"]),
+        version=str(content["version"]),
+        code=str(content["code"]),
+        fingerprint=str(content["fingerprint"]),
+        before=tuple((str(name), str(fingerprint)) for name, fingerprint in content["before"]),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +392,8 @@ class ScopedNames:
     def __init__(self) -> None:
         self.current: Scope = ()
         self.used: set[StepKey] = set()
+        self.passed: dict[StepKey, str] = {}
+        """Fingerprints of the loops over items that this try has reached."""
 
     def claim(self, name: object) -> StepKey:
         """

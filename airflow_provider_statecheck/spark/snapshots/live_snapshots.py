@@ -105,6 +105,10 @@ class StageSnapshots:
         """Return the identities of the live snapshots by the URIs that plans read."""
         return {live.stored.data_uri: live.identity for live in self._live.values()}
 
+    def identity(self, step: StepKey) -> str:
+        """Return the identities of a step's live snapshots; empty if there are none."""
+        return "\n".join(sorted({live.identity for place, live in self._live.items() if place[:2] == step}))
+
     def damage_behind(self, error: BaseException) -> dict[str, str]:
         """Return the problems of damaged live snapshots that an error refers to, by the URIs of the snapshots."""
         return find_damage(error, self.storage, (live.stored for live in self._live.values()))
