@@ -55,7 +55,7 @@ Exceptions of this package.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 
 def _rebuild(cls: type[StateCheckError], args: tuple[Any, ...], attributes: dict[str, Any]) -> StateCheckError:
@@ -378,3 +378,22 @@ class RequestLimitError(QueryableStateError):
 
     code = "request_limit"
     retry_after_seconds: float | None = None
+
+
+A_RETRY_CANNOT_HELP: Final = (
+    InvalidConfigurationError,
+    LocationNotAllowedError,
+    EnvironmentNotReadyError,
+    IncompatibleCheckpointError,
+    InvalidPointerError,
+    PointerNotFoundError,
+    NoRestorableCheckpointError,
+    ConcurrentAttemptError,
+    RunSupersededError,
+    SnapshotClaimedError,
+    SourceChangedError,
+    StateMigrationError,
+    StoppedWithSavepointError,
+    UnsupportedPlanError,
+)
+"""Errors that fail a task at once, because each of its retries would end with them too."""

@@ -65,6 +65,6 @@ def execute_as_a_worker_would(operator: Any, work: Path, try_number: int, max_tr
     signal.signal(signal.SIGTERM, lambda *_: operator.on_kill())  # as Airflow's task runner does
     try:
         operator.execute(context_of(work, try_number, max_tries))
-    except BaseException:
-        listeners.on_task_instance_failed(SimpleNamespace(task=operator))
+    except BaseException as error:
+        listeners.on_task_instance_failed(SimpleNamespace(task=operator), error)
         raise

@@ -175,6 +175,9 @@ class AttemptCoordinator(StoredJobs):
                 transitions.abort_pending(tx, attempt.operator_id, CheckpointFailureReason.ATTEMPT_ENDED)
                 _record_damage(tx, attempt, request.damaged_snapshots)
                 tx.save_attempt(_ended(tx, attempt, request))
+            elif _is_corrected(attempt, request):
+                _require_committed(tx, attempt, request)
+                tx.save_attempt(replace(attempt, status=request.status, message=request.message or attempt.message))
             effects = transitions.effects_of(tx, attempt.operator_id)
         self._remove_old_rows(attempt)
         return effects
@@ -242,6 +245,11 @@ def _ended(tx: JobTransaction, attempt: AttemptRecord, request: FinishAttempt) -
         message=request.message,
         restored_summary=request.restored_summary or attempt.restored_summary,
     )
+
+
+def _is_corrected(attempt: AttemptRecord, request: FinishAttempt) -> bool:
+    # A task can fail after the end of its stage. A driver that survived a failed task must not report a success.
+    return attempt.status is not request.status and (request.is_of_task or request.status is AttemptStatus.FAILED)
 
 
 def _record_damage(tx: JobTransaction, attempt: AttemptRecord, found: tuple[str, ...]) -> None:

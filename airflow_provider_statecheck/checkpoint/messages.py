@@ -256,6 +256,8 @@ class FinishAttempt:
     """URIs of restored snapshots that the attempt could not read."""
     restored_summary: SnapshotSummary | None = None
     """What the attempt has restored; ``None`` if it restored nothing."""
+    is_of_task: bool = False
+    """Whether this is the end of the task, which replaces the one that a driver in another process reported."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", storable_text(self.message))

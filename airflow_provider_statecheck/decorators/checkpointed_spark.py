@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.apache.spark.operators.spark_pyspark import SPARK_CONTEXT_KEYS
 from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factory
 
-from airflow_provider_statecheck.operators.pyspark import (
-    CHECKPOINT_PARAMETER,
-    CheckpointedPySparkOperator,
-    with_optional_parameters,
-)
+from airflow_provider_statecheck.operators.callables import require_function, stage_function
+from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOperator
 
 if TYPE_CHECKING:
     from airflow.sdk.bases.decorator import TaskDecorator
@@ -32,13 +28,10 @@ class CheckpointedSparkDecoratedOperator(DecoratedOperator, CheckpointedPySparkO
         op_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
+        function = stage_function(python_callable, {**kwargs, "op_args": op_args, "op_kwargs": op_kwargs})
         super().__init__(
-            kwargs_to_upstream={
-                "python_callable": python_callable,
-                "op_args": op_args,
-                "op_kwargs": op_kwargs,
-            },
-            python_callable=with_optional_parameters(python_callable, CHECKPOINT_PARAMETER, *SPARK_CONTEXT_KEYS),
+            kwargs_to_upstream={"python_callable": function, "op_args": op_args, "op_kwargs": op_kwargs},
+            python_callable=function,
             op_args=op_args,
             op_kwargs=op_kwargs,
             **kwargs,
@@ -55,7 +48,10 @@ def checkpointed_spark_task(
     :param multiple_outputs: Push a returned mapping to XCom with one entry for each key.
     :param kwargs: Arguments of
         :class:`~airflow_provider_statecheck.operators.pyspark.CheckpointedPySparkOperator`.
+    :raises InvalidConfigurationError: An argument of the task is given by position, or the function cannot be that of a stage.
     """
+    if python_callable is not None:
+        require_function(python_callable)
     return task_decorator_factory(
         python_callable=python_callable,
         multiple_outputs=multiple_outputs,

@@ -20,11 +20,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk import BaseHook
 
+from airflow_provider_statecheck.checkpoint.ids import require_not_missing
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.hooks.spark_settings import checked_settings, require_master, require_remote
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, redact
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from airflow_provider_statecheck.hooks.submitted_stage import SubmittedStage
 
 
@@ -36,6 +40,14 @@ _MASTER = "spark.master"
 _CONNECT_SCHEME = "sc://"
 _SUPERVISE = "spark.driver.supervise"
 _DEPLOY_MODE = "spark.submit.deployMode"
+_CLIENT = "client"
+_DEPLOY_MODES = (None, "", _CLIENT, "cluster")
+_CONFIG = "config_kwargs"
+_SETTING_PREFIX = "spark."
+_REMEDY = (
+    "correct it. Airflow takes the scheme of a connection that is given as a URI for its type: give such a connection as "
+    "JSON, with the scheme in its host."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +79,7 @@ class CheckpointedSparkSubmitHook(SparkSubmitHook):
         copy = cls.__new__(cls)
         vars(copy).update(vars(hook))
         copy._stage, copy._shipping, copy._handover = stage, shipping, {}
+        copy._require_known_master()
         copy._refuse_unsafe_mode()
         return copy
 
@@ -92,6 +105,17 @@ class CheckpointedSparkSubmitHook(SparkSubmitHook):
     @property
     def _is_cluster(self) -> bool:
         return bool(self._connection["deploy_mode"] == "cluster")
+
+    def _require_known_master(self) -> None:
+        place = _of_connection(self._conn_id)
+        require_master(str(self._connection["master"]), place, "correct its host and port.")
+        mode = self._connection["deploy_mode"]
+        if mode not in _DEPLOY_MODES:
+            raise InvalidConfigurationError(
+                f"Expected 'client' or 'cluster' as deploy_mode, or as deploy-mode in the extra of {place}, found {mode!r}; "
+                f"correct it.",
+                key="deploy_mode",
+            )
 
     def _refuse_unsafe_mode(self) -> None:
         master = str(self._connection["master"])
@@ -213,33 +237,29 @@ class SessionTarget:
     """Spark driver in this process, or a Spark Connect server."""
 
     conf: Mapping[str, str] = field(repr=False)
-    """Spark's settings, which may contain secrets; includes the master if it is known."""
+    """Spark's settings, which may contain secrets; includes the master or the address of the server, if it is known."""
     is_connect: bool
 
     @classmethod
-    def of(cls, conn_id: str | None, config: Mapping[str, Any]) -> Self:
+    def of(cls, conn_id: str | None, config: Any) -> Self:
         """
         Read a Spark connection with the same rules as Spark's operator.
 
         :param conn_id: Connection of type ``spark`` or ``spark_connect``. With ``None`` the master comes from ``config``,
             ``PYSPARK_SUBMIT_ARGS`` or ``spark-defaults.conf``, and is local by default.
         :param config: Settings with precedence over those of the connection.
+        :raises InvalidConfigurationError: A setting has no value, or the master is missing or unknown to Spark.
         """
+        require_not_missing("conn_id", conn_id)
+        given = checked_settings(_CONFIG, config)
         connection = BaseHook.get_connection(conn_id) if conn_id else None
-        extra = connection.extra_dejson if connection else {}
-        conf = {str(key): str(value) for key, value in {**extra, **config}.items()}
-        is_connect = _REMOTE in conf or (connection is not None and _is_connect(connection))
-        if connection is not None and connection.host and not is_connect:
-            conf.setdefault(_MASTER, _master_of(connection))
-        return cls(conf, is_connect)
-
-    def complete(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """
-        Return an operator's settings including the master.
-
-        Without it, Spark's operator would use the master of a JVM that is already running.
-        """
-        return {**config, _MASTER: self.conf[_MASTER]} if _MASTER in self.conf else dict(config)
+        extra = {} if connection is None else _extra_of(connection, str(conn_id))
+        conf = {name: str(value) for name, value in {**extra, **given}.items()}
+        if connection is not None:
+            conf = {**_address_of(connection, str(conn_id), conf), **conf}
+        is_of_config = connection is None or bool({_MASTER, _REMOTE} & set(given))
+        _require_address(conf, _CONFIG if is_of_config else _of_connection(conn_id))
+        return cls(conf, is_connect=_REMOTE in conf)
 
     def check_environment(self) -> None:
         """
@@ -251,17 +271,72 @@ class SessionTarget:
 
         check_environment(needs_java=not self.is_connect)
 
-    def start(self) -> None:
-        """Start the driver JVM in a new process session, unless the target is a Spark Connect server."""
-        from airflow_provider_statecheck.spark.driver.session import launch_jvm
+    def start(self, app_name: str) -> SparkSession:
+        """
+        Start the session: in a driver JVM with a process session of its own, or on a Spark Connect server.
+
+        :param app_name: Name of the application, unless the settings have one.
+        """
+        from airflow_provider_statecheck.spark.driver.session import launch_jvm, open_session
 
         if not self.is_connect:
             launch_jvm(self.conf)
+        return open_session({"spark.app.name": app_name, **self.conf})
 
 
-def _master_of(connection: Any) -> str:
-    return f"{connection.host}:{connection.port}" if connection.port else str(connection.host)
+def _extra_of(connection: Any, conn_id: str) -> dict[str, Any]:
+    extra = connection.extra_dejson
+    # Airflow's form of a connection may leave other fields of the extra empty.
+    ours = {name: value for name, value in extra.items() if str(name).startswith(_SETTING_PREFIX)}
+    others = {name: value for name, value in extra.items() if name not in ours and value is not None}
+    return others | checked_settings(f"the extra of {_of_connection(conn_id)}", ours)
 
 
-def _is_connect(connection: Any) -> bool:
-    return connection.conn_type == _CONNECT_TYPE or str(connection.host or "").startswith(_CONNECT_SCHEME)
+def _address_of(connection: Any, conn_id: str, conf: Mapping[str, str]) -> dict[str, str]:
+    host = str(connection.host or "").strip()
+    is_of_connect = connection.conn_type == _CONNECT_TYPE
+    if not host and (is_of_connect or not {_MASTER, _REMOTE} & set(conf)):
+        raise InvalidConfigurationError(
+            f"Expected the host of {_of_connection(conn_id)}, found none; enter the master or the server there"
+            f"{'' if is_of_connect else f', or set {_CONFIG}[{_MASTER!r}]'}.",
+            key="conn_id",
+        )
+    if is_of_connect:
+        return {_REMOTE: _connect_url(conn_id)}
+    address = f"{host}:{connection.port}" if connection.port else host
+    if address.startswith(_CONNECT_SCHEME):
+        return {_REMOTE: address}
+    return {} if {_MASTER, _REMOTE} & set(conf) else {_MASTER: address}
+
+
+def _connect_url(conn_id: str) -> str:
+    from airflow.providers.apache.spark.hooks.spark_connect import SparkConnectHook
+
+    try:
+        return str(SparkConnectHook(conn_id).get_connection_url())
+    except ValueError:
+        raise InvalidConfigurationError(
+            f"Expected a host without a path in {_of_connection(conn_id)}, found one with a path; remove it.",
+            key="conn_id",
+        ) from None
+
+
+def _require_address(conf: Mapping[str, str], place: str) -> None:
+    if _MASTER in conf and _REMOTE in conf:
+        raise InvalidConfigurationError(
+            f"Expected {_MASTER} or {_REMOTE}, found both in {place} and the connection; leave one out.", key=_MASTER
+        )
+    if _MASTER in conf:
+        require_master(conf[_MASTER], place, _REMEDY)
+    if _REMOTE in conf:
+        require_remote(conf[_REMOTE], place)
+    if conf.get(_DEPLOY_MODE, _CLIENT) != _CLIENT:
+        raise InvalidConfigurationError(
+            f"Expected the driver in this task, found {_DEPLOY_MODE}={conf[_DEPLOY_MODE]!r}; remove it, or submit an "
+            f"application with CheckpointedSparkSubmitOperator.",
+            key=_DEPLOY_MODE,
+        )
+
+
+def _of_connection(conn_id: str | None) -> str:
+    return f"the connection {conn_id!r}"

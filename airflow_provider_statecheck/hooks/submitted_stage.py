@@ -29,7 +29,13 @@ from airflow_provider_statecheck.checkpoint.records import (
     RowsVersion,
 )
 from airflow_provider_statecheck.checkpoint.statistics import OperatorStatistics
-from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StaleAttemptError, StateCheckError
+from airflow_provider_statecheck.exceptions import (
+    CheckpointNotFoundError,
+    OpenCommitError,
+    StaleAttemptError,
+    StateCheckError,
+    StateError,
+)
 from airflow_provider_statecheck.gateway.verbs import registering
 from airflow_provider_statecheck.hooks.transport import is_orm_open, over_http, task_gateway
 from airflow_provider_statecheck.spark.driver.attempts import DriverSettings, Handover
@@ -79,6 +85,7 @@ class SubmittedStage:
         self._driver = driver
         self._on_overlap = on_overlap
         self._attempt: AttemptRef | None = None
+        self._candidates: tuple[CheckpointRecord, ...] = ()
         self._checkpoints: DriverCheckpoints | None = None
         self._followed_version: RowsVersion | None = None
 
@@ -90,6 +97,7 @@ class SubmittedStage:
         """
         grant = registering(self._gateway.register, self._on_overlap)(self.registration)
         self._attempt, self._checkpoints = grant.attempt, self._followed(grant.attempt)
+        self._candidates = grant.candidates
         self._log_of(grant.attempt).registered(grant)
         return Handover(
             url=self._access.url,
@@ -123,17 +131,49 @@ class SubmittedStage:
         newest = self._newest_attempt()
         return newest is None or newest.owner.clear_marker != self.registration.owner.clear_marker
 
-    def close(self, status: AttemptStatus, message: str = "") -> None:
-        """Close the attempt if its driver ended without closing it."""
+    def close(
+        self, status: AttemptStatus, message: str = "", gateway: CheckpointCoordinatorGateway | None = None
+    ) -> None:
+        """
+        Close the attempt with the end of the task, also if its driver has reported another end.
+
+        :param gateway: Coordinator after the end of the driver's access; by default that of the access.
+        :raises OpenCommitError: if the task succeeded and the sink has uncommitted output.
+        """
         if self._attempt is None:
             return
+        end = FinishAttempt(attempt=self._attempt, status=status, message=message, is_of_task=True)
         try:
-            self._gateway.finish(FinishAttempt(attempt=self._attempt, status=status, message=message))
+            (gateway or self._gateway).finish(end)
+        except OpenCommitError:
+            raise
         except StaleAttemptError as stale:
             log.info("%s", stale)
         except StateCheckError as error:
             # The result of the driver decides the state of the task; the next registration fences this attempt.
             log.warning("The attempt could not be closed, the next one will fence it: %s", error)
+
+    def require_end(self) -> None:
+        """
+        Require that the driver, which has succeeded, has reported the end of its stage, as far as the rows can be read.
+
+        :raises StateError: if it has not.
+        """
+        status = self._status()
+        if status is not None and status is not AttemptStatus.FINISHED:
+            raise StateError(
+                f"Expected the driver of stage {self.registration.uid!r} to report the end of its stage, found that its "
+                f"process succeeded and its attempt is {status.value}; do not end the process in the code of the stage."
+            )
+
+    def _status(self) -> AttemptStatus | None:
+        try:
+            newest = self._newest_attempt()
+        except StateCheckError as error:
+            log.warning("Could not read whether the stage has ended: %s", error)
+            return None
+        is_own = newest is not None and self._attempt is not None and newest.epoch == self._attempt.epoch
+        return newest.status if newest is not None and is_own else None
 
     def stopped_with(self) -> str | None:
         """Return the URI of the savepoint with which the driver stopped, ``None`` if no stop was requested."""
@@ -165,7 +205,8 @@ class SubmittedStage:
         if newest is not None and self._attempt is not None and newest.epoch > self._attempt.epoch:
             return fenced_line(self.registration.job_name, self._attempt.epoch, newest.epoch)
         latest = None if view is None else latest_retained(view, self._operator_id(view))
-        return retained_line(self.registration, latest)
+        # Before the driver has confirmed a restore, the next one starts from what this attempt was granted.
+        return retained_line(self.registration, latest or next(iter(self._candidates), None))
 
     def _followed(self, attempt: AttemptRef) -> DriverCheckpoints:
         self._followed_version = None

@@ -7,13 +7,15 @@ the job and uid of the stage, and the owner of the attempt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.definitions.mappedoperator import MappedOperator
+from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_statecheck.checkpoint.ids import (
     is_given,
@@ -24,22 +26,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     uid_with_key,
     uids_before,
 )
-from airflow_provider_statecheck.exceptions import (
-    ConcurrentAttemptError,
-    EnvironmentNotReadyError,
-    IncompatibleCheckpointError,
-    InvalidConfigurationError,
-    InvalidPointerError,
-    LocationNotAllowedError,
-    NoRestorableCheckpointError,
-    PointerNotFoundError,
-    RunSupersededError,
-    SnapshotClaimedError,
-    SourceChangedError,
-    StateMigrationError,
-    StoppedWithSavepointError,
-    UnsupportedPlanError,
-)
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks.transport import job_name_of, owner_of
 from airflow_provider_statecheck.operators.links import CheckpointsLink, push_link
 
@@ -53,22 +40,10 @@ if TYPE_CHECKING:
 
 
 _MILLISECOND = timedelta(milliseconds=1)
-A_RETRY_CANNOT_HELP = (
-    InvalidConfigurationError,
-    LocationNotAllowedError,
-    EnvironmentNotReadyError,
-    IncompatibleCheckpointError,
-    InvalidPointerError,
-    PointerNotFoundError,
-    NoRestorableCheckpointError,
-    ConcurrentAttemptError,
-    RunSupersededError,
-    SnapshotClaimedError,
-    SourceChangedError,
-    StateMigrationError,
-    StoppedWithSavepointError,
-    UnsupportedPlanError,
-)
+
+
+class StageTerminatedError(AirflowException):
+    """The task was terminated before its stage had ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +125,7 @@ class CheckpointedOperator(BaseOperator):
     """URL of the page of the task's checkpoints, set when the task starts."""
     declared_uid: str | None = None
     """Uid before template rendering."""
+    _is_interruptible = False
 
     def __init__(
         self,
@@ -225,6 +201,30 @@ class CheckpointedOperator(BaseOperator):
         if dag is not None:
             refuse_shared_uid(self.task_id, list(dag.tasks))
         return prepare_stage(self, context)
+
+    def fail_after_end(self, error: BaseException) -> None:
+        """
+        Close the attempt as failed because the task failed after the end of its stage; Airflow's listener calls it.
+
+        :param error: Error of the task, for instance of a callback or of its return value.
+        """
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Let :meth:`_interrupt` end the block, until the attempt is closed."""
+        self._is_interruptible = True
+        try:
+            yield
+        finally:
+            self._is_interruptible = False
+
+    def _interrupt(self) -> None:
+        """Raise an error once, in the main thread, whose signal handler calls this."""
+        if self._is_interruptible:
+            self._is_interruptible = False
+            raise StageTerminatedError(
+                "The task was terminated; its attempt is closed, and a retry resumes from the last checkpoint."
+            )
 
 
 def prepare_stage(task: CheckpointedOperator, context: Mapping[str, Any]) -> PreparedStage:

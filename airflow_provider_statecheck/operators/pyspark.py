@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.apache.spark.operators.spark_pyspark import SPARK_CONTEXT_KEYS, PySparkOperator
+from airflow.providers.apache.spark.operators.spark_pyspark import PySparkOperator
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.operators.checkpointed import A_RETRY_CANNOT_HELP, CheckpointedOperator, PreparedStage
+from airflow_provider_statecheck.exceptions import A_RETRY_CANNOT_HELP, InvalidConfigurationError
+from airflow_provider_statecheck.operators.callables import CHECKPOINT_PARAMETER, SPARK_PARAMETER, stage_function, takes
+from airflow_provider_statecheck.operators.checkpointed import (
+    CheckpointedOperator,
+    PreparedStage,
+    StageTerminatedError,
+)
 from airflow_provider_statecheck.overriding import override
 
 if TYPE_CHECKING:
@@ -19,11 +26,7 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.spark.stages.stage import Stage
 
 
-CHECKPOINT_PARAMETER = "checkpoint"
-
-
-class StageTerminatedError(AirflowException):
-    """The task was terminated while its stage was running."""
+log = logging.getLogger(__name__)
 
 
 class DriverLostError(AirflowException):
@@ -34,26 +37,35 @@ class StageCallable(CheckpointedOperator, PythonOperator):
     """
     Mixin that calls the user's function with ``checkpoint`` in an interruptible thread.
 
-    Use it together with ``PySparkOperator``, which creates the session and calls :meth:`execute_callable` of this class.
+    The operator creates the session and calls :meth:`execute_callable` of this class.
     """
 
     _prepared: PreparedStage | None = None
-    _is_stage_running = False
+    _attempt: StageAttempt | None = None
 
     @override
     def execute_callable(self) -> Any:
-        """Register an attempt and run the stage."""
+        """Register an attempt, run the stage, and close the attempt."""
         from airflow_provider_statecheck.spark.driver.readiness import make_ready
 
-        spark = self.op_kwargs["spark"]
+        spark = self.op_kwargs[SPARK_PARAMETER]
         prepared = self._require_prepared()
-        make_ready(spark, prepared.storage)
-        attempt = self._register(prepared)
+        self._run_interruptibly(spark, functools.partial(make_ready, spark, prepared.storage))
         try:
-            return self._work(spark, attempt, prepared)
+            self._attempt = self._open_attempt(prepared)
+            with self._attempt.ending():
+                return self._work(spark, self._attempt, prepared)
         except BaseException:
-            self.kept = attempt.kept()
+            self.kept = None if self._attempt is None else self._attempt.kept()
             raise
+        finally:
+            self._is_interruptible = False
+
+    @override
+    def fail_after_end(self, error: BaseException) -> None:
+        if self._attempt is not None and self.kept is None:
+            self._attempt.fail(error)
+            self.kept = self._attempt.kept()
 
     def _work(self, spark: Any, attempt: StageAttempt, prepared: PreparedStage) -> Any:
         """Restore, run the function, and close the attempt."""
@@ -73,45 +85,30 @@ class StageCallable(CheckpointedOperator, PythonOperator):
     def _run_interruptibly(self, spark: Any, work: Callable[[], Any]) -> Any:
         from airflow_provider_statecheck.spark.driver.session import run_interruptibly
 
-        self._is_stage_running = True
         try:
             return run_interruptibly(spark, work)
         except BaseException as error:
             _raise_if_driver_lost(error)
             raise
-        finally:
-            self._is_stage_running = False
 
     @override
     def on_kill(self) -> None:
         """
-        Interrupt the stage: the error wakes the main thread, which cancels the Spark jobs and closes the attempt.
+        Interrupt the task: the error wakes the main thread, which cancels the Spark jobs and closes the attempt.
 
-        Airflow calls this method in its signal handler, where py4j must not be used. It calls it again after a timeout,
-        when the stage has already ended.
+        Airflow calls this method in its signal handler, where py4j must not be used. The main thread therefore waits for
+        Spark, also for its start, in other threads. It calls it again after a timeout, when the stage has already ended.
         """
-        if self._is_stage_running:
-            self._is_stage_running = False
-            raise StageTerminatedError(
-                "The task was terminated; its attempt is closed, and a retry resumes from the last checkpoint."
-            )
+        self._interrupt()
 
     def _add_parameter(self, checkpoint: Any) -> None:
-        if CHECKPOINT_PARAMETER in inspect.signature(self.python_callable).parameters:
+        if takes(self.python_callable, CHECKPOINT_PARAMETER):
             self.op_kwargs = {**self.op_kwargs, CHECKPOINT_PARAMETER: checkpoint}
 
     def _require_prepared(self) -> PreparedStage:
         if self._prepared is None:
             raise InvalidConfigurationError("Expected the stage to run inside a task; call execute(context).")
         return self._prepared
-
-    def _register(self, prepared: PreparedStage) -> StageAttempt:
-        # Registration may wait for another run, and must be interruptible.
-        self._is_stage_running = True
-        try:
-            return self._open_attempt(prepared)
-        finally:
-            self._is_stage_running = False
 
     def _open_attempt(self, prepared: PreparedStage) -> StageAttempt:
         from airflow_provider_statecheck.hooks.transport import airflow_gateway
@@ -145,31 +142,6 @@ def _raise_if_driver_lost(error: BaseException) -> None:
         ) from error
 
 
-def with_optional_parameters(function: Callable[..., Any], *names: str) -> Callable[..., Any]:
-    """
-    Make parameters of a function optional in its signature, with which Airflow binds arguments before the task runs.
-
-    The optional parameters and all parameters after them become keyword-only.
-
-    :param names: Parameters that are supplied when the function runs.
-    """
-    signature = inspect.signature(function)
-    parameters: list[inspect.Parameter] = []
-    by_name_only = False
-    for parameter in signature.parameters.values():
-        is_optional = parameter.name in names
-        by_name_only = by_name_only or is_optional
-        default = None if is_optional else parameter.default
-        parameters.append(parameter.replace(default=default, kind=_kind(parameter, by_name_only=by_name_only)))
-    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return function
-
-
-def _kind(parameter: inspect.Parameter, *, by_name_only: bool) -> Any:
-    is_plain = parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return inspect.Parameter.KEYWORD_ONLY if by_name_only and is_plain else parameter.kind
-
-
 class CheckpointedPySparkOperator(PySparkOperator, StageCallable):  # type: ignore[misc]
     """
     Run a PySpark callable that saves its progress.
@@ -191,10 +163,7 @@ class CheckpointedPySparkOperator(PySparkOperator, StageCallable):  # type: igno
     )
 
     def __init__(self, *, python_callable: Callable[..., Any], **kwargs: Any) -> None:
-        super().__init__(
-            python_callable=with_optional_parameters(python_callable, CHECKPOINT_PARAMETER, *SPARK_CONTEXT_KEYS),
-            **kwargs,
-        )
+        super().__init__(python_callable=stage_function(python_callable, kwargs), **kwargs)
 
     @override
     def execute(self, context: Mapping[str, Any]) -> Any:
@@ -205,34 +174,40 @@ class CheckpointedPySparkOperator(PySparkOperator, StageCallable):  # type: igno
         """
         from airflow_provider_statecheck.hooks.spark import SessionTarget
 
+        self._attempt = self.kept = None
         try:
-            self._prepared = self.prepare(context)
-            self._target = SessionTarget.of(self.conn_id, self.config_kwargs)
-            self._target.check_environment()
-            self.config_kwargs = self._target.complete(self.config_kwargs)
-            return super().execute(context)
+            with self._interruptible():
+                self._prepared = self.prepare(context)
+                self._target = SessionTarget.of(self.conn_id, self.config_kwargs)
+                self._target.check_environment()
+                return super().execute(context)
         except A_RETRY_CANNOT_HELP as error:
             raise AirflowFailException(str(error)) from error
 
     @override
     def execute_callable(self) -> Any:
-        """Start the driver JVM in a new process session if it is local, then let Spark's operator create the session."""
-        self._target.start()
+        """
+        Start Spark and run the stage, with the same settings of Spark as Spark's own operator.
+
+        Spark's operator would start it in the main thread, which a signal could not interrupt.
+        """
+        with self._session() as spark:
+            self.op_kwargs = {**self.op_kwargs, SPARK_PARAMETER: spark}
+            return StageCallable.execute_callable(self)
+
+    @contextmanager
+    def _session(self) -> Iterator[Any]:
+        from airflow_provider_statecheck.spark.driver.session import run_interruptibly
+
+        spark = run_interruptibly(None, self._target.start, f"{self.dag_id}-{self.task_id}")
         try:
-            return super().execute_callable()  # type: ignore[no-untyped-call]
-        except Exception as error:
-            # Spark's operator stops the session; with a lost driver this also fails and hides the first error.
-            lost = _find_driver_lost(error)
-            if lost is not None:
-                raise lost from lost.__cause__
-            raise
-
-
-def _find_driver_lost(error: BaseException) -> DriverLostError | None:
-    link: BaseException | None = error
-    while link is not None and not isinstance(link, DriverLostError):
-        link = link.__context__
-    return link
+            yield spark
+        finally:
+            try:
+                spark.stop()
+            except Exception as error:
+                # The attempt is closed. With a lost driver, this error would hide the one of the stage.
+                log.warning("The Spark session could not be stopped: %s", type(error).__name__)
 
 
 class CheckpointedStageOperator(CheckpointedPySparkOperator):
@@ -285,5 +260,5 @@ class CheckpointedStageOperator(CheckpointedPySparkOperator):
         return {"increments": result.increments, "rows": result.rows, "checkpoint_id": result.checkpoint_id}
 
 
-def _placeholder() -> None:
+def _placeholder(spark: Any = None, checkpoint: Any = None) -> None:
     raise InvalidConfigurationError("Expected the operator to run the stage, found a call of its placeholder.")

@@ -12,9 +12,10 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_statecheck.checkpoint.ids import require_not_missing
-from airflow_provider_statecheck.exceptions import StoppedWithSavepointError
-from airflow_provider_statecheck.operators.checkpointed import A_RETRY_CANNOT_HELP, CheckpointedOperator, PreparedStage
+from airflow_provider_statecheck.exceptions import A_RETRY_CANNOT_HELP, StoppedWithSavepointError
+from airflow_provider_statecheck.operators.checkpointed import CheckpointedOperator, PreparedStage
 from airflow_provider_statecheck.overriding import override
+from airflow_provider_statecheck.spark.endings import message_of
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
@@ -69,14 +70,33 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator)
         """
         from airflow_provider_statecheck.hooks.submitted_stage import repeatedly
 
+        # Spark's operator creates the hook after it has completed the settings.
+        self._hook = self._stage = self.kept = None
         try:
-            with self._prepared(context) as stage:
-                self._hook = self._get_hook()
+            with self._interruptible(), self._prepared(context) as stage:
+                self._check_arguments()
                 self._forget_driver_of_cleared_task(context, stage)
                 with repeatedly(stage.log_checkpoints), self._closing(stage):
                     return super().execute(context)
         except A_RETRY_CANNOT_HELP as error:
             raise AirflowFailException(str(error)) from error
+
+    @override
+    def on_kill(self) -> None:
+        """End the driver, if it was submitted, and interrupt the task wherever it waits, which closes the attempt."""
+        if self._hook is not None:
+            super().on_kill()
+        self._interrupt()
+
+    @override
+    def fail_after_end(self, error: BaseException) -> None:
+        from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+        from airflow_provider_statecheck.hooks.transport import airflow_gateway, is_orm_open
+
+        if self._stage is not None and self.kept is None:
+            # The server of a task with access to the database has ended with the driver.
+            gateway = airflow_gateway() if is_orm_open() else None
+            self._stage.close(AttemptStatus.FAILED, message_of(error), gateway)
 
     @override
     def poll_until_complete(self, external_id: Any, context: Context) -> None:
@@ -99,6 +119,13 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator)
             return hook
         return CheckpointedSparkSubmitHook.taking_over(hook, self._stage, self._shipping)
 
+    def _check_arguments(self) -> None:
+        from airflow_provider_statecheck.hooks.spark_settings import checked_settings, checked_texts
+
+        self.conf = checked_settings("conf", self.conf)
+        self.env_vars = checked_settings("env_vars", self.env_vars)
+        self.application_args = checked_texts("application_args", self.application_args)
+
     def _adopt_running(self) -> None:
         if self._stage is not None:
             self._stage.adopt_running()
@@ -120,12 +147,14 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator)
 
         try:
             yield
+            self._is_interruptible = False
+            stage.close(AttemptStatus.FINISHED)
         except BaseException as error:
-            stage.close(AttemptStatus.FAILED, f"{type(error).__name__}: {error}")
+            self._is_interruptible = False
+            stage.close(AttemptStatus.FAILED, message_of(error))
             self.kept = stage.kept()
             _refuse_retry_of_stopped(stage)
             raise
-        stage.close(AttemptStatus.FINISHED)
 
     def _forget_driver_of_cleared_task(self, context: Context, stage: SubmittedStage) -> None:
         # Airflow stores the id of the driver across a clear, and would not submit a successful driver again.
@@ -195,6 +224,7 @@ class CheckpointedStageSubmitOperator(CheckpointedSparkSubmitOperator):
         try:
             with super()._closing(stage):
                 yield
+                stage.require_end()
         except Exception as error:
             _refuse_useless_retry(stage, error)
             raise

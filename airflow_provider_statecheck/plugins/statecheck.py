@@ -93,8 +93,12 @@ def _is_test(dag_run: Any) -> bool:
 
 
 @hookimpl
-def on_task_instance_failed(task_instance: Any) -> None:
-    """Log the summary of the stage again, as the last line of the failed try."""
-    summary = getattr(getattr(task_instance, "task", None), "kept", None)
+def on_task_instance_failed(task_instance: Any, error: Any) -> None:
+    """Let the attempt of the stage fail with its task, and log what it retains as the last line of the failed try."""
+    task = getattr(task_instance, "task", None)
+    fail = getattr(task, "fail_after_end", None)
+    if fail is not None and isinstance(error, BaseException):
+        fail(error)
+    summary = getattr(task, "kept", None)
     if isinstance(summary, str):
         log.error("%s", summary)

@@ -11,6 +11,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Set as AbstractSet
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
@@ -40,6 +41,7 @@ from airflow_provider_statecheck.exceptions import (
     CheckpointDeclinedError,
     CheckpointNotFoundError,
     CoordinatorError,
+    NoRestorableCheckpointError,
     StaleAttemptError,
     StateCheckError,
     StorageError,
@@ -53,6 +55,7 @@ from airflow_provider_statecheck.spark.checkpoint_files import (
     StageSavepoints,
     decline,
 )
+from airflow_provider_statecheck.spark.endings import is_success, message_of
 from airflow_provider_statecheck.spark.restore import RestoredStage, restore_latest
 from airflow_provider_statecheck.spark.status_log import CheckpointLog, fenced_line, leftover_line, retained_line
 from airflow_provider_statecheck.storage.discarding import EffectDiscards
@@ -116,6 +119,8 @@ class StageAttempt:
         self.restored_summary: SnapshotSummary | None = None
         """What the attempt has restored so far, for display; sent with its end."""
         self._newer_epoch: int | None = None
+        self._is_closed = False
+        self._is_readable = True
 
     def restore(self) -> RestoredStage | None:
         """
@@ -142,6 +147,7 @@ class StageAttempt:
         try:
             return restore_latest(self.storage, self.grant, self.registration)
         except StateCheckError as error:
+            self._is_readable = not isinstance(error, NoRestorableCheckpointError)
             self._close_unrestored(error)
             raise
 
@@ -301,6 +307,7 @@ class StageAttempt:
             restored_summary=self.restored_summary,
         )
         effects = self._gateway.finish(closing)
+        self._is_closed = True
         deleted = self._discard(effects, frozenset())
         if status is AttemptStatus.FINISHED:
             self._sweep()
@@ -308,21 +315,48 @@ class StageAttempt:
 
     def fail(self, error: BaseException, damaged_snapshots: tuple[str, ...] = ()) -> None:
         """
-        Close the attempt as failed.
+        Close the attempt as failed, also if it was closed as finished and its task or script failed after that.
 
         Outside Airflow, also log the retained checkpoint; in a task, Airflow's listener logs it after the error.
 
         :param damaged_snapshots: As for :meth:`finish`.
         """
         self._newer_epoch = _newer_epoch(error)
+        self._is_closed = True
         try:
-            self.finish(AttemptStatus.FAILED, f"{type(error).__name__}: {error}", damaged_snapshots)
+            self.finish(AttemptStatus.FAILED, message_of(error), damaged_snapshots)
         except StaleAttemptError as stale:
             self._newer_epoch = _newer_epoch(stale)
         except StateCheckError as closing:
             log.warning("The attempt could not be closed; the next attempt will fence it: %s", closing)
         if not self.registration.owner.airflow:
             log.error("%s", self.kept())
+
+    def end(self, error: BaseException) -> None:
+        """
+        Close the attempt as an error ends its task or process: as finished if the error is no failure, else as failed.
+
+        :raises StateCheckError: if the attempt cannot be closed as finished; it is closed as failed.
+        """
+        if self._is_closed:
+            return
+        if not is_success(error):
+            self.fail(error)
+            return
+        try:
+            self.finish(AttemptStatus.FINISHED, message_of(error))
+        except BaseException as failure:
+            self.fail(failure)
+            raise
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Close the attempt if the block ends with an error, also with one that a signal raises."""
+        try:
+            yield
+        except BaseException as error:
+            self.end(error)
+            raise
 
     def _log_leftover(self, effects: OpenEffects, deleted: tuple[int, ...]) -> None:
         leftover = leftover_line(self.registration, effects, deleted)
@@ -333,7 +367,9 @@ class StageAttempt:
         """Return a line about the checkpoint that the next attempt restores, or about the attempt that took over."""
         if self._newer_epoch is not None:
             return fenced_line(self.registration.job_name, self.grant.attempt.epoch, self._newer_epoch)
-        return retained_line(self.registration, self.latest)
+        # Before a restore is confirmed, the next try starts from what this one was granted.
+        latest = self.latest or next(iter(self.grant.candidates), None)
+        return retained_line(self.registration, latest, is_readable=self._is_readable)
 
     def _serve_last_savepoints(self) -> None:
         # A request may have arrived after the last checkpoint, and one to terminate waits for the end.

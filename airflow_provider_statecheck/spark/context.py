@@ -23,6 +23,7 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.driver.attempts import Handover, begin_submitted, open_attempt, take_handover
 from airflow_provider_statecheck.spark.driver.readiness import check_driver_packages
+from airflow_provider_statecheck.spark.endings import is_success, message_of
 from airflow_provider_statecheck.spark.pacing import Rhythm, pace_of, require_pace
 from airflow_provider_statecheck.spark.parts.parted_run import FAIL, PartedRun
 from airflow_provider_statecheck.spark.stage_costs import StageCosts, require_budget
@@ -52,7 +53,8 @@ class StageContext:
     """
     Steps, loops, state and checkpoints of a stage.
 
-    A context manager: a normal exit closes the attempt as finished, an error closes it as failed. DataFrames of its
+    A context manager: a normal exit closes the attempt as finished, an error closes it as failed. An error that is no
+    failure closes it as finished: ``AirflowSkipException`` in a task, or ``sys.exit(0)`` elsewhere. DataFrames of its
     steps are valid inside it; their files are kept until the attempt ends.
 
     :param spark: Session that computes the steps.
@@ -78,10 +80,11 @@ class StageContext:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         require_budget(overhead_budget)
-        pace = pace_of(attempt, checkpoint_interval, min_pause, monotonic)
         self._attempt = attempt
         self._monotonic = monotonic
-        restored = attempt.restore()
+        with attempt.ending():
+            pace = pace_of(attempt, checkpoint_interval, min_pause, monotonic)
+            restored = attempt.restore()
         self.restored: CheckpointRecord | None = restored.checkpoint if restored else None
         """The checkpoint that this try restored; ``None`` if it started from the beginning."""
         self._saving = StageCheckpointer(
@@ -357,10 +360,13 @@ class StageContext:
     def finish(self) -> None:
         """Drop steps that this try did not use, take a last checkpoint if there are changes, and close the attempt."""
         self._saving.drop_unless_used()
+        self._finish()
+
+    def _finish(self, message: str = "") -> None:
         if not self._saving.is_saved():
             self.checkpoint()
         self._saving.note_restored()
-        self._attempt.finish(AttemptStatus.FINISHED)
+        self._attempt.finish(AttemptStatus.FINISHED, message)
         self._close()
 
     def fail(self, error: BaseException) -> None:
@@ -386,10 +392,18 @@ class StageContext:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            self.finish()
-        else:
+        if error is not None and not is_success(error):
             self.fail(error)
+            return
+        try:
+            if error is None:
+                self.finish()
+            else:
+                # The steps behind the skip or exit were not used, but they are not dropped: they may be used after a clear.
+                self._finish(message_of(error))
+        except BaseException as failure:
+            self.fail(failure)
+            raise
 
     @contextmanager
     def _claimed(self, name: object) -> Iterator[StepKey]:

@@ -124,15 +124,27 @@ def _discard_reason(checkpoint: CheckpointRecord) -> str:
     return f"not completed ({checkpoint.failure_message})"
 
 
-def retained_line(registration: RegisterAttempt, latest: CheckpointRecord | None) -> str:
+def retained_line(registration: RegisterAttempt, latest: CheckpointRecord | None, *, is_readable: bool = True) -> str:
     """
     Return the last line of a failed attempt: the checkpoint that the next try restores.
 
-    :param latest: The newest restorable checkpoint, ``None`` if there is none.
+    :param latest: The newest restorable checkpoint, or the snapshot from which the attempt should have started and the next
+        try starts; ``None`` if there is neither.
+    :param is_readable: Whether the attempt could read it, or did not try to.
     """
     name = registration.job_name
     if latest is None:
         return f"Job {name!r} retains no checkpoint: none was completed; the next try starts from the beginning."
+    if latest.is_adoption:
+        return (
+            f"Job {name!r} retains no checkpoint of its own: none was completed; the next try starts from "
+            f"{redact(latest.location)}."
+        )
+    if not is_readable:
+        return (
+            f"Job {name!r} retains checkpoint {latest.checkpoint_id}, which could not be read; the next try reads it again. "
+            f"Restore pointer: {latest.location}"
+        )
     return (
         f"Job {name!r} retains checkpoint {latest.checkpoint_id}: {describe_content(latest)}. "
         f"{_resumption(registration)}. Restore pointer: {latest.location}"

@@ -527,6 +527,31 @@ class CoordinatorContract(
         with pytest.raises(InvalidConfigurationError):
             self.gateway.finish(FinishAttempt(attempt=grant.attempt, status=AttemptStatus.RUNNING))
 
+    def test_an_attempt_fails_with_its_task_after_its_stage_has_ended(self) -> None:
+        """As if it had failed after its last checkpoint: a task that is cleared after its failure resumes."""
+        grant = self.gateway.register(make_registration())
+        complete_checkpoint(self.gateway, grant.attempt)
+        _finish(self.gateway, grant, AttemptStatus.FINISHED)
+        ended = self.gateway.describe(JOB).attempts[0]
+        failure = FinishAttempt(attempt=grant.attempt, status=AttemptStatus.FAILED, message="after the end")
+        assert self.gateway.finish(failure) == self.gateway.finish(failure)
+        [row] = self.gateway.describe(JOB).attempts
+        assert (row.status, row.message, row.ended_at) == (AttemptStatus.FAILED, "after the end", ended.ended_at)
+        cleared = self.gateway.register(make_registration(owner=make_owner(clear_marker="another")))
+        assert cleared.is_restore
+
+    def test_only_a_task_makes_a_failed_attempt_a_finished_one(self) -> None:
+        """A driver that outlives its failed task does not know of the failure."""
+        grant = self.gateway.register(make_registration())
+        failure = FinishAttempt(attempt=grant.attempt, status=AttemptStatus.FAILED, message="killed")
+        self.gateway.finish(failure)
+        success = FinishAttempt(attempt=grant.attempt, status=AttemptStatus.FINISHED)
+        self.gateway.finish(success)
+        assert self.gateway.describe(JOB).attempts[0].status is AttemptStatus.FAILED
+        self.gateway.finish(replace(success, is_of_task=True))
+        [row] = self.gateway.describe(JOB).attempts
+        assert (row.status, row.message) == (AttemptStatus.FINISHED, "killed")
+
     def test_an_ended_attempt_takes_no_more_checkpoints(self) -> None:
         grant = self.gateway.register(make_registration())
         _finish(self.gateway, grant, AttemptStatus.FINISHED)

@@ -79,7 +79,7 @@ def without_tables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def prepared(**arguments: Any) -> tuple[Any, ...]:
     """Return all that an operator hands to its stage."""
-    operator = CheckpointedPySparkOperator(task_id="t", python_callable=lambda: None, **arguments)
+    operator = CheckpointedPySparkOperator(task_id="t", python_callable=lambda spark, checkpoint: None, **arguments)
     stage = checkpointed.prepare_stage(operator, make_context())
     asked = replace(stage.registration, attempt_key="")
     return asked, stage.driver, stage.storage.base_uri, stage.storage.allowed, stage.on_overlap

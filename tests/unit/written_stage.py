@@ -16,7 +16,7 @@ import pyarrow.parquet
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.ids import MANIFEST_FILE, epoch_name, job_id_of, shared_uri, slug
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
+from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus, CheckpointRecord
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.maintenance.actions import JobActions
@@ -104,6 +104,10 @@ class WrittenStage:
             self.take(attempt, self.snapshot(attempt, f"step {i}"))
         attempt.finish(AttemptStatus.FAILED)
         return attempt
+
+    def last_attempt(self, job: str = JOB) -> AttemptRecord:
+        """Return the row of the newest attempt."""
+        return max(self.coordinator.describe(job_id_of(job)).attempts, key=lambda attempt: attempt.epoch)
 
     def source_at(self, pointer: str, **changes: Any) -> Any:
         """Return what a new attempt restores from a snapshot, without a claim; ``None`` if the snapshot has no part of it."""

@@ -42,6 +42,8 @@ _SERVER_LOST = re.compile(
     r"UNAVAILABLE|INVALID_HANDLE|SESSION_NOT_FOUND|SESSION_CHANGED|NO_ACTIVE_SESSION|Connection refused"
 )
 
+_STARTING = threading.Lock()
+
 _LOCAL_MASTER = re.compile(r"local\[(\d+)(?:,\s*\d+)?\]")
 _ASSUMED_CORES = 8
 
@@ -122,6 +124,12 @@ def launch_jvm(conf: Mapping[str, str]) -> None:
     :param conf: Spark settings. Only the settings needed at start are put on the command line of the JVM, which every user
         of the machine can read.
     """
+    # The start that a signal interrupted goes on in its thread, and the next one in this process takes its JVM.
+    with _STARTING:
+        _launch_jvm(conf)
+
+
+def _launch_jvm(conf: Mapping[str, str]) -> None:
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
 
@@ -135,6 +143,13 @@ def launch_jvm(conf: Mapping[str, str]) -> None:
         log.info("Driver JVM started as process %s", jvm_pid())
         # The JVM has read the defaults file, which may set the master.
         _default_worker_python(conf, SparkConf().get("spark.master", "local"))
+
+
+def open_session(conf: Mapping[str, str]) -> SparkSession:
+    """Return a session with these settings, the running one if there is one."""
+    from pyspark.sql import SparkSession
+
+    return SparkSession.builder.config(map=dict(conf)).getOrCreate()
 
 
 def give_workers_this_python(spark: SparkSession) -> None:
@@ -324,7 +339,7 @@ _CANCEL_EVERY_SECONDS = 0.2
 
 
 def run_interruptibly(
-    spark: SparkSession,
+    spark: SparkSession | None,
     function: Callable[..., Result],
     *args: Any,
     timeout_seconds: float | None = None,
@@ -337,6 +352,8 @@ def run_interruptibly(
     again after the function ends or the grace period expires. A function that has not ended by then continues in a daemon
     thread, which does not prevent the process from exiting. Exceptions of the function are raised to the caller.
 
+    :param spark: Session whose jobs are cancelled. With ``None``, as for a function that creates it, there is nothing to cancel,
+        and the function is abandoned at once.
     :param timeout_seconds: Maximum duration in seconds; ``None`` for no limit.
     :param grace_seconds: Time in seconds to wait for the end of an interrupted function.
     :raises TimeoutError: The function exceeded ``timeout_seconds``.
@@ -348,7 +365,7 @@ def run_interruptibly(
         _wait(work.ended, timeout_seconds)
     except BaseException:
         work.abandoned.set()
-        if thread.ident is not None:
+        if thread.ident is not None and spark is not None:
             _stop(spark, work.ended, grace_seconds)
         raise
     return work.outcome.result()
@@ -368,11 +385,13 @@ class _Work(Generic[Result]):
         self.abandoned = threading.Event()
         self._call = call
 
-    def in_thread(self, spark: SparkSession) -> threading.Thread:
-        """Return an unstarted thread with the caller's context variables and Spark properties."""
+    def in_thread(self, spark: SparkSession | None) -> threading.Thread:
+        """Return an unstarted thread with the caller's context variables, and its Spark properties if there is a session."""
+        run = functools.partial(contextvars.copy_context().run, self._run)
+        if spark is None:
+            return threading.Thread(target=run, daemon=True, name="statecheck-start")
         from pyspark import InheritableThread
 
-        run = functools.partial(contextvars.copy_context().run, self._run)
         return InheritableThread(run, session=spark, daemon=True, name="statecheck-stage")
 
     def _run(self) -> None:

@@ -27,7 +27,7 @@ from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.states.handles import default_max_parallelism
-from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError, SourceRestartRequiredError
+from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError, SourceRestartRequiredError, StateError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.driver.attempts import (
     DriverSettings,
@@ -37,6 +37,7 @@ from airflow_provider_statecheck.spark.driver.attempts import (
 )
 from airflow_provider_statecheck.spark.driver.readiness import check_driver_packages
 from airflow_provider_statecheck.spark.driver.session import TaggedJobs, run_interruptibly, tasks_at_once
+from airflow_provider_statecheck.spark.endings import message_of
 from airflow_provider_statecheck.spark.pacing import Pace, pace_of
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.sources.item_source import ItemSource
@@ -174,14 +175,18 @@ class StageRun:
         :param around: Calls the work, for instance in an interruptible thread; the attempt is closed after it returns.
         :raises StaleAttemptError: if a newer attempt has taken over.
         :raises StateMigrationError: if the restored state of a function cannot be migrated to its current types.
-        :raises StateCheckError: if the source, the sink or the storage fails.
+        :raises StateCheckError: if the source, the sink or the storage fails, or the code of the stage exits.
         """
-        try:
-            result = around(self._run)
+        with self._attempt.ending():
+            try:
+                result = around(self._run)
+            except SystemExit as found:
+                # Its process would succeed without the rest of the input.
+                raise StateError(
+                    f"Expected the code of stage {self._uid!r} to return or to raise an error, found sys.exit({found.code!r}), "
+                    f"which would end the stage before the end of its input; raise an error."
+                ) from found
             self._attempt.finish(AttemptStatus.FINISHED)
-        except BaseException as error:
-            self._attempt.fail(error)
-            raise
         return result
 
     def _run(self) -> StageResult:
@@ -444,9 +449,9 @@ def main() -> None:
 def _load_or_fail(location: str, parallelism: int | None, attempt: StageAttempt) -> Stage:
     try:
         return load_stage(location, parallelism=parallelism)
-    except Exception as error:
+    except BaseException as error:
         # The task that submitted this driver reads the error only from the attempt.
-        attempt.finish(AttemptStatus.FAILED, f"{type(error).__name__}: {error}")
+        attempt.finish(AttemptStatus.FAILED, message_of(error))
         raise
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from airflow_provider_statecheck.checkpoint.messages import (
     PendingCheckpoint,
     TriggerCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus
-from airflow_provider_statecheck.exceptions import CoordinatorError
+from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus, OnClear
+from airflow_provider_statecheck.exceptions import CoordinatorError, StateError
 from airflow_provider_statecheck.gateway.http import HttpClient, HttpGateway
 from airflow_provider_statecheck.hooks.submitted_stage import (
     DriverAccess,
@@ -78,13 +79,37 @@ def test_attempt_that_the_driver_left_open_is_closed_with_the_reason(gateway) ->
     assert [(a.status, a.message) for a in attempts(gateway)] == [(AttemptStatus.FAILED, "driver was killed")]
 
 
-def test_what_the_driver_said_at_its_end_stands(gateway) -> None:
+@pytest.mark.parametrize(
+    ("of_driver", "of_task", "message"),
+    [
+        (AttemptStatus.FAILED, AttemptStatus.FAILED, "its own reason"),
+        (AttemptStatus.FINISHED, AttemptStatus.FINISHED, "its own reason"),
+        # The application caught the error, or called sys.exit(0).
+        (AttemptStatus.FAILED, AttemptStatus.FINISHED, "its own reason"),
+        # The application failed after its context was closed.
+        (AttemptStatus.FINISHED, AttemptStatus.FAILED, "exit status 1"),
+    ],
+)
+def test_attempt_has_the_status_of_its_task_and_the_reason_of_its_driver(gateway, of_driver, of_task, message) -> None:
     driver, task = make_stage(gateway), make_stage(gateway)
     task.register()
     driver.adopt_running()
-    driver.close(AttemptStatus.FAILED, "its own reason")
-    task.close(AttemptStatus.FINISHED)
-    assert [a.message for a in attempts(gateway)] == ["its own reason"]
+    driver.close(of_driver, "its own reason")
+    task.close(of_task, "exit status 1" if of_task is AttemptStatus.FAILED else "")
+    assert [(a.status, a.message) for a in attempts(gateway)] == [(of_task, message)]
+
+
+@pytest.mark.parametrize("status", [None, AttemptStatus.FAILED])
+def test_driver_that_succeeds_without_the_end_of_its_stage_is_told(gateway, status) -> None:
+    """It called os._exit(0)."""
+    stage = make_stage(gateway)
+    stage.register()
+    if status is not None:
+        stage.close(status)
+    with pytest.raises(StateError, match=r"its process succeeded and its attempt is (running|failed)"):
+        stage.require_end()
+    stage.close(AttemptStatus.FINISHED)
+    stage.require_end()
 
 
 def test_retry_adopts_the_attempt_that_still_runs_and_closes_it(gateway) -> None:
@@ -173,6 +198,17 @@ def test_last_line_does_not_promise_what_an_earlier_generation_left(gateway) -> 
     cleared = make_stage(gateway, owner=make_owner(clear_marker="7/0"))
     cleared.register()
     assert "retains no checkpoint" in cleared.kept()
+
+
+def test_last_line_before_the_driver_has_restored_names_what_it_was_to_restore(gateway) -> None:
+    make_stage(gateway).register()
+    complete_epoch(gateway, 1)
+    next_run = make_owner(run_key="2026-01-02", run_id="scheduled__2026-01-02")
+    make_stage(gateway, owner=next_run).register()
+    complete_epoch(gateway, 2)
+    restarted = make_stage(gateway, owner=replace(next_run, clear_marker="7/0"), on_clear=OnClear.RESTART)
+    restarted.register()
+    assert "retains checkpoint 1" in restarted.kept()
 
 
 def test_last_line_of_a_replaced_try_promises_no_retry(gateway) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.providers.apache.spark.operators.spark_pyspark import PySparkOperator
 from airflow.sdk import DAG
 from airflow.sdk.execution_time import task_runner
 
@@ -20,7 +18,7 @@ from airflow_provider_statecheck.operators.pyspark import (
     CheckpointedPySparkOperator,
     CheckpointedStageOperator,
     DriverLostError,
-    with_optional_parameters,
+    StageCallable,
 )
 from airflow_provider_statecheck.operators.spark_submit import (
     CheckpointedSparkSubmitOperator,
@@ -129,16 +127,10 @@ def test_arguments_can_be_mapped() -> None:
     assert mapped.partial_kwargs["overhead_budget"] == 0.1
 
 
-class NoTarget:
-    def start(self) -> None:
-        """Start nothing."""
+class DeadSession:
+    """A session whose JVM has died, which py4j tells by two errors."""
 
-
-def stop_a_session_whose_jvm_is_dead(_: object) -> None:
-    """Fail as py4j does: two errors, each in the handling of the one before."""
-    try:
-        raise DriverLostError("The driver's JVM died.") from EOFError()
-    except DriverLostError:
+    def stop(self) -> None:
         try:
             raise ConnectionResetError
         except ConnectionResetError:
@@ -148,27 +140,15 @@ def stop_a_session_whose_jvm_is_dead(_: object) -> None:
 def test_a_lost_driver_is_what_the_task_ends_with_although_its_session_cannot_be_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(PySparkOperator, "execute_callable", stop_a_session_whose_jvm_is_dead)
-    operator = CheckpointedPySparkOperator(task_id="work", python_callable=lambda: None)
-    operator._target = NoTarget()  # type: ignore[assignment]
+    def lose(_: object) -> None:
+        raise DriverLostError("The driver's JVM died.") from EOFError()
+
+    monkeypatch.setattr(StageCallable, "execute_callable", lose)
+    operator = CheckpointedPySparkOperator(task_id="work", python_callable=stage)
+    operator._target = SimpleNamespace(start=lambda _: DeadSession())  # type: ignore[assignment]
     with pytest.raises(DriverLostError, match="JVM died") as raised:
         operator.execute_callable()
     assert isinstance(raised.value.__cause__, EOFError)
-
-
-def test_what_is_given_at_run_time_may_be_left_out_when_arguments_are_bound() -> None:
-    def stage(day: str, spark: Any, checkpoint: Any, params: Any) -> None: ...
-
-    signature = inspect.signature(with_optional_parameters(stage, "spark", "checkpoint"))
-    assert signature.bind("monday", params={}).arguments == {"day": "monday", "params": {}}
-
-
-def test_what_stands_behind_it_cannot_be_given_by_position() -> None:
-    def stage(spark: Any, checkpoint: Any, day: str) -> None: ...
-
-    signature = inspect.signature(with_optional_parameters(stage, "spark", "checkpoint"))
-    with pytest.raises(TypeError, match="too many positional"):
-        signature.bind("monday")
 
 
 PAGE = "/statecheck/dags/nightly/runs/manual__2026-01-01T00%3A00%3A00%2B00%3A00/tasks/features"

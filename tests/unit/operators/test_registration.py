@@ -26,7 +26,6 @@ from airflow_provider_statecheck.operators.checkpointed import (
 from airflow_provider_statecheck.operators.pyspark import (
     CheckpointedPySparkOperator,
     CheckpointedStageOperator,
-    StageTerminatedError,
 )
 from airflow_provider_statecheck.operators.spark_submit import CheckpointedSparkSubmitOperator
 from airflow_provider_statecheck.spark.stages.stage import Stage
@@ -51,7 +50,7 @@ def stage(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> WrittenStage:
 def prepared(stage: WrittenStage, **arguments: Any) -> checkpointed.PreparedStage:
     operator = CheckpointedPySparkOperator(
         task_id="t",
-        python_callable=lambda: None,
+        python_callable=lambda spark, checkpoint: None,
         checkpoint_dir=stage.storage.base_uri,
         **{"uid": "aggregate"} | arguments,
     )
@@ -68,7 +67,7 @@ def test_a_task_registers_with_the_uids_of_its_dag_and_with_those_it_had(
     stage: WrittenStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with DAG("dag"):
-        CheckpointedPySparkOperator(task_id="other", python_callable=lambda: None)
+        CheckpointedPySparkOperator(task_id="other", python_callable=lambda spark, checkpoint: None)
         monkeypatch.setattr(transport, "is_orm_open", lambda: True)
         asked = prepared(stage, renamed_uids={"sums": "aggregate"}, allow_non_restored_state=True).registration
     assert asked.job_name.startswith("test/")
@@ -137,17 +136,6 @@ def test_a_test_run_does_not_claim_the_savepoint_that_it_starts_from(
     source = prepared(stage, job="heir", from_savepoint=pointer, claim_mode="claim").registration.restore_from
     assert source is not None
     assert (source.pointer, source.mode) == (pointer, mode)
-
-
-def test_a_task_that_is_told_to_end_while_it_waits_for_its_turn_ends(
-    stage: WrittenStage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    operator = CheckpointedPySparkOperator(task_id="t", python_callable=lambda: None)
-    # Airflow's signal handler calls it wherever the main thread is.
-    monkeypatch.setattr(operator, "_open_attempt", lambda _: operator.on_kill())
-    with pytest.raises(StageTerminatedError):
-        operator._register(prepared(stage, job="sales"))
-    operator.on_kill()
 
 
 def test_nothing_of_a_job_is_read_unless_it_is_forked(stage: WrittenStage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +254,7 @@ def test_a_clear_changes_the_clear_marker(change: dict[str, Any]) -> None:
 
 
 def _callable(task_id: str, **arguments: Any) -> BaseOperator:
-    return CheckpointedPySparkOperator(task_id=task_id, python_callable=lambda spark: None, **arguments)
+    return CheckpointedPySparkOperator(task_id=task_id, python_callable=lambda spark, checkpoint: None, **arguments)
 
 
 def _submitted(task_id: str, **arguments: Any) -> BaseOperator:

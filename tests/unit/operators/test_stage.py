@@ -15,6 +15,7 @@ from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_provider_statecheck import DataFrameSource, ParquetSink, Stage
 from airflow_provider_statecheck.exceptions import (
+    A_RETRY_CANNOT_HELP,
     InvalidConfigurationError,
     SourceChangedError,
     StateMigrationError,
@@ -22,7 +23,6 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.hooks.spark import CheckpointedStageSubmitHook, Shipping
 from airflow_provider_statecheck.operators import checkpointed
-from airflow_provider_statecheck.operators.checkpointed import A_RETRY_CANNOT_HELP
 from airflow_provider_statecheck.operators.pyspark import CheckpointedStageOperator
 from airflow_provider_statecheck.operators.spark_submit import CheckpointedStageSubmitOperator
 from tests.unit.interpreter import modules_loaded_by

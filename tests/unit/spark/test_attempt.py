@@ -14,6 +14,7 @@ from airflow_provider_statecheck.exceptions import (
     CheckpointDeclinedError,
     CheckpointNotFoundError,
     InvalidConfigurationError,
+    NoRestorableCheckpointError,
     StaleAttemptError,
     StorageError,
 )
@@ -109,6 +110,33 @@ def test_what_is_kept_is_said_by_a_script_itself_and_for_a_task_by_airflows_list
     with caplog.at_level(logging.ERROR):
         stage.attempt(owner=owner).fail(RuntimeError("planned"))
     assert [r.getMessage() for r in caplog.records] == lines
+
+
+def test_the_last_words_before_a_restore_name_the_checkpoint_that_the_next_try_restores(stage):
+    stage.run(checkpoints=1)
+    retry = stage.attempt()
+    assert "retains checkpoint 1" in retry.kept()
+    retry.fail(KeyboardInterrupt())
+    assert "retains checkpoint 1" in retry.kept()
+
+
+def test_the_last_words_name_a_checkpoint_that_cannot_be_read_and_promise_no_resumption(stage):
+    stage.run(checkpoints=1)
+    [metadata] = [name for name in stage.files() if name.endswith("/_metadata")]
+    stage.storage.write_bytes(f"{stage.storage.base_uri}/{metadata}", b"damaged", overwrite=True)
+    retry = stage.attempt()
+    with pytest.raises(NoRestorableCheckpointError):
+        retry.restore()
+    assert "retains checkpoint 1, which could not be read; the next try reads it again." in retry.kept()
+
+
+def test_the_last_words_before_the_restore_of_a_savepoint_name_the_savepoint(stage):
+    earlier = stage.run("other", checkpoints=1)
+    pointer = earlier.latest.location
+    heir = stage.attempt(restore_from=stage.source_at(pointer))
+    assert heir.kept().endswith(
+        f"retains no checkpoint of its own: none was completed; the next try starts from {pointer}."
+    )
 
 
 def test_the_last_words_of_a_replaced_attempt_promise_no_retry(stage, caplog):

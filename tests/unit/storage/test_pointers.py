@@ -10,6 +10,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import (
+    A_RETRY_CANNOT_HELP,
     CheckpointNotFoundError,
     CorruptStateError,
     InvalidConfigurationError,
@@ -18,7 +19,6 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.gateway.verbs import decode_error, encode_error
-from airflow_provider_statecheck.operators.checkpointed import A_RETRY_CANNOT_HELP
 from airflow_provider_statecheck.storage.failures import RetryPolicy
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import pointer_uri, resolve_checkpoint
