@@ -84,9 +84,11 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator)
     @override
     def on_kill(self) -> None:
         """End the driver, if it was submitted, and interrupt the task wherever it waits, which closes the attempt."""
-        if self._hook is not None:
-            super().on_kill()
-        self._interrupt()
+        try:
+            if self._hook is not None:
+                super().on_kill()
+        finally:
+            self._interrupt()
 
     @override
     def fail_after_end(self, error: BaseException) -> None:

@@ -18,7 +18,7 @@ from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.ids import MANIFEST_FILE, epoch_name, job_id_of, shared_uri, slug
 from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus, CheckpointRecord
 from airflow_provider_statecheck.checkpoint.store import JobStore
-from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StorageError
 from airflow_provider_statecheck.maintenance.actions import JobActions
 from airflow_provider_statecheck.maintenance.gc import CollectedJob, collect_job
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
@@ -105,9 +105,17 @@ class WrittenStage:
         attempt.finish(AttemptStatus.FAILED)
         return attempt
 
+    def attempts(self, job: str = JOB) -> list[AttemptRecord]:
+        """Return the rows of the attempts of a job, oldest first; none if there is no job."""
+        try:
+            found = self.coordinator.describe(job_id_of(job)).attempts
+        except CheckpointNotFoundError:
+            return []
+        return sorted(found, key=lambda attempt: attempt.epoch)
+
     def last_attempt(self, job: str = JOB) -> AttemptRecord:
         """Return the row of the newest attempt."""
-        return max(self.coordinator.describe(job_id_of(job)).attempts, key=lambda attempt: attempt.epoch)
+        return self.attempts(job)[-1]
 
     def source_at(self, pointer: str, **changes: Any) -> Any:
         """Return what a new attempt restores from a snapshot, without a claim; ``None`` if the snapshot has no part of it."""
