@@ -35,6 +35,7 @@ Exceptions of this package.
         UnknownStateError               also LookupError
         StateMigrationError             the types of the stored state cannot be migrated to the current types
         DuplicateNameError              a name is used twice in one scope
+        StageExitError                  the code of a stage ended its process instead of its input
         PartFailedError                 parts of a step failed; ``parts`` has the input of each
         UnsupportedStateError           a value or a DataFrame that cannot be restored equal to the saved one
         UnsupportedPlanError            a step that cannot be computed in parts; ``operation`` is the reason
@@ -293,6 +294,12 @@ class UnsupportedPlanError(StateError):
     """A step cannot be computed in parts; ``operation`` names the operation that needs more than one row."""
 
     code = "unsupported_plan"
+
+
+class StageExitError(StateError):
+    """The code of a stage ended its process, although the stage has not ended."""
+
+    code = "stage_exit"
 
 
 class PartFailedError(StateError):

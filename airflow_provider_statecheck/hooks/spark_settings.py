@@ -1,4 +1,4 @@
-"""Checks of the settings and the master of Spark, before Spark starts and reports them as errors of Java."""
+"""Checks of the settings and the master of Spark, which Spark would report as errors of Java."""
 
 from __future__ import annotations
 

@@ -32,9 +32,9 @@ from airflow_provider_statecheck.checkpoint.statistics import OperatorStatistics
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     OpenCommitError,
+    StageExitError,
     StaleAttemptError,
     StateCheckError,
-    StateError,
 )
 from airflow_provider_statecheck.gateway.verbs import registering
 from airflow_provider_statecheck.hooks.transport import is_orm_open, over_http, task_gateway
@@ -157,11 +157,11 @@ class SubmittedStage:
         """
         Require that the driver, which has succeeded, has reported the end of its stage, as far as the rows can be read.
 
-        :raises StateError: if it has not.
+        :raises StageExitError: if it has not.
         """
         status = self._status()
         if status is not None and status is not AttemptStatus.FINISHED:
-            raise StateError(
+            raise StageExitError(
                 f"Expected the driver of stage {self.registration.uid!r} to report the end of its stage, found that its "
                 f"process succeeded and its attempt is {status.value}; do not end the process in the code of the stage."
             )

@@ -93,6 +93,11 @@ def run_key_of(context: Mapping[str, Any]) -> str:
     return logical_date.isoformat() if logical_date is not None else str(dag_run.run_id)
 
 
+def run_job_of(context: Mapping[str, Any]) -> str:
+    """Return the name of the job of a run, without the prefix of test runs."""
+    return f"{context['ti'].dag_id}/{run_key_of(context)}"
+
+
 def job_name_of(context: Mapping[str, Any], job: str | None, *, is_test: bool) -> str:
     """
     Return the name of the job.
@@ -102,7 +107,7 @@ def job_name_of(context: Mapping[str, Any], job: str | None, *, is_test: bool) -
     :raises InvalidConfigurationError: The name is invalid, or that of a real job starts with the prefix of test jobs.
     """
     require_not_missing("job", job)
-    name = job if is_given(job) else f"{context['ti'].dag_id}/{run_key_of(context)}"
+    name = job if is_given(job) else run_job_of(context)
     job_id_of(name)  # rejects other values than texts before the prefix of test runs is added
     if is_test_job(name) and not is_test:
         raise InvalidConfigurationError(

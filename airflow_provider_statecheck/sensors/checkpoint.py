@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -21,7 +21,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID
 from airflow_provider_statecheck.hooks.statecheck import StatecheckHook
-from airflow_provider_statecheck.hooks.transport import ReadingAccess, is_orm_open, reading_access
+from airflow_provider_statecheck.hooks.transport import ReadingAccess, is_orm_open, reading_access, run_job_of
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.triggers.checkpoint import CheckpointCondition, CheckpointTrigger
 
@@ -37,7 +37,8 @@ class CheckpointSensor(BaseSensorOperator):
     directory of the checkpoint) and ``completed_at``. In a process with access to Airflow's database, as in
     ``dag.test``, it waits for the job of test runs, because the operators use that job there.
 
-    :param job: Name of the job. The job of a Dag run is named ``dag_id/<logical date or run id>``. (templated)
+    :param job: Name of the job. The default is that of this Dag run, as for the operators, which have no ``job=``; the job of a
+        Dag run is named ``dag_id/<logical date or run id>``. (templated)
     :param uid: Name of the operator within the job. The default is any operator. (templated)
     :param map_key: For a mapped task: the key of the instance. (templated)
     :param at_least: Lowest checkpoint id to accept. (templated)
@@ -55,7 +56,7 @@ class CheckpointSensor(BaseSensorOperator):
     def __init__(
         self,
         *,
-        job: str,
+        job: str | None = None,
         uid: str | None = None,
         map_key: str | None = None,
         at_least: int | str | None = None,
@@ -97,7 +98,7 @@ class CheckpointSensor(BaseSensorOperator):
         :raises AirflowFailException: if an argument or the environment is invalid.
         """
         try:
-            found = self._find()
+            found = self._find(self._condition(context))
         except (InvalidConfigurationError, EnvironmentNotReadyError) as error:
             raise AirflowFailException(str(error)) from error
         return PokeReturnValue(is_done=found is not None, xcom_value=found)
@@ -116,8 +117,7 @@ class CheckpointSensor(BaseSensorOperator):
         self.log.info("Found checkpoint %s at %s.", found["checkpoint_id"], found["pointer"])
         return found
 
-    def _find(self) -> dict[str, Any] | None:
-        condition = self._condition()
+    def _find(self, condition: CheckpointCondition) -> dict[str, Any] | None:
         self.log.info("Checking for %s.", condition)
         try:
             view = self.hook.get_conn().describe(condition.job_id)
@@ -133,10 +133,9 @@ class CheckpointSensor(BaseSensorOperator):
 
     def _find_or_defer(self, context: Context, deadline: float) -> Any:
         result = self.poke(context)
-        return result.xcom_value if result else self._defer(deadline)
+        return result.xcom_value if result else self._defer(self._condition(context), deadline)
 
-    def _defer(self, deadline: float) -> NoReturn:
-        condition = self._condition()
+    def _defer(self, condition: CheckpointCondition, deadline: float) -> NoReturn:
         access = reading_access(condition.job_id, self.statecheck_conn_id)
         self.defer(
             trigger=_trigger(condition, self.poke_interval, access, deadline),
@@ -144,12 +143,13 @@ class CheckpointSensor(BaseSensorOperator):
             timeout=timedelta(seconds=max(deadline - time.time(), 0.0)),
         )
 
-    def _condition(self) -> CheckpointCondition:
+    def _condition(self, context: Mapping[str, Any]) -> CheckpointCondition:
         for name in ("job", "uid"):
             require_not_missing(name, getattr(self, name))
-        job_id_of(self.job)  # rejects an empty name before the prefix of test runs is added
+        job = run_job_of(context) if self.job is None else self.job
+        job_id_of(job)  # rejects an empty name before the prefix of test runs is added
         return CheckpointCondition(
-            job=job_name(self.job, is_test=is_orm_open()),
+            job=job_name(job, is_test=is_orm_open()),
             uid=_full_uid(self.uid, key_text(self.map_key)),
             at_least=_checkpoint_id(self.at_least),
             max_age=self.max_age,

@@ -1,7 +1,8 @@
 """
 Generated parts of the documentation.
 
-``python -m scripts.docs`` writes the tables of options, arguments and commands, and the tree of the package, into the pages.
+``python -m scripts.docs`` writes the tables of options, arguments, commands and errors, and the tree of the package, into the
+pages.
 With ``--check`` it lists the pages that are out of date without changing them, and exits with status 1 if there are any.
 """
 
@@ -14,7 +15,7 @@ from pathlib import Path
 from scripts.docs.pages import generated
 
 _DOCS = Path(__file__).parents[2] / "docs"
-PAGES = (_DOCS / "architecture.md", _DOCS / "cli.md", _DOCS / "configuration.md")
+PAGES = tuple(_DOCS / name for name in ("architecture.md", "cli.md", "configuration.md", "troubleshooting.md"))
 
 
 def main(arguments: list[str] | None = None) -> int:

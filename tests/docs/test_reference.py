@@ -11,6 +11,7 @@ import pytest
 from airflow.cli.cli_config import ActionCommand, Arg
 
 from airflow_provider_statecheck.cli.output import Exit
+from airflow_provider_statecheck.exceptions import A_RETRY_CANNOT_HELP
 from airflow_provider_statecheck.get_provider_info import get_provider_info
 from scripts.docs import __main__ as program
 from scripts.docs.arguments import CLASSES
@@ -96,6 +97,14 @@ def test_each_argument_of_an_operator_is_described(name: str):
 
     assert documented
     assert [argument for argument in documented if f"| `{argument}` |" not in text] == []
+
+
+def test_each_error_that_is_not_retried_is_listed_with_its_section():
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    text = region(page, "unretried-errors")
+
+    assert [e.__name__ for e in A_RETRY_CANNOT_HELP if f"| [`{e.__name__}`](#{e.code}) | " not in text] == []
+    assert [e.code for e in A_RETRY_CANNOT_HELP if f"\n### `{e.code}`\n" not in page] == []
 
 
 @pytest.fixture

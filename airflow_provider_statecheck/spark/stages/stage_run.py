@@ -27,7 +27,11 @@ from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.states.handles import default_max_parallelism
-from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError, SourceRestartRequiredError, StateError
+from airflow_provider_statecheck.exceptions import (
+    IncompatibleCheckpointError,
+    SourceRestartRequiredError,
+    StageExitError,
+)
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.driver.attempts import (
     DriverSettings,
@@ -182,7 +186,7 @@ class StageRun:
                 result = around(self._run)
             except SystemExit as found:
                 # Its process would succeed without the rest of the input.
-                raise StateError(
+                raise StageExitError(
                     f"Expected the code of stage {self._uid!r} to return or to raise an error, found sys.exit({found.code!r}), "
                     f"which would end the stage before the end of its input; raise an error."
                 ) from found

@@ -22,7 +22,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus, OnClear
-from airflow_provider_statecheck.exceptions import CoordinatorError, StateError
+from airflow_provider_statecheck.exceptions import CoordinatorError, StageExitError
 from airflow_provider_statecheck.gateway.http import HttpClient, HttpGateway
 from airflow_provider_statecheck.hooks.submitted_stage import (
     DriverAccess,
@@ -106,7 +106,7 @@ def test_driver_that_succeeds_without_the_end_of_its_stage_is_told(gateway, stat
     stage.register()
     if status is not None:
         stage.close(status)
-    with pytest.raises(StateError, match=r"its process succeeded and its attempt is (running|failed)"):
+    with pytest.raises(StageExitError, match=r"its process succeeded and its attempt is (running|failed)"):
         stage.require_end()
     stage.close(AttemptStatus.FINISHED)
     stage.require_end()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +24,8 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.exceptions import CoordinatorUnavailableError
 from airflow_provider_statecheck.gateway.http import HttpClient
 from airflow_provider_statecheck.sensors.checkpoint import CheckpointSensor
+from tests.docs.pages import ROOT, blocks_of
+from tests.unit.operators.test_registration import make_context
 from tests.unit.worker import ServedJobs
 
 CONTEXT: Any = {}
@@ -275,9 +277,10 @@ def test_names_are_rendered() -> None:
     assert (sensor.job, sensor.uid, sensor.map_key, sensor.at_least) == ("sales", "part", "north", "3")
 
 
-def test_a_job_has_to_be_named() -> None:
-    with pytest.raises(TypeError, match="job"):
-        CheckpointSensor(task_id="wait")  # type: ignore[call-arg]
+def test_a_name_of_a_job_that_a_template_left_out_is_told() -> None:
+    for job in ("", "None"):
+        with pytest.raises(AirflowFailException, match="job"):
+            make_sensor(job=job).execute(CONTEXT)
 
 
 def test_a_sensor_is_serialised_with_its_dag_and_comes_back() -> None:
@@ -289,3 +292,16 @@ def test_a_sensor_is_serialised_with_its_dag_and_comes_back() -> None:
     again = DagSerialization.from_dict(DagSerialization.to_dict(dag))
     assert tuple(again.task_dict["wait"].template_fields) == CheckpointSensor.template_fields
     assert set(again.task_dict) == {"wait", "mapped"}
+
+
+@pytest.mark.parametrize("date", [None, datetime(2026, 1, 1, tzinfo=UTC)], ids=["without a date", "dated"])
+def test_example_of_the_page_waits_for_the_job_of_its_own_run(in_worker: ServedJobs, date: datetime | None) -> None:
+    """A run that an asset or a trigger starts may have no logical date."""
+    found: dict[str, Any] = {}
+    [code] = [block.code for block in blocks_of(ROOT / "docs" / "airflow.md") if "CheckpointSensor(" in block.code]
+    exec(code.replace("\nCheckpointSensor(", "\nsensor = CheckpointSensor("), found)
+    context: Any = make_context(logical_date=date, run_id="manual__1")
+    sensor: CheckpointSensor = found["sensor"]
+    sensor.render_template_fields(context)
+    in_worker.complete(job=f"dag/{'manual__1' if date is None else date.isoformat()}", uid="features")
+    assert sensor.execute(context)["checkpoint_id"] == 1

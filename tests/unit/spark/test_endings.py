@@ -18,7 +18,7 @@ from airflow_provider_statecheck.exceptions import (
     CheckpointDeclinedError,
     CoordinatorError,
     OpenCommitError,
-    StateError,
+    StageExitError,
 )
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.context import StageContext
@@ -156,7 +156,7 @@ def test_stage_whose_code_exits_has_not_ended(stage: WrittenStage, code: Any) ->
     def exit_(_: Any) -> Any:
         sys.exit(code)
 
-    with pytest.raises(StateError, match=r"found sys\.exit\("):
+    with pytest.raises(StageExitError, match=r"found sys\.exit\("):
         StageRun(NO_SESSION, stage.attempt(), stages_of_test.stage).run(exit_)
     assert stage.last_attempt().status is FAILED
 
