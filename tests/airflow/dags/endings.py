@@ -71,7 +71,8 @@ def ending(end: Callable[[], Any]) -> None:
         checkpoint.checkpoint()
         return end()
 
-    decorated: Any = task.checkpointed_spark(stage, task_id=end.__name__)
+    decorator: Any = task.checkpointed_spark
+    decorated = decorator(stage, task_id=end.__name__)
     decorated()
 
 
