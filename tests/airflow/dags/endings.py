@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
+from unittest.mock import patch
 
 from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, DownstreamTasksSkipped
@@ -65,17 +66,18 @@ ENDINGS: tuple[Callable[[], Any], ...] = (
 
 
 def ending(end: Callable[[], Any]) -> None:
-    @task.checkpointed_spark(task_id=end.__name__)  # type: ignore[misc]
     def stage(spark: Any, checkpoint: Any) -> Any:
         checkpoint.state["begun"] = True
         checkpoint.checkpoint()
         return end()
 
-    stage()
+    decorator: Any = task.checkpointed_spark
+    decorated = decorator(stage, task_id=end.__name__)
+    decorated()
 
 
 if "STAGE_ENDINGS" in os.environ:
-    SessionTarget.start = lambda *_: StandInSession()  # type: ignore[assignment,method-assign,return-value]
+    patch.object(SessionTarget, "start", lambda *_: StandInSession()).start()
 with DAG("endings", schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC)):
     for each in ENDINGS:
         ending(each)
