@@ -99,11 +99,6 @@ def run_job_of(context: Mapping[str, Any]) -> str:
     return f"{context['ti'].dag_id}/{run_key_of(context)}"
 
 
-def run_job_of(context: Mapping[str, Any]) -> str:
-    """Return the name of the job of a run, without the prefix of test runs."""
-    return f"{context['ti'].dag_id}/{run_key_of(context)}"
-
-
 def job_name_of(context: Mapping[str, Any], job: str | None, *, is_test: bool) -> str:
     """
     Return the name of the job.
