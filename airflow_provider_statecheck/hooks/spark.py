@@ -27,8 +27,6 @@ from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, redact
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from airflow_provider_statecheck.hooks.submitted_stage import SubmittedStage
 
 
@@ -271,7 +269,7 @@ class SessionTarget:
 
         check_environment(needs_java=not self.is_connect)
 
-    def start(self, app_name: str) -> SparkSession:
+    def start(self, app_name: str) -> Any:
         """
         Start the session: in a driver JVM with a process session of its own, or on a Spark Connect server.
 

@@ -30,7 +30,7 @@ def message_of(error: BaseException) -> str:
     """Return the message of an attempt that ends with an error."""
     text = f"{type(error).__name__}: {_text_of(error)}"
     if _runs_in_a_task() and isinstance(error, _airflow_errors(_LEAVING)):
-        return f"{text} (the task left without an end, and goes on from its last checkpoint when it comes back)"
+        return f"{text} (the task left without an end, and resumes from its last checkpoint when it returns)"
     return text
 
 

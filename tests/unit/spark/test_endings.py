@@ -208,7 +208,7 @@ def test_error_whose_text_is_lost_closes_the_attempt_too(stage: WrittenStage) ->
 @pytest.mark.usefixtures("in_a_task")
 def test_attempt_of_a_task_that_leaves_says_that_it_goes_on() -> None:
     text = message_of(TaskDeferred(trigger=None, method_name="again"))
-    assert text.endswith("goes on from its last checkpoint when it comes back)")
+    assert text.endswith("resumes from its last checkpoint when it returns)")
 
 
 def test_airflow_that_has_no_such_error_makes_nothing_a_success(monkeypatch: Any) -> None:
