@@ -171,7 +171,8 @@ class AirflowTaskLiveness:
         if not owner.airflow:
             return None
         with executing(), create_session() as session:
-            return session.scalar(_earlier_runs(Caller.of(owner)))
+            found: str | None = session.scalar(_earlier_runs(Caller.of(owner)))
+            return found
 
 
 class AirflowRuns:
@@ -190,7 +191,7 @@ class AirflowRuns:
         return status if status.is_globally_terminal else None
 
 
-def _earlier_runs(task: Caller) -> Select[tuple[str]]:
+def _earlier_runs(task: Caller) -> Select[Any]:
     """Return the query for the runs before that of a task in which its instance runs or starts, the earliest first."""
     from airflow.models.dagrun import DagRun
     from airflow.models.taskinstance import TaskInstance

@@ -19,6 +19,7 @@ from airflow_provider_statecheck.spark.sinks.parquet_sink import committed_files
 from airflow_provider_statecheck.spark.sinks.sink import SinkTaskContext
 from airflow_provider_statecheck.spark.stages.stage import Stage
 from airflow_provider_statecheck.spark.stages.stage_run import StageRun
+from airflow_provider_statecheck.spark.stages.starting import start_of
 from airflow_provider_statecheck.spark.stages.stage_state import SINK, driver_state
 from airflow_provider_statecheck.state.reading.checkpoint_states import STAGE
 from airflow_provider_statecheck.state.source_items import SOURCE
@@ -54,17 +55,16 @@ class CountingAttempt:
         self.restored_id: int | None = None
         self.counts: Counter[str] = Counter()
         self._enumerator: Any = None
-        self._begun: tuple[Any, ...] = ()
+        self._start: Any = None
 
     def open_source(self) -> None:
         """Choose the checkpoint to start from and list the input."""
-        found = self.attempt.load()
-        restored, self._enumerator = self._run._start(found)
-        self.restored_id = restored.checkpoint_id
+        self._start = start_of(self.attempt, self._stage.input, self._run._open_source)
+        self._enumerator = self._start.enumerator
+        self.restored_id = self._start.state.checkpoint_id
         if self.restored_id is not None:
-            assert found is not None
-            self.counts = Counter(dict(found.state["counts"]))
-        self._begun = (found, restored)
+            assert self._start.loaded is not None
+            self.counts = Counter(dict(self._start.loaded.state["counts"]))
 
     def work(self, is_taken: Any) -> Iterator[tuple[str, Any]]:
         """
@@ -74,7 +74,7 @@ class CountingAttempt:
         """
         first = self._enumerator.next_increment()
         with ExitStack() as closing:
-            commits = self._run._take_over(closing, *self._begun, self._enumerator, None, OUTPUT if first else None)
+            commits = self._run._take_over(closing, self._start, None, OUTPUT if first else None)
             yield "taken over", self.restored_id
             increment = first
             while increment is not None:

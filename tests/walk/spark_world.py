@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class CountRows(KeyedProcessFunction):
+class CountRows(KeyedProcessFunction[Any, Any, Any]):
     """
     Yields each row with how many rows of its key there are so far.
 
@@ -98,7 +98,7 @@ class SparkWorld(World):
         done = [n for n in plan.left if body.failure is None or plan.listed[n].rows[0][0] in visible]
         assert done == plan.left[: len(done)], f"expected a part of {plan.left} up to the failure, found {done}"
         if done:
-            model.complete(replace(model.read(taken, done), number=number))
+            model.complete(replace(model.read(taken, done), number=number or 0))
             model.commit()
         if body.failure is not None:
             raise Crash(str(body.failure)[:80]) from body.failure

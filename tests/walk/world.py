@@ -216,7 +216,8 @@ class World:
         number = len(self.history)
         changes = self.chance.choice(self.habits.renames)
         before, run = self.task, self.new_run()
-        self.task = replace(before, **{name: f"{name}_{number}" for name in sorted(changes)})
+        names: dict[str, Any] = {name: f"{name}_{number}" for name in sorted(changes)}
+        self.task = replace(before, **names)
         self.say(f"renamed: {self.task}")
         if "task_id" in changes:
             self.task = replace(self.task, former=())
