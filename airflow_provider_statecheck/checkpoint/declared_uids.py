@@ -2,7 +2,7 @@
 Uids that the checkpointed tasks of a Dag declare, and the lookup of the current tasks of other Dags.
 
 A Dag is read where it is at hand: a task reads its own, and the coordinator asks for the others where Airflow's database is
-open. Uids and jobs that are known only when a task runs, such as templates, are told apart from those that are not declared.
+open. A uid or a job that is known only when a task runs, such as a template, may be any uid or job.
 """
 
 from __future__ import annotations
