@@ -6,7 +6,7 @@ import functools
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ from airflow_provider_statecheck.spark.sources.stage_output_source import StageO
 from airflow_provider_statecheck.spark.stages.stage import Stage
 from airflow_provider_statecheck.spark.stages.stage_run import StageRun
 from airflow_provider_statecheck.spark.stages.stage_state import SINK, driver_state
+from airflow_provider_statecheck.spark.stages.starting import start_of
 from airflow_provider_statecheck.state.reading.checkpoint_contents import source_ledger
 from airflow_provider_statecheck.state.reading.checkpoint_states import STAGE
 from airflow_provider_statecheck.state.source_items import SOURCE
@@ -235,22 +236,22 @@ class Body:
         stage = self.life.stage(self.uid, self.day)
         run = StageRun(None, self.attempt, stage)  # type: ignore[arg-type]
         yield
-        found = self.attempt.load()
-        restored, enumerator = run._start(found)
-        if restored.checkpoint_id is not None:
-            own = found.state.get("rows", {})
+        start = start_of(self.attempt, stage.input, run._open_source)
+        restored, enumerator = start.state, start.enumerator
+        if start.loaded is not None and restored.checkpoint_id is not None:
+            own = start.loaded.state.get("rows", {})
             self.rows = [tuple(r) for r in own["rows"]]
             self.base = [tuple(r) for r in own["base"]]
             if restored.is_of_other_job:
                 self.base = list(self.rows)
-        elif found is not None:
+        elif start.loaded is not None:
             world.say(f"  {self.uid} starts over, because its source changed")
         yield
         first = enumerator.next_increment()
         with ExitStack() as closing:
             is_left = first is None and self.attempt.begins_from_savepoint and restored.checkpoint_id is not None
-            taken = None if is_left else found
-            commits = run._take_over(closing, taken, restored, enumerator, None, SCHEMA if first else None)
+            taken = replace(start, loaded=None) if is_left else start
+            commits = run._take_over(closing, taken, None, SCHEMA if first else None)
             yield
             increment = first
             while increment is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,8 @@ class Folder:
             (self.path / name).unlink()
 
     def read(self, on_change: str = "fail", source: type[JsonSource | CsvSource] = JsonSource) -> list[str]:
-        enumerator = source(self.path, schema="id bigint", on_change=on_change).open(None, self.state, new_run=True)
+        spark: Any = None
+        enumerator = source(self.path, schema="id bigint", on_change=on_change).open(spark, self.state, new_run=True)
         increments = increments_of(enumerator)
         for increment in increments:
             enumerator.finish(increment)
