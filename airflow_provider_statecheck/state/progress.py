@@ -194,7 +194,7 @@ class LoopProgress(RecordsByStep[_Loop]):
         for key, basis in sorted(self._records[loop].finished.items(), key=itemgetter(0)):
             if basis is not None:
                 groups.setdefault(basis, []).append(key)
-        return [[asdict(basis), keys] for basis, keys in groups.items()]
+        return [[_encoded_basis(basis), keys] for basis, keys in groups.items()]
 
     @property
     def finished_items(self) -> int:
@@ -251,6 +251,10 @@ class LoopProgress(RecordsByStep[_Loop]):
         for key in item_keys:
             del known.finished[key]
         known.seconds *= len(known.finished) / before
+
+
+def _encoded_basis(basis: ItemBasis) -> dict[str, Any]:
+    return asdict(basis) | {"before": [list(pair) for pair in basis.before]}
 
 
 def _decoded_basis(content: Mapping[str, Any]) -> ItemBasis:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,21 @@ def test_every_test_that_a_table_of_rules_names_is_there(page: Path) -> None:
     assert named, f"{page.name} names no test"
     missing = sorted({name for name, _ in named if not is_there(name)})
     assert missing == []
+
+
+def cells_of(page: Path, first_column: str) -> list[list[str]]:
+    """Return the rows of the table whose first column has this head, its head first."""
+    lines = page.read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(f"| {first_column} |"))
+    rows = takewhile(lambda line: line.startswith("|"), lines[start:])
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows if not row.startswith("|--")]
+
+
+def test_each_kind_of_saved_work_has_a_tested_rule_for_each_kind_of_change() -> None:
+    (_, *changes), *rows = cells_of(ROOT / "docs" / "recovery.md", "Saved work")
+    expected = {(row[0], change): cell for row in rows for change, cell in zip(changes, row[1:], strict=True)}
+    _, *rules = cells_of(ROOT / "docs" / "rules" / "kept.md", "Saved work")
+    results = {(work, change): result for work, change, result, _ in rules}
+    assert len(rules) == len(results)
+    assert results.keys() == expected.keys()
+    assert {pair: result for pair, result in results.items() if not result.startswith(expected[pair])} == {}

@@ -308,6 +308,22 @@ def test_items_may_come_and_go_between_tries(tries):
     assert worked == ["new", "c"]
 
 
+def test_items_follow_the_dataframes_that_their_body_uses(tries):
+    def stage(checkpoint: StageContext, rows: int, others: int = 1) -> None:
+        raw = checkpoint.snapshot("raw", tries.spark.range(rows))
+        checkpoint.snapshot("other", tries.spark.range(others))
+        total = raw.count()
+        for item in checkpoint.each("counted", ["a"]):
+            tries.computed.append(f"{item} {raw.count()}")
+        for item in checkpoint.each("collected", ["b"]):
+            tries.computed.append(f"{item} {total}")
+
+    for rows, others, expected in ((2, 1, ["a 2", "b 2"]), (2, 1, []), (2, 2, []), (3, 2, ["a 3", "b 3"])):
+        with tries.failing() as checkpoint:
+            stage(checkpoint, rows, others)
+        assert tries.take_computed() == expected
+
+
 def test_snapshots_of_the_unfinished_item_are_restored_in_it_and_those_of_finished_ones_are_dropped(tries):
     def stage(checkpoint: StageContext, fail: bool) -> None:
         for item in checkpoint.each("items", [1, 2]):

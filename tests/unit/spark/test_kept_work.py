@@ -1,0 +1,138 @@
+"""What is kept of saved work after changes that no other test makes; ``docs/rules/kept.md`` lists them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from airflow_provider_statecheck.exceptions import CorruptStateError, SourceChangedError
+from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
+from airflow_provider_statecheck.spark.context import StageContext
+from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
+from airflow_provider_statecheck.spark.sources.file_source import ParquetSource
+from airflow_provider_statecheck.spark.sources.source import OnChange, reconcile
+from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
+from airflow_provider_statecheck.spark.stages.increment_loop import SinkCommits
+from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState
+from airflow_provider_statecheck.state.source_items import Intervals, Item, Ledger
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.state_json import encode_state
+from tests.unit.spark.sources.runs import increments_of, state_of
+from tests.unit.spark.stages.loop_without_spark import LoopWithoutSpark, numbers_in, open_sink, staged
+from tests.unit.spark.test_savepoints import begin_from
+from tests.unit.written_stage import WrittenStage, parquet
+
+STATE = {
+    "values": encode_state({"cursor": 7}),
+    "loops": [[[], "days", ["d1"], 1.0]],
+    "iterations": [[[], "ranks", 3, False]],
+}
+
+
+def test_other_settings_and_another_checkpoint_dir_keep_all_that_is_saved(stage: WrittenStage, tmp_path: Path) -> None:
+    first = stage.attempt()
+    snapshot = stage.snapshot(first, "ranks")
+    first.take_checkpoint(CheckpointContent(snapshots=(snapshot,), state=STATE))
+    first.finish(AttemptStatus.FAILED)
+    moved = replace(stage, storage=CheckpointStorage.open(f"{tmp_path}/moved").allowing(stage.storage.base_uri))
+    attempt = moved.attempt(num_retained=3, checkpoint_timeout_seconds=7.0)
+    with StageContext(None, attempt, overhead_budget=0.5, checkpoint_interval="1 min") as checkpoint:  # type: ignore[arg-type]
+        saving = checkpoint._saving
+        assert dict(checkpoint.state) == {"cursor": 7}
+        assert saving.progress.is_finished(((), "days"), "d1")
+        assert saving.iterations.loops[((), "ranks")].number == 3
+        assert [handle.uri for handle in saving.snapshots.handles] == [snapshot.uri]
+
+
+@pytest.mark.parametrize("work", [lambda: None, lambda: 1])
+def test_values_in_state_are_kept_whatever_changes(stage: WrittenStage, work: Callable[[], object]) -> None:
+    first = stage.attempt()
+    first.take_checkpoint(CheckpointContent(snapshots=(), state=STATE))
+    first.finish(AttemptStatus.FAILED)
+    with StageContext(None, stage.attempt()) as checkpoint:  # type: ignore[arg-type]
+        for _ in checkpoint.each("days", ["d1", "d2"], version="2"):
+            work()
+        assert dict(checkpoint.state) == {"cursor": 7}
+
+
+def items(folder: str, *names: str) -> tuple[Item, ...]:
+    return tuple(Item.of(f"s3://lake/{folder}/{name}", 10, 1) for name in names)
+
+
+def test_another_place_of_a_source_is_refused_within_a_run_and_read_by_the_next() -> None:
+    before = Ledger(items("monday", "a", "b"), Intervals.of([0, 1]))
+    now = items("tuesday", "a", "b")
+    with pytest.raises(SourceChangedError):
+        reconcile(before, now, on_change=OnChange.FAIL, new_run=False)
+    ledger = reconcile(before, now, on_change=OnChange.FAIL, new_run=True)
+    assert (ledger.items, list(ledger.finished)) == (now, [])
+
+
+class ChangedSource(ParquetSource):
+    """The same files with other code."""
+
+    def unused(self) -> None:
+        """Do nothing."""
+
+
+def test_progress_of_a_source_is_kept_by_other_code_of_it(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        tmp_path.joinpath(f"{name}.parquet").write_bytes(parquet(1, 0))
+    settings: dict[str, Any] = {"schema": "n bigint", "files_per_increment": 1}
+    begun = ParquetSource(str(tmp_path), **settings).open(None)  # type: ignore[arg-type]
+    begun.finish(begun.next_increment())  # type: ignore[arg-type]
+    resumed = ChangedSource(str(tmp_path), **settings).open(None, state_of(begun))  # type: ignore[arg-type]
+    assert [[split.item.name for split in each.splits] for each in increments_of(resumed)] == [
+        [f"file://{tmp_path}/b.parquet"]
+    ]
+
+
+def written(stage: WrittenStage, target: Path, code: Callable[[int], int], increments: int) -> None:
+    """Run the remaining increments of a stage that writes a number for each."""
+    attempt = stage.attempt()
+    restored = RestoredStageState(attempt, attempt.restore())
+    sink = ParquetSink(target)
+    open_sink(sink, attempt, restored)
+    finished = (restored.source or {}).get("finished", 0)
+    loop = LoopWithoutSpark(attempt, sink, job=job_of(code, sink, attempt), finished=finished)
+    loop.run(increments, SinkCommits(sink, attempt, restored.open_commits)).end()
+    attempt.finish(AttemptStatus.FAILED)
+
+
+def test_output_that_other_code_has_written_is_kept(stage: WrittenStage, tmp_path: Path) -> None:
+    written(stage, tmp_path / "output", lambda number: number, 2)
+    written(stage, tmp_path / "output", lambda number: number * 100, 3)
+    assert numbers_in(tmp_path / "output") == [1, 2, 300]
+
+
+def test_output_at_another_place_is_missed(stage: WrittenStage, tmp_path: Path) -> None:
+    written(stage, tmp_path / "output", lambda number: number, 2)
+    with pytest.raises(CorruptStateError):
+        written(stage, tmp_path / "other", lambda number: number, 3)
+    assert numbers_in(tmp_path / "output") == [1, 2]
+
+
+def job_of(code: Callable[[int], int], sink: ParquetSink, attempt: StageAttempt) -> Any:
+    def job(increment: int, _: SnapshotMoment) -> Sequence[TaskReport]:
+        return [TaskReport(vertex=0, subtask=0, committables=staged(sink, attempt, code(increment)), rows=1)]
+
+    return job
+
+
+def test_a_savepoint_is_restored_like_the_checkpoint_that_it_copies(stage: WrittenStage, tmp_path: Path) -> None:
+    attempt = stage.attempt()
+    with StageContext(None, attempt) as checkpoint:  # type: ignore[arg-type]
+        stage.request_savepoint(attempt, f"file://{tmp_path}/savepoints")
+        for day in checkpoint.each("days", ["d1"]):
+            checkpoint.state["day"] = day
+        expected = checkpoint._saving.progress.encode_bases()
+    savepoint = next(tmp_path.joinpath("savepoints").iterdir())
+    _, fork = begin_from(stage, f"file://{savepoint}")
+    assert fork.state["bases"] == expected != []
