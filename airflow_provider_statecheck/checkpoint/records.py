@@ -82,6 +82,19 @@ class OnClear(StrEnum):
     """Restart the run."""
 
 
+class TaskState(StrEnum):
+    """What became of the entries of a task in Airflow's task state store since its earlier tries."""
+
+    UNKNOWN = ""
+    """The store is not used."""
+    PRESENT = "present"
+    """The entries are there; Airflow does not ask whether to keep them."""
+    KEPT = "kept"
+    """The entries are there, although Airflow discards them by default when a task is cleared."""
+    DISCARDED = "discarded"
+    """There are no entries."""
+
+
 class OnOverlap(StrEnum):
     """Behaviour of a task while another task or run is running the same operator."""
 
@@ -112,6 +125,8 @@ class AttemptOwner:
     """Whether the run key is that of a partition, which several runs may process."""
     partition_date: str = ""
     """Date of the partition in ISO format, which orders runs; empty without one."""
+    task_state: TaskState = TaskState.UNKNOWN
+    """What a clear has done to the task state; also tells whether later tries find an entry of this one."""
 
     @property
     def try_number(self) -> int | None:

@@ -8,7 +8,7 @@ from airflow_provider_statecheck.checkpoint.fencing import is_of_new_run, is_of_
 from airflow_provider_statecheck.checkpoint.ids import is_test_job
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.checkpoint.properties import RestoreSource
-from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus, OnClear
+from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus, OnClear, TaskState
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def decide_start(previous: AttemptRecord | None, request: RegisterAttempt) -> St
             True, f"the task came back within its try, after an attempt that {_ENDED[previous.status]}"
         )
     if previous.owner.clear_marker != request.owner.clear_marker:
-        return _after_clear(previous.status, request)
+        return _after_clear(previous, request)
     return StartDecision(True, f"retry after an attempt that {_ENDED[previous.status]}")
 
 
@@ -68,12 +68,18 @@ def _after_run_of_same_data(previous: AttemptRecord, request: RegisterAttempt) -
     return StartDecision(previous.status is not AttemptStatus.FINISHED, reason)
 
 
-def _after_clear(status: AttemptStatus, request: RegisterAttempt) -> StartDecision:
-    reason = _clear_reason(status, request)
+def _after_clear(previous: AttemptRecord, request: RegisterAttempt) -> StartDecision:
+    status, reason = previous.status, _clear_reason(previous.status, request)
+    is_marked = previous.owner.task_state is not TaskState.UNKNOWN
+    # The user who clears a task knows why, and the settings of the task do not.
+    if is_marked and request.owner.task_state is TaskState.DISCARDED:
+        return StartDecision(False, f"{reason}, and its task state was not kept")
     if request.on_clear is OnClear.RESTART:
         return StartDecision(False, f"{reason}, and on_clear is restart")
     if request.on_clear is OnClear.RESUME:
         return StartDecision(True, f"{reason}, and on_clear is resume")
+    if is_marked and request.owner.task_state is TaskState.KEPT:
+        return StartDecision(True, f"{reason}, and its task state was kept")
     return StartDecision(status is not AttemptStatus.FINISHED, reason)
 
 

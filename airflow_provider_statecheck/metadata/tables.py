@@ -60,6 +60,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     OperatorRecord,
     SnapshotRequest,
     StatisticsRecord,
+    TaskState,
 )
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.exceptions import AccessDeniedError
@@ -197,7 +198,7 @@ class JsonOf(TypeDecorator[Any]):
 
 def _owner_of(values: dict[str, Any]) -> AttemptOwner:
     pairs = tuple((str(key), str(value)) for key, value in values["airflow"])
-    return AttemptOwner(**values | {"airflow": pairs})
+    return AttemptOwner(**values | {"airflow": pairs, "task_state": TaskState(values.get("task_state", ""))})
 
 
 def _properties_of(values: dict[str, Any]) -> CheckpointProperties:

@@ -38,7 +38,7 @@ from airflow_provider_statecheck.operators.links import CheckpointsLink, push_li
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt, RestoreSource
     from airflow_provider_statecheck.checkpoint.properties import RestoreMode
-    from airflow_provider_statecheck.checkpoint.records import OnOverlap
+    from airflow_provider_statecheck.checkpoint.records import AttemptOwner, OnOverlap
     from airflow_provider_statecheck.configuration import StatecheckSettings
     from airflow_provider_statecheck.spark.driver.attempts import DriverSettings
     from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -356,7 +356,7 @@ def _registration(
         job_name=job_name,
         uid=uid_of(context, task.uid, map_key),
         attempt_key=new_key(),
-        owner=owner_of(context, map_key),
+        owner=_marked(context, owner_of(context, map_key)),
         storage_base=storage_base,
         on_clear=settings.on_clear,
         num_retained=settings.num_retained,
@@ -368,6 +368,12 @@ def _registration(
         allow_non_restored_state=task.allow_non_restored_state,
         savepoint_at_end=_savepoint_at_end(task, settings),
     )
+
+
+def _marked(context: Mapping[str, Any], owner: AttemptOwner) -> AttemptOwner:
+    from airflow_provider_statecheck.hooks.task_state import mark_task_state
+
+    return replace(owner, task_state=mark_task_state(context, owner.clear_marker))
 
 
 def _savepoint_at_end(task: CheckpointedOperator, settings: StatecheckSettings) -> bool:

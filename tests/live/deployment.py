@@ -36,6 +36,11 @@ DAG_IDS = (
     "live_actions",
     "live_leaks",
     "live_queries",
+    "live_days_waiting",
+    "live_days_failing",
+    "live_undated",
+    "live_task_state",
+    "live_partitions",
     "example_trigger_form",
     "statecheck_maintenance",
 )

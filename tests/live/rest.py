@@ -75,6 +75,25 @@ class AirflowApi:
         body = {"dag_run_id": run_id, "logical_date": logical_date, "conf": conf}
         self._send("POST", f"/dags/{dag_id}/dagRuns", body)
 
+    def trigger_undated(self, dag_id: str, run_id: str, **body: Any) -> None:
+        """Trigger a run without a logical date."""
+        self._send("POST", f"/dags/{dag_id}/dagRuns", {"dag_run_id": run_id, "logical_date": None, **body})
+
+    def backfill(self, dag_id: str, first: str, last: str, at_once: int) -> None:
+        """Begin a backfill."""
+        body = {"dag_id": dag_id, "from_date": first, "to_date": last, "max_active_runs": at_once}
+        self._send("POST", "/backfills", body)
+
+    def task_state(self, dag_id: str, run_id: str, task_id: str) -> list[str]:
+        """Return the keys of the task state of a task."""
+        path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/state-store"
+        return [entry["key"] for entry in self._send("GET", path)["task_state_store"]]
+
+    def discard_task_state(self, dag_id: str, run_id: str, task_id: str) -> None:
+        """Discard the task state of a task, as a clear of Airflow 3.4 does by default."""
+        path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/state-store"
+        self._client.delete(f"/api/v2{path}").raise_for_status()
+
     def is_paused(self, dag_id: str) -> bool:
         return bool(self._send("GET", f"/dags/{dag_id}")["is_paused"])
 

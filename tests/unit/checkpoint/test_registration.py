@@ -15,7 +15,7 @@ from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinato
 from airflow_provider_statecheck.checkpoint.declared_uids import DagTasks
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, FinishAttempt
-from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus, OnClear
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus, OnClear, TaskState
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import (
     ConcurrentAttemptError,
@@ -146,6 +146,54 @@ def test_a_task_that_was_cleared_while_it_was_away_starts_again(coordinator: Att
     cleared = instance(0, label=label.format(2), ti_id="0194", clear_marker="1/1")
     grant = coordinator.register(make_registration(owner=cleared))
     assert (grant.is_restore, grant.start_reason) == (False, "cleared after success")
+
+
+CLEARED = "9/9"
+
+
+@pytest.mark.parametrize(
+    ("status", "found", "on_clear", "restores", "reason"),
+    [
+        (AttemptStatus.FAILED, TaskState.DISCARDED, OnClear.RESUME_UNCHANGED, False, "its task state was not kept"),
+        (AttemptStatus.FAILED, TaskState.DISCARDED, OnClear.RESUME, False, "its task state was not kept"),
+        (AttemptStatus.FINISHED, TaskState.DISCARDED, OnClear.RESUME_UNCHANGED, False, "its task state was not kept"),
+        (AttemptStatus.FAILED, TaskState.KEPT, OnClear.RESUME_UNCHANGED, True, "its task state was kept"),
+        (AttemptStatus.FINISHED, TaskState.KEPT, OnClear.RESUME_UNCHANGED, True, "its task state was kept"),
+        (AttemptStatus.FINISHED, TaskState.KEPT, OnClear.RESTART, False, "on_clear is restart"),
+        (AttemptStatus.FAILED, TaskState.PRESENT, OnClear.RESUME_UNCHANGED, True, "cleared before it finished"),
+        (AttemptStatus.FINISHED, TaskState.PRESENT, OnClear.RESUME_UNCHANGED, False, "cleared after success"),
+        (AttemptStatus.FAILED, TaskState.UNKNOWN, OnClear.RESUME_UNCHANGED, True, "cleared before it finished"),
+    ],
+)
+def test_a_cleared_task_starts_as_the_user_chose_for_its_task_state(
+    coordinator: AttemptCoordinator,
+    status: AttemptStatus,
+    found: TaskState,
+    on_clear: OnClear,
+    restores: bool,
+    reason: str,
+) -> None:
+    first = make_owner(task_state=TaskState.DISCARDED)
+    attempt = coordinator.register(make_registration(owner=first)).attempt
+    complete_checkpoint(coordinator, attempt)
+    coordinator.finish(FinishAttempt(attempt=attempt, status=status))
+    cleared = make_owner(task_state=found, clear_marker=CLEARED)
+    grant = coordinator.register(make_registration(owner=cleared, on_clear=on_clear))
+    assert grant.is_restore is restores
+    assert grant.start_reason.endswith(reason)
+
+
+def test_a_missing_marker_is_no_choice_where_no_earlier_try_wrote_one(coordinator: AttemptCoordinator) -> None:
+    attempt = coordinator.register(make_registration(owner=make_owner())).attempt
+    complete_checkpoint(coordinator, attempt)
+    cleared = make_owner(task_state=TaskState.DISCARDED, clear_marker=CLEARED)
+    assert coordinator.register(make_registration(owner=cleared)).start_reason == "cleared before it finished"
+
+
+def test_a_missing_marker_is_no_choice_in_a_retry(coordinator: AttemptCoordinator) -> None:
+    attempt = coordinator.register(make_registration(owner=make_owner(task_state=TaskState.DISCARDED))).attempt
+    complete_checkpoint(coordinator, attempt)
+    assert coordinator.register(make_registration(owner=make_owner(task_state=TaskState.DISCARDED))).is_restore
 
 
 @pytest.mark.parametrize("is_later_try_known", [True, False], ids=["delayed", "of a new run"])
