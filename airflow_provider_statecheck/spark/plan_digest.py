@@ -13,10 +13,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
@@ -75,6 +75,35 @@ def stable_text(text: str) -> str:
         text = pattern.sub(replacement, text)
     text = _renumber(_VIEW_NAME, r"\1", _renumber(_EXPRESSION_ID, r"#", text))
     return _renumber(_RELATION_ID, r"\1", text)
+
+
+def expression_text(df: DataFrame, expression: str) -> str | None:
+    """
+    Return the text of an expression of Spark SQL as analyzed for a DataFrame, with the names of its columns.
+
+    The text does not depend on white space, parentheses, or the case of names. ``None`` if Spark has cut it.
+    """
+    from pyspark.sql import functions as F
+
+    value = df.select(F.expr(expression).alias("value"))
+    tree = _connect_tree(value) if is_connect(df) else _tree(cast("Any", value)._jdf.queryExecution().analyzed())
+    # The lines below the first are the columns of the DataFrame, and the plans of subqueries.
+    text = tree if "subquery#" in tree else tree.splitlines()[0]
+    return None if " more fields" in text else stable_text(_named(text, df.columns))
+
+
+def _connect_tree(df: Any) -> str:
+    _, _, analyzed = df._explain_string(extended=True).partition("== Analyzed Logical Plan ==\n")
+    # The first line is the schema.
+    return str(analyzed.partition("\n\n== ")[0].partition("\n")[2])
+
+
+def _named(text: str, names: Sequence[str]) -> str:
+    """Return the text of a plan in which ids of columns are replaced by their own names, which expressions write in any case."""
+    own = {name.lower(): name for name in names} | {name: name for name in names}
+    pattern = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+    columns = re.compile(rf"(?<!\w)({pattern})#\d+L?(?!\w)", re.IGNORECASE)
+    return columns.sub(lambda found: f"`{own.get(found[1], own[found[1].lower()])}`", text)
 
 
 def udf_text(function: object, return_type: object, eval_type: object, code_digest: CodeDigest) -> str:

@@ -20,6 +20,7 @@ from airflow_provider_statecheck.exceptions import (
     StateMigrationError,
 )
 from airflow_provider_statecheck.lazy import pa
+from airflow_provider_statecheck.state.aggregates import AggregateSchema
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.serializers.custom_serializer import PREFIX
 from airflow_provider_statecheck.state.serializers.resolve import restored_serializer
@@ -76,6 +77,8 @@ class OperatorSchemas:
     keyed: tuple[StateSchema, ...] = ()
     operator: tuple[StateSchema, ...] = ()
     """Operator state: lists and broadcast maps without a key."""
+    aggregates: tuple[AggregateSchema, ...] = ()
+    """Declared aggregates of its keyed state; empty for a function of the user."""
 
 
 class Fate(StrEnum):

@@ -26,7 +26,7 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus, Checkp
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.spark.sinks.parquet_sink import committed_files
 from airflow_provider_statecheck.spark.sinks.target_files import staged_epoch
-from airflow_provider_statecheck.spark.stages.executor.operator_run import STATE_NAME, scan_values
+from airflow_provider_statecheck.spark.stages.executor.aggregate_run import STATE_NAME, scan_values
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache, document_uris, load_document

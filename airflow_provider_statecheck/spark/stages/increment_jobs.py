@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
@@ -80,7 +80,7 @@ class IncrementTasks:
                 frame = frame.repartitionById(task.context.parallelism, SUBTASK_COLUMN).drop(SUBTASK_COLUMN)
             elif vertex.has_fixed_subtasks:
                 frame = frame.coalesce(task.context.parallelism)
-            frame = frame.mapInArrow(task, _schema_of(task))
+            frame = frame.mapInArrow(task, spark_schema(task.passed_schema))
         return frame
 
     def of(self, moment: SnapshotMoment, *, is_woken: bool = False) -> list[VertexTask]:
@@ -187,13 +187,6 @@ def _with_messages(frame: DataFrame, task: VertexTask) -> DataFrame:
     subtasks = frame.sparkSession.range(task.context.parallelism)
     subtask, message = F.col("id").cast("int").alias(SUBTASK_COLUMN), F.lit(EMPTY_MESSAGE).alias(CONTROL)
     return frame.unionByName(subtasks.select(subtask, message), allowMissingColumns=True)
-
-
-def _schema_of(task: VertexTask) -> Any:
-    from pyspark.sql.types import BinaryType, StructType
-
-    schema = StructType() if task.is_last else spark_schema(task.output_schema)
-    return StructType([*schema.fields]).add(CONTROL, BinaryType(), True)
 
 
 class Combining:

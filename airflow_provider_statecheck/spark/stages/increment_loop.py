@@ -129,8 +129,7 @@ class IncrementLoop:
         begin, moment = self._monotonic(), self._moment(pending, is_end=is_end)
         reports = self._run_or_raise_completion_error(frame, moment)
         self._wait()
-        uids = [[operator.uid for operator in vertex.operators] for vertex in self._tasks.vertices]
-        self._states.update(reports, uids, moment.checkpoint.checkpoint_id)
+        self._states.update(reports, self._saved_uids(is_end=is_end), moment.checkpoint.checkpoint_id)
         self._commits.stage(c for report in reports for c in report.committables)
         self._unsaved_bytes += sum(report.new_bytes for report in reports)
         self._unsaved_seconds += max((report.snapshot_seconds for report in reports), default=0.0)
@@ -144,6 +143,11 @@ class IncrementLoop:
         if pending is not None:
             self._complete(pending, self._monotonic() - begin)
         return rows
+
+    def _saved_uids(self, *, is_end: bool) -> list[list[str]]:
+        # Results are read at the end only: until then, the state of their aggregates is that of the run before.
+        vertices = self._tasks.vertices
+        return [[each.uid for each in vertex.operators if is_end or not each.reads_results] for vertex in vertices]
 
     def _run_or_raise_completion_error(self, frame: DataFrame, moment: SnapshotMoment) -> list[TaskReport]:
         try:

@@ -19,11 +19,13 @@ from airflow_provider_statecheck.checkpoint.ids import OperatorId, operator_id_o
 from airflow_provider_statecheck.checkpoint.states.handles import require_parallelism
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.lazy import pa
+from airflow_provider_statecheck.spark.plan_digest import expression_text
 from airflow_provider_statecheck.spark.sinks.sink import Sink
 from airflow_provider_statecheck.spark.sources.source import Source
-from airflow_provider_statecheck.spark.stages.stage import AggregateNode, KeyNode, MapNode, ProcessNode, Stage
+from airflow_provider_statecheck.spark.stages.stage import AggregateNode, KeyNode, MapNode, Node, ProcessNode, Stage
 from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, quoted_column, spark_schema
-from airflow_provider_statecheck.state.functions.user_functions import CheckpointedFunction
+from airflow_provider_statecheck.state.aggregates import AggregateSchema
+from airflow_provider_statecheck.state.functions.user_functions import CheckpointedFunction, RichFunction
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ def vertices_of(stage: Stage) -> tuple[Vertex, ...]:
         )
     _require_types(stage)
     vertices = [Vertex(None, ())]
-    for node in stage.nodes:
+    for node in _with_results_read_once(stage.nodes):
         if isinstance(node, KeyNode):
             vertices.append(Vertex(node, ()))
         else:
@@ -64,6 +66,31 @@ def vertices_of(stage: Stage) -> tuple[Vertex, ...]:
     _require_outputs(stage)
     is_first_empty = not vertices[0].functions and len(vertices) > 1
     return tuple(vertices[1:] if is_first_empty else vertices)
+
+
+def _with_results_read_once(nodes: Sequence[Node]) -> list[Node]:
+    """
+    Let aggregates of aggregates read the results at the end of the input.
+
+    A result that changes later would otherwise be added to its earlier value.
+    """
+    planned = list(nodes)
+    first: int | None = None
+    for position, node in enumerate(nodes):
+        if isinstance(node, AggregateNode):
+            if first is not None:
+                planned[first] = replace(cast("AggregateNode", planned[first]), emits_changes=False)
+                planned[position] = replace(node, reads_results=True)
+            first = position
+        elif not isinstance(node, KeyNode) and _may_have_state(node, nodes[position - 1]):
+            first = None
+    return planned
+
+
+def _may_have_state(node: Node, before: Node) -> bool:
+    if not isinstance(node, MapNode) or isinstance(node.function, CheckpointedFunction):
+        return True
+    return isinstance(before, KeyNode) and isinstance(node.function, RichFunction)
 
 
 def _require_types(stage: Stage) -> None:
@@ -140,12 +167,29 @@ class StagePlanner:
 
     def _plan_operator(self, node: FunctionNode, key: KeyNode | None, schema: Any) -> PlannedOperator:
         serializer = None if key is None else key_serializer_of(_empty(self._spark, schema), key.columns)
+        output = self._output_schema(node, key, schema)
         return PlannedOperator(
             uid=f"{self._stage_uid}/{node.uid}",
             node=node,
-            output_schema=self._output_schema(node, key, schema),
+            output_schema=output,
             key_serializer=serializer,
             time_column=None if key is None else _time_column(key, schema),
+            aggregates=self._aggregates(node, schema, output) if isinstance(node, AggregateNode) else (),
+        )
+
+    def _aggregates(self, node: AggregateNode, schema: Any, output: Any) -> tuple[AggregateSchema, ...]:
+        frame = _empty(self._spark, schema)
+        return tuple(
+            AggregateSchema(
+                name=name,
+                is_nullable=output.field(name).nullable,
+                function=aggregate.spark_function,
+                combine=aggregate.combine,
+                expression=aggregate.expression,
+                analyzed=expression_text(frame, aggregate.expression),
+                of_results=node.reads_results,
+            )
+            for name, aggregate in node.aggregates.items()
         )
 
     def _output_schema(self, node: FunctionNode, key: KeyNode | None, schema: Any) -> Any:
@@ -195,6 +239,13 @@ class PlannedOperator:
     """Serializer of the key, for a function directly after ``key_by``."""
     time_column: str | None = None
     """Column with the timestamp of an element: the first ordering column, if it is a timestamp."""
+    aggregates: tuple[AggregateSchema, ...] = ()
+    """Declared aggregates, with the names under which restored state has them."""
+
+    @property
+    def reads_results(self) -> bool:
+        """Whether it aggregates results, which it reads anew in each run, so that it needs no earlier state."""
+        return isinstance(self.node, AggregateNode) and self.node.reads_results
 
     @property
     def operator_id(self) -> OperatorId:

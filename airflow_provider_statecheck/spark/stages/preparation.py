@@ -27,9 +27,11 @@ from airflow_provider_statecheck.checkpoint.states.handles import MAX_PARALLELIS
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.code_digest import is_user_file
 from airflow_provider_statecheck.spark.driver.session import runs_in_this_process
+from airflow_provider_statecheck.spark.stages.executor.aggregate_run import STATE_NAME
 from airflow_provider_statecheck.spark.stages.executor.operator_run import OperatorTask, SubtaskContext
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import FunctionChain
-from airflow_provider_statecheck.spark.stages.planning import PlannedOperator
+from airflow_provider_statecheck.spark.stages.planning import PlannedOperator, PlannedVertex
+from airflow_provider_statecheck.state.aggregates import continued, unrecorded
 from airflow_provider_statecheck.state.schemas import (
     OperatorSchemas,
     StateSchema,
@@ -174,6 +176,29 @@ def _resolve_annotations(module: ModuleType) -> None:
 
 def _is_users(path: str) -> bool:
     return is_user_file(path) and is_user_file(str(Path(path).resolve()))
+
+
+def with_former_names(
+    planned: Sequence[PlannedVertex], restored: Mapping[str, OperatorSchemas]
+) -> tuple[PlannedVertex, ...]:
+    """
+    Return the vertices with the names under which restored state has their aggregates.
+
+    :param restored: Types of restored keyed state, by the uids of their operators.
+    :raises StateMigrationError: if the state does not have an aggregate for all earlier input.
+    """
+    return tuple(
+        replace(vertex, operators=tuple(_with_former_names(each, restored.get(each.uid)) for each in vertex.operators))
+        for vertex in planned
+    )
+
+
+def _with_former_names(operator: PlannedOperator, restored: OperatorSchemas | None) -> PlannedOperator:
+    if not operator.aggregates or restored is None:
+        return operator
+    values = [state.value for state in restored.keyed if state.name == STATE_NAME]
+    found = restored.aggregates or tuple(each for value in values for each in unrecorded(value))
+    return replace(operator, aggregates=continued(found, operator.aggregates, operator.uid))
 
 
 def merged_schemas(

@@ -114,6 +114,8 @@ class AggregateNode:
     aggregates: Mapping[str, Aggregate] = field(default_factory=dict)
     emits_changes: bool = False
     """``True`` to emit changed keys after each increment, ``False`` to emit all keys at the end of the input."""
+    reads_results: bool = False
+    """Whether it aggregates the results of another aggregate, all of which it reads at the end of each input. Set by the plan."""
 
 
 Node = MapNode | KeyNode | ProcessNode | AggregateNode

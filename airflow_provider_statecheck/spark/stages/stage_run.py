@@ -52,6 +52,7 @@ from airflow_provider_statecheck.spark.stages.preparation import (
     probe_schemas,
     stage_settings_applied,
     subtasks_within,
+    with_former_names,
 )
 from airflow_provider_statecheck.spark.stages.stage import Stage, StageSettings
 from airflow_provider_statecheck.spark.stages.stage_state import (
@@ -201,7 +202,7 @@ class StageRun:
             make_importable(self._spark, self._user_objects())
             frame = enumerator.load(first)
             planned = StagePlanner(self._spark, self._uid).plan(self._vertices, frame)
-            states = self._restore_states(restored, planned)
+            planned, states = self._restore_states(restored, planned)
             # The restored state has been checked against the functions.
             commits = self._take_over(closing, start, states, planned[-1].output_schema)
             loop = IncrementLoop(
@@ -324,7 +325,9 @@ class StageRun:
         if self._stage.output is not None:
             self._stage.output.close(kind is None)
 
-    def _restore_states(self, restored: RestoredStageState, planned: Sequence[PlannedVertex]) -> StageStates:
+    def _restore_states(
+        self, restored: RestoredStageState, planned: tuple[PlannedVertex, ...]
+    ) -> tuple[tuple[PlannedVertex, ...], StageStates]:
         operators = [operator for vertex in planned for operator in vertex.operators]
         max_parallelism = self._stage.max_parallelism
         bounds = (max_parallelism, restored.key_groups(operators, self._settings))
@@ -338,13 +341,19 @@ class StageRun:
         if advice is not None:
             log.warning("%s", advice)
         states = {target.uid: state for target, state in assigned.matched.pairs}
-        restored_schemas = {uid: restored.schemas_of(state) for uid, state in states.items()}
+        anew = {operator.uid: operator.operator_id for operator in operators if operator.reads_results}
+        restored_schemas = {uid: restored.schemas_of(state) for uid, state in states.items() if uid not in anew}
+        with_keys = (
+            uid for uid in restored_schemas if any(s.managed_keyed for s in states[uid].subtask_states.values())
+        )
+        planned = with_former_names(planned, {uid: restored_schemas[uid] for uid in with_keys})
+        operators = [operator for vertex in planned for operator in vertex.operators]
         schemas = probe_schemas(operators, storage=self._attempt.storage, logical_date=self._settings.logical_date)
-        return StageStates(
+        return planned, StageStates(
             merged_schemas(restored_schemas, schemas),
             parallelism=subtasks,
             max_parallelism=key_groups,
-            restored=assigned.subtask_states,
+            restored={key: each for key, each in assigned.subtask_states.items() if key[0] not in anew.values()},
             unchanged=states,
             restored_schemas=restored_schemas,
             restored_checkpoint_id=restored.checkpoint_id,

@@ -26,6 +26,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     streams_of_subtask,
 )
 from airflow_provider_statecheck.lazy import pa, pc
+from airflow_provider_statecheck.spark.stages.executor.aggregate_run import AggregateRun
 from airflow_provider_statecheck.spark.stages.executor.elements import (
     CONTROL,
     EMPTY_MESSAGE,
@@ -34,7 +35,6 @@ from airflow_provider_statecheck.spark.stages.executor.elements import (
     tables_by_key_group,
 )
 from airflow_provider_statecheck.spark.stages.executor.operator_run import (
-    AggregateRun,
     MapRun,
     OperatorRun,
     OperatorTask,
@@ -203,13 +203,21 @@ class VertexTask:
     def _data_batches(self, elements: Elements) -> Iterator[Any]:
         table = elements.table()
         control = pa.nulls(table.num_rows, pa.binary())
-        yield from table.append_column(CONTROL, control).to_batches()
+        columns = [*table.columns, control]
+        yield from pa.Table.from_arrays(columns, schema=self.passed_schema).to_batches()
 
     def _message_batch(self, messages: list[bytes]) -> Any:
-        fields = [] if self.is_last else list(self.output_schema)
-        empty = [pa.nulls(len(messages), field.type) for field in fields]
-        schema = pa.schema([*(field.with_nullable(True) for field in fields), pa.field(CONTROL, pa.binary())])
-        return pa.RecordBatch.from_arrays([*empty, pa.array(messages, pa.binary())], schema=schema)
+        empty = [pa.nulls(len(messages), field.type) for field in self._passed_fields]
+        return pa.RecordBatch.from_arrays([*empty, pa.array(messages, pa.binary())], schema=self.passed_schema)
+
+    @property
+    def passed_schema(self) -> Any:
+        """Arrow schema of data and messages. All columns can be null, because messages have no data."""
+        return pa.schema([*self._passed_fields, pa.field(CONTROL, pa.binary())])
+
+    @property
+    def _passed_fields(self) -> list[Any]:
+        return [] if self.is_last else [field.with_nullable(True) for field in self.output_schema]
 
 
 def _subtask() -> int:

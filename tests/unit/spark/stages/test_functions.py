@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Context, Decimal, localcontext
 from pathlib import Path
@@ -18,6 +19,7 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorSubtaskState
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.spark.stages.executor import elements
+from airflow_provider_statecheck.spark.stages.executor.aggregate_run import AggregateRun
 from airflow_provider_statecheck.spark.stages.executor.elements import (
     KeyedChunk,
     combined_by_group,
@@ -26,14 +28,15 @@ from airflow_provider_statecheck.spark.stages.executor.elements import (
     table_of,
 )
 from airflow_provider_statecheck.spark.stages.executor.operator_run import (
-    AggregateRun,
     OperatorTask,
     SnapshotMoment,
     SubtaskContext,
 )
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
+from airflow_provider_statecheck.spark.stages.preparation import merged_schemas
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, Count, Max, Sum
-from airflow_provider_statecheck.state.backends import ArrowStateBackend
+from airflow_provider_statecheck.state.aggregates import AggregateSchema
+from airflow_provider_statecheck.state.backends import ArrowStateBackend, backend_of_stage
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.written_state import file_streams
@@ -166,7 +169,9 @@ OUTPUT = pa.schema([("id", pa.int64()), ("total", pa.int64()), ("n", pa.int64())
 NODE = AggregateNode(uid="sums", aggregates={"total": Sum("v"), "n": Count(), "top": Max("v")})
 
 
-def run_of(storage: CheckpointStorage, state: OperatorSubtaskState) -> AggregateRun:
+def run_of(
+    storage: CheckpointStorage, state: OperatorSubtaskState, backend: Any = None, **changes: Any
+) -> AggregateRun:
     context = SubtaskContext(
         job_id=job_id_of("job"),
         subtask=0,
@@ -174,10 +179,10 @@ def run_of(storage: CheckpointStorage, state: OperatorSubtaskState) -> Aggregate
         max_parallelism=GROUPS,
         now_ms=0,
         logical_date=None,
-        state_backend=ArrowStateBackend(),
+        state_backend=backend or ArrowStateBackend(),
     )
     task = OperatorTask(uid="stage/sums", node=NODE, output_schema=OUTPUT, key_serializer=SERIALIZER, states={0: state})
-    run = AggregateRun(task, context, storage)
+    run = AggregateRun(replace(task, **changes), context, storage)
     run.open()
     return run
 
@@ -267,3 +272,52 @@ def test_sum_that_is_too_large_is_refused_and_does_not_wrap_around(tmp_path: Pat
         run.process_keyed(table)
     with pytest.raises(UnsupportedStateError, match="Sum a larger type"):
         run.process_keyed(tables[-1])
+
+
+def declared(names: list[str], **aliases: tuple[str, ...]) -> dict[str, Any]:
+    """Return the plan of sums with these names."""
+    return {
+        "node": AggregateNode(uid="sums", aggregates={name: Sum(name) for name in names}),
+        "output_schema": pa.schema([("id", pa.int64()), *((name, pa.int64()) for name in names)]),
+        "aggregates": tuple(
+            AggregateSchema(name=name, is_nullable=True, function="sum", aliases=aliases.get(name, ()))
+            for name in names
+        ),
+    }
+
+
+def one_row(**values: int) -> Any:
+    ids = pa.array([1])
+    columns = {name: pa.array([value]) for name, value in values.items()}
+    return pa.table({KEY_GROUP_COLUMN: SERIALIZER.key_groups_of([ids], GROUPS), "id": ids, **columns})
+
+
+@pytest.mark.parametrize("backend", ["arrow", "hashmap"])
+@pytest.mark.parametrize(
+    ("later", "row", "expected"),
+    [
+        (declared(["b", "a"]), {"a": 10, "b": 20}, {"b": 22, "a": 11}),
+        (declared(["b"]), {"b": 20}, {"b": 22}),
+        (declared(["a", "c"], c=("b",)), {"a": 10, "c": 20}, {"a": 11, "c": 22}),
+        (declared(["c", "a"], c=("b",)), {"a": 10, "c": 20}, {"c": 22, "a": 11}),
+        (declared(["c", "d"], c=("b",), d=("a",)), {"c": 10, "d": 20}, {"c": 12, "d": 21}),
+    ],
+    ids=["reordered", "removed", "renamed", "renamed and reordered", "all renamed and reordered"],
+)
+def test_aggregates_go_on_under_other_names_and_in_another_order(
+    tmp_path: Path, backend: str, later: dict[str, Any], row: dict[str, int], expected: dict[str, int]
+) -> None:
+    storage = CheckpointStorage.open(tmp_path.as_uri())
+    streams, state_backend = file_streams(storage), backend_of_stage(backend, {})
+    moment = SnapshotMoment(checkpoint=CheckpointMetaData(1, datetime.fromtimestamp(0, UTC)))
+    first = run_of(storage, OperatorSubtaskState(), state_backend, **declared(["a", "b"]))
+    first.process_keyed(one_row(a=1, b=2))
+    saved, types = first.snapshot(moment, streams).state, first.schemas()
+    assert saved is not None
+    for adds in (row, dict.fromkeys(row, 0)):
+        run = run_of(storage, saved.subtask_states[0], state_backend, schemas=types, **later)
+        run.process_keyed(one_row(**adds))
+        (emitted,) = (each.table() for each in run.end())
+        assert emitted.to_pylist() == [{"id": 1, **expected}]
+        saved, types = run.snapshot(moment, streams).state, merged_schemas({"u": types}, {"u": run.schemas()})["u"]
+        assert saved is not None

@@ -73,3 +73,10 @@ def test_rows_that_spark_combined_count_as_many_as_they_were(tmp_path: Path) -> 
     found = [run(task_of(tmp_path, SUMS), table) for table in (one_by_one, combined)]
     assert [report.rows for _, report in found] == [3, 3]
     assert [[row["total"] for row in rows] for rows, _ in found] == [[11, 7], [11, 7]]
+
+
+def test_rows_and_messages_have_one_schema_although_a_column_is_never_null(tmp_path: Path) -> None:
+    count = pa.schema([("id", pa.int64()), pa.field("total", pa.int64(), nullable=False)])
+    task = task_of(tmp_path, dataclasses.replace(SUMS, output_schema=count))
+    table = pa.table({"id": [1], "total": [5], KEY_GROUP_COLUMN: pa.array([0], pa.int32())})
+    assert {batch.schema for batch in task(iter(table.to_batches()))} == {task.passed_schema}

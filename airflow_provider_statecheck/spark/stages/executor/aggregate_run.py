@@ -1,0 +1,136 @@
+"""Declared aggregates in a Spark task: partial results are added to the state of their keys, on whole columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, cast
+
+from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.lazy import pa, pc
+from airflow_provider_statecheck.overriding import override
+from airflow_provider_statecheck.spark.stages.executor.elements import (
+    Elements,
+    combined_by_group,
+    key_columns_of,
+    merged_values,
+)
+from airflow_provider_statecheck.spark.stages.executor.operator_run import OperatorRun
+from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
+from airflow_provider_statecheck.spark.stages.stage import AggregateNode
+from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
+from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
+from airflow_provider_statecheck.state.schemas import OperatorSchemas
+from airflow_provider_statecheck.state.serializers.record_serializer import RecordSerializer
+from airflow_provider_statecheck.state.serializers.resolve import serializer_of
+
+STATE_NAME = "aggregates"
+
+
+class AggregateRun(OperatorRun):
+    """
+    Adds partial results to the state of their keys.
+
+    Input rows have the key columns and, under the name of each aggregate, its partial result.
+    """
+
+    keys = 0
+    """Number of keys in all tables."""
+
+    @override
+    def open(self) -> None:
+        super().open()
+        self._state = self.keyed.batch_state(self._descriptor)
+
+    @override
+    def process_keyed(self, table: Any) -> Elements:
+        # The keys of a group may be in any order.
+        keys, partial = self._combine_rows(table)
+        merged = self._merge(self._state.get(keys), partial)
+        self._state.put(keys, merged)
+        self.keys += len(keys)
+        self.keyed.advance_to(int(keys.key_groups[-1].as_py()) + 1)
+        if self._node.emits_changes:
+            return self._output(keys, merged)
+        return Elements(self.task.output_schema, table=self.task.output_schema.empty_table())
+
+    @override
+    def end(self) -> Iterator[Elements]:
+        if self._node.emits_changes:
+            return
+        for keys, values in scan_values(self.keyed, self._descriptor, self._state):
+            yield self._output(keys, values)
+
+    @override
+    def schemas(self) -> OperatorSchemas:
+        return replace(super().schemas(), aggregates=self.task.aggregates)
+
+    def _combine_rows(self, table: Any) -> tuple[KeyBatch, dict[str, Any]]:
+        by = [KEY_GROUP_COLUMN, *self._key_columns]
+        for name, column in zip(self._key_columns, key_columns_of(table, self.keyed.key_serializer), strict=True):
+            table = table.set_column(table.column_names.index(name), name, column)
+        functions = {name: aggregate.combine for name, aggregate in self._node.aggregates.items()}
+        columns, values = combined_by_group(table, by, functions)
+        return KeyBatch(columns[0], tuple(columns[1:])), values
+
+    def _merge(self, old: Any, partial: dict[str, Any]) -> Any:
+        fields = list(self._value_type)
+        try:
+            merged = [
+                merged_values(
+                    self._node.aggregates[field.name].combine,
+                    pc.struct_field(old, field.name),
+                    partial[field.name].cast(field.type),
+                )
+                for field in fields
+            ]
+        except pa.ArrowInvalid as error:
+            raise UnsupportedStateError(
+                f"Expected sums of {self.task.uid!r} within the range of their types, found a larger one: {error}. Sum "
+                "a larger type, such as Sum('cast(amount as decimal(38, 0))')."
+            ) from error
+        return pa.StructArray.from_arrays(merged, fields=fields)
+
+    def _output(self, keys: KeyBatch, values: Any) -> Elements:
+        schema = self.task.output_schema
+        # State keeps the order of the fields in which it was first declared.
+        columns = [*keys.columns, *(pc.struct_field(values, name) for name in self._node.aggregates)]
+        arrays = [column.cast(field.type) for column, field in zip(columns, schema, strict=True)]
+        return Elements(schema, table=pa.Table.from_arrays(arrays, schema=schema))
+
+    @property
+    def _node(self) -> AggregateNode:
+        return cast("AggregateNode", self.task.node)
+
+    @cached_property
+    def _key_columns(self) -> list[str]:
+        return [field.name for field in self.keyed.key_serializer.fields]
+
+    @cached_property
+    def _value_type(self) -> Any:
+        return pa.struct([self.task.output_schema.field(name) for name in self._node.aggregates])
+
+    @cached_property
+    def _descriptor(self) -> ValueStateDescriptor[Any]:
+        declared = cast("RecordSerializer", serializer_of(self._value_type))
+        former = {each.name: each.aliases for each in self.task.aggregates}
+        fields = [replace(field, aliases=former.get(field.name, ())) for field in declared.fields]
+        return ValueStateDescriptor(STATE_NAME, RecordSerializer(declared.shape, fields))
+
+
+def scan_values(backend: Any, descriptor: Any, state: Any) -> Iterator[tuple[KeyBatch, Any]]:
+    """Yield all keys that have a value in a state, with their values, in batches."""
+    scan = getattr(backend, "scan", None)
+    if scan is not None:
+        for table in scan(descriptor):
+            columns = [column.combine_chunks() for column in table.columns]
+            yield KeyBatch(columns[0], tuple(columns[1:-1])), columns[-1]
+        return
+    serializer, groups = backend.key_serializer, backend.number_of_key_groups
+    by_group: dict[int, list[Any]] = {}
+    for key in backend.get_keys(descriptor.name):
+        by_group.setdefault(serializer.key_group_of(key, groups), []).append(key)
+    for group, keys in sorted(by_group.items()):
+        batch = KeyBatch(pa.array([group] * len(keys), pa.int32()), serializer.to_columns(keys))
+        yield batch, state.get(batch)
