@@ -19,8 +19,8 @@ from airflow_provider_statecheck.spark.sinks.parquet_sink import committed_files
 from airflow_provider_statecheck.spark.sinks.sink import SinkTaskContext
 from airflow_provider_statecheck.spark.stages.stage import Stage
 from airflow_provider_statecheck.spark.stages.stage_run import StageRun
-from airflow_provider_statecheck.spark.stages.starting import start_of
 from airflow_provider_statecheck.spark.stages.stage_state import SINK, driver_state
+from airflow_provider_statecheck.spark.stages.starting import start_of
 from airflow_provider_statecheck.state.reading.checkpoint_states import STAGE
 from airflow_provider_statecheck.state.source_items import SOURCE
 
