@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 _START_TIMEOUT = timedelta(minutes=5)
-"""Time for which a queued task is waited for; a task that no worker takes would block the later ones for ever."""
+"""Time for which a queued task is waited for; a task that no worker takes would otherwise block the later ones without a limit."""
 
 
 def airflow_services(open_storage: OpenStorage | None = None) -> Services:

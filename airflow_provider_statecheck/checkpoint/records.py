@@ -83,7 +83,7 @@ class OnClear(StrEnum):
 
 
 class TaskState(StrEnum):
-    """What became of the entries of a task in Airflow's task state store since its earlier tries."""
+    """The state of the entries of a task in Airflow's task state store since its earlier tries."""
 
     UNKNOWN = ""
     """The store is not used."""

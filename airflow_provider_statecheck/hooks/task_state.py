@@ -23,7 +23,7 @@ _FIRST_WITH_CHOICE = (3, 4)
 
 def mark_task_state(context: Mapping[str, Any], clear_marker: str) -> TaskState:
     """
-    Write the marker of a try into the state store of its task, and return what became of that of the tries before it.
+    Write the marker of a try into the state store of its task, and return the state of that of the tries before it.
 
     :param clear_marker: Value that changes when the task is cleared. The marker contains it, so that a try that ended before
         its registration does not hide what a clear did.
@@ -40,7 +40,7 @@ def mark_task_state(context: Mapping[str, Any], clear_marker: str) -> TaskState:
 
 
 def _mark(store: Any, clear_marker: str) -> TaskState:
-    from airflow.sdk import NEVER_EXPIRE
+    from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
     state = _state_of(store.get(MARKER_KEY), clear_marker)
     store.set(MARKER_KEY, {"cleared": clear_marker, "state": state.value}, retention=NEVER_EXPIRE)

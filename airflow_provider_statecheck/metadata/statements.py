@@ -338,7 +338,7 @@ def discarded_checkpoints(wanted: EndedCheckpoints, limit: int | None) -> Select
     if wanted.witness_generation is not None:
         is_other = _checkpoint.generation != wanted.witness_generation
         conditions.append(or_(_checkpoint.completed_at.is_(None), is_other))
-    # The limit stands in a table of its own, because not every database allows it in the subquery of a condition.
+    # The limit is in a table of its own, because not every database allows it in the subquery of a condition.
     kept = last_checkpoints_of_runs(wanted.operator_id, wanted.run_generation).correlate(None).subquery()
     conditions.append(_checkpoint.checkpoint_id.not_in(select(kept.c.last)))
     return select(_checkpoint.checkpoint_id).where(*conditions).limit(limit)

@@ -35,7 +35,7 @@ class Change(Enum):
     OWN = "own"
     """The body, what it reads, or ``version``."""
     SINCE_EARLIER_RUN = "since an earlier run"
-    """The body, since an earlier run of the job; each run computes the snapshots that it reads anew."""
+    """The body, since an earlier run of the job; each run recomputes the snapshots that it reads."""
     BEFORE = "before"
     """A step or loop before the loop that the body does not read by name."""
 

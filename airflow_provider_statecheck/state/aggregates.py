@@ -84,7 +84,7 @@ def continued(
         raise StateMigrationError(
             f"Expected aggregates of the operator {operator!r} that its state has for all earlier input, found "
             f"{_texts(missing)}; the state has {_texts(found)}. Declare the aggregates as they were. To aggregate all input "
-            "anew, use another job=, or start this one over. To aggregate only later input, set another uid= of the "
+            "again, use another job=, or start this one over. To aggregate only later input, set another uid= of the "
             "aggregates, and allow_non_restored_state=True to drop the state under the old uid.",
             state=missing[0].name,
         )

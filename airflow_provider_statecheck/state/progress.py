@@ -241,7 +241,7 @@ class LoopProgress(RecordsByStep[_Loop]):
         self.drop_scope((*loop[0], (loop[1], item_key)))
 
     def set_basis(self, loop: StepKey, item_key: str, basis: ItemBasis) -> None:
-        """Let a finished item count as finished with this basis, so that a change is told once."""
+        """Let a finished item count as finished with this basis, so that a change is reported once."""
         self._records[loop].finished[item_key] = basis
 
     def reopen(self, loop: StepKey, item_keys: Collection[str]) -> None:

@@ -1,5 +1,5 @@
 """
-Directories that were written anew after a run had read them, as by the repair of a day.
+Directories that were rewritten after a run had read them, as by the repair of a day.
 
 Spark replaces the files of a partition by others with new names. A listing alone shows files that vanished, which a run may
 do after it was read, and files that appeared, which would be read again. Files that vanished together with others that
@@ -47,7 +47,7 @@ class ReplacedFiles:
             directory: Changes(appeared=tuple(appeared[directory]), vanished=tuple(vanished[directory]))
             for directory in sorted(vanished.keys() & appeared.keys())
         }
-        return cls({each: files for each, files in found.items() if _is_written_anew(each, files, each in kept)})
+        return cls({each: files for each, files in found.items() if _is_rewritten(each, files, each in kept)})
 
     def error(self, remedy: str, on_change: OnChange) -> SourceChangedError | SourceRestartRequiredError:
         """
@@ -85,7 +85,7 @@ def _directory_of(item: Item) -> str:
     return item.name.rpartition("/")[0]
 
 
-def _is_written_anew(directory: str, files: Changes, has_kept: bool) -> bool:
+def _is_rewritten(directory: str, files: Changes, has_kept: bool) -> bool:
     if "=" in directory.rpartition("/")[2]:
         return True
     items = (*files.vanished, *files.appeared)

@@ -143,7 +143,7 @@ _SHOWN = 5
 
 REWIND = (
     "rewind the job to before the run that read it, with `airflow statecheck rewind` and as far as retained_runs reaches, and "
-    "let that run read it anew"
+    "let that run read it again"
 )
 """What helps if the input of runs that have ended has changed."""
 

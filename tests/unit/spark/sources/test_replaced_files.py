@@ -1,4 +1,4 @@
-"""What a run does with directories that were written anew since the run before it read them."""
+"""What a run does with directories that were rewritten since the run before it read them."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_files_in_the_place_of_others_count_as_read_where_changes_are_ignored(fo
     assert folder.read("fail") == ["day=3/a"], "a change that was ignored is not noticed again"
 
 
-def test_whole_input_that_was_missing_in_a_run_and_was_written_anew_is_told(folder):
+def test_whole_input_that_was_missing_in_a_run_and_was_rewritten_is_told(folder):
     old = spark_file()
     folder.write(old)
     folder.read()

@@ -198,7 +198,7 @@ def test_repaired_day_is_told_and_counts_once_after_each_remedy(files: FileStage
         assert files.run(THIRD, on_change="ignore") == ["day=1/x", "day=2/x", "day=3/x"]
 
 
-def test_day_that_was_repaired_after_a_run_read_it_half_way_is_read_anew(files: FileStage) -> None:
+def test_day_that_was_repaired_after_a_run_read_it_half_way_is_read_again(files: FileStage) -> None:
     files.write("day=1/x")
     files.run(FIRST)
     files.write("day=2/x", "day=3/x")
