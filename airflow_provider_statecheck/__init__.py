@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         ValueStateDescriptor as ValueStateDescriptor,
     )
     from airflow_provider_statecheck.state.functions.user_functions import (
+        BoundedOneInput as BoundedOneInput,
         CheckpointedFunction as CheckpointedFunction,
         FlatMapFunction as FlatMapFunction,
         KeyedProcessFunction as KeyedProcessFunction,
@@ -107,6 +108,7 @@ _MODULES = {
         "ValueStateDescriptor",
     ),
     "state.functions.user_functions": (
+        "BoundedOneInput",
         "CheckpointedFunction",
         "FlatMapFunction",
         "KeyedProcessFunction",
@@ -121,6 +123,7 @@ __all__ = [
     "AggregateFunction",
     "AggregatingStateDescriptor",
     "AsyncQueryableStateClient",
+    "BoundedOneInput",
     "CheckpointSensor",
     "CheckpointedFunction",
     "CheckpointedPySparkOperator",

@@ -33,6 +33,7 @@ from airflow_provider_statecheck.state.functions.user_functions import (
     FunctionLifecycle,
     KeyedProcessFunction,
     as_map_function,
+    end_of_subtask,
     wants_end_of_input,
 )
 from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend, StateEnvironment
@@ -102,13 +103,12 @@ class FunctionHarness:
         return emitted
 
     def end_of_input(self) -> list[Any]:
-        """End the input and return the values emitted for the keys with state."""
-        if not isinstance(self._function, KeyedProcessFunction) or not wants_end_of_input(self._function):
-            return []
+        """End the input and return the values emitted for the keys with state, then those of the subtask."""
         emitted: list[Any] = []
-        for key in self._keys():
-            emitted += self._called(self._function.on_end_of_input, key, None)
-        return emitted
+        if isinstance(self._function, KeyedProcessFunction) and wants_end_of_input(self._function):
+            for key in self._keys():
+                emitted += self._called(self._function.on_end_of_input, key, None)
+        return emitted + end_of_subtask(self._function)
 
     def snapshot(self, checkpoint_id: int = 1, timestamp: int = 0) -> OperatorSubtaskState:
         """

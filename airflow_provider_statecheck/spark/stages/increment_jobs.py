@@ -79,6 +79,7 @@ class IncrementTasks:
                 frame = _with_messages(frame, task) if is_woken else frame
                 frame = frame.repartitionById(task.context.parallelism, SUBTASK_COLUMN).drop(SUBTASK_COLUMN)
             elif vertex.has_fixed_subtasks:
+                frame = _with_ends(frame, task) if task.has_control else frame
                 frame = frame.coalesce(task.context.parallelism)
             frame = frame.mapInArrow(task, spark_schema(task.passed_schema))
         return frame
@@ -95,7 +96,7 @@ class IncrementTasks:
             order=_order_of(vertex),
             output_schema=vertex.output_schema,
             is_last=is_last,
-            has_control=number > 0 or (is_woken and vertex.key is not None),
+            has_control=number > 0 or _gets_messages(vertex, moment, is_woken=is_woken),
             sink=self.sink if is_last else None,
             storage=self.storage,
             attempt=self.attempt,
@@ -117,6 +118,11 @@ class IncrementTasks:
             schemas=self.states.restored_schemas.get(operator.uid),
             restored_checkpoint_id=self.states.saved_with(operator.uid),
         )
+
+
+def _gets_messages(vertex: PlannedVertex, moment: SnapshotMoment, *, is_woken: bool) -> bool:
+    """Return whether each subtask of the first vertex gets a message, so that it runs without rows."""
+    return is_woken if vertex.key is not None else moment.is_end_of_input and vertex.ends_without_rows
 
 
 def _in_order(frame: DataFrame, names: Sequence[str]) -> DataFrame:
@@ -179,6 +185,15 @@ def _with_message_column(frame: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     return frame.withColumn(CONTROL, F.lit(None).cast("binary"))
+
+
+def _with_ends(frame: DataFrame, task: VertexTask) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    # With a partition for each subtask, at least as many are left to coalesce.
+    subtasks = task.context.parallelism
+    messages = frame.sparkSession.range(0, subtasks, 1, subtasks).select(F.lit(EMPTY_MESSAGE).alias(CONTROL))
+    return _with_message_column(frame).unionByName(messages, allowMissingColumns=True)
 
 
 def _with_messages(frame: DataFrame, task: VertexTask) -> DataFrame:

@@ -171,7 +171,7 @@ class IncrementLoop:
         job = self._tasks.job(frame, moment, is_woken=is_woken)
         with explained(self._attempt.storage.base_uri):
             reports = [TaskReport.decode(bytes(row[CONTROL])) for row in self._jobs.collect(job)]
-        require_all_subtasks(reports, self._tasks.vertices, self._states.parallelism)
+        require_all_subtasks(reports, self._tasks.vertices, self._states.parallelism, is_end=moment.is_end_of_input)
         self._tasks.combining.observe(reports)
         return reports
 
@@ -339,21 +339,26 @@ class SinkCommits:
             self._attempt.confirm_commits((latest.checkpoint_id,))
 
 
-def require_all_subtasks(reports: Iterable[TaskReport], vertices: Sequence[PlannedVertex], parallelism: int) -> None:
+def require_all_subtasks(
+    reports: Iterable[TaskReport], vertices: Sequence[PlannedVertex], parallelism: int, *, is_end: bool = False
+) -> None:
     """
     Require reports of all subtasks of a keyed vertex, or of none.
 
     Spark runs no subtask if it knows that there are no rows.
 
+    :param is_end: Whether the input ends, of which functions without a key may require each subtask to be told.
     :raises CoordinatorError: if some subtasks are missing or reported twice.
     """
     reports = list(reports)
     for number, vertex in enumerate(vertices):
         found = sorted(report.subtask for report in reports if report.vertex == number)
-        if vertex.key is not None and found and found != list(range(parallelism)):
+        is_whole = vertex.key is not None or (is_end and vertex.ends_without_rows)
+        if is_whole and found and found != list(range(parallelism)):
+            place = f"after key_by{vertex.key.columns}" if vertex.key else "at the end of the input"
             raise CoordinatorError(
-                f"Expected a report of each of the {parallelism} subtasks after key_by{vertex.key.columns}, found those of "
-                f"{found}; turn off the Spark settings that coalesce partitions."
+                f"Expected a report of each of the {parallelism} subtasks {place}, found those of {found}; turn off the "
+                "Spark settings that coalesce partitions."
             )
 
 

@@ -25,7 +25,11 @@ from airflow_provider_statecheck.spark.sources.source import Source
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, KeyNode, MapNode, Node, ProcessNode, Stage
 from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, quoted_column, spark_schema
 from airflow_provider_statecheck.state.aggregates import AggregateSchema
-from airflow_provider_statecheck.state.functions.user_functions import CheckpointedFunction, RichFunction
+from airflow_provider_statecheck.state.functions.user_functions import (
+    BoundedOneInput,
+    CheckpointedFunction,
+    RichFunction,
+)
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 
 if TYPE_CHECKING:
@@ -219,11 +223,16 @@ class PlannedVertex:
 
     @property
     def has_fixed_subtasks(self) -> bool:
-        """Whether the subtasks have state, which requires exactly as many partitions as the parallelism."""
-        return self.key is not None or any(
-            isinstance(operator.node, MapNode) and isinstance(operator.node.function, CheckpointedFunction)
-            for operator in self.operators
-        )
+        """Whether the subtasks have state or an end, which requires exactly as many partitions as the parallelism."""
+        return self.key is not None or self.ends_without_rows or self._has(CheckpointedFunction)
+
+    @property
+    def ends_without_rows(self) -> bool:
+        """Whether subtasks without a key must run at the end of the input, with or without rows."""
+        return self.key is None and self._has(BoundedOneInput)
+
+    def _has(self, kind: type) -> bool:
+        return any(isinstance(each.node, MapNode) and isinstance(each.node.function, kind) for each in self.operators)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

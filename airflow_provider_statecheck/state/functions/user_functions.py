@@ -43,6 +43,19 @@ class CheckpointedFunction(ABC):
         """
 
 
+class BoundedOneInput(ABC):
+    """Function that each subtask tells of the end of its input."""
+
+    @abstractmethod
+    def end_input(self) -> Iterable[Any] | None:
+        """
+        Return the elements that are left; may be a generator.
+
+        Called once in each subtask, after its last element, and before the next function ends and the last checkpoint
+        is taken. The input of each run of a job ends.
+        """
+
+
 class RichFunction:
     """Function with hooks before the first and after the last element. Both do nothing by default."""
 
@@ -200,6 +213,11 @@ class FunctionLifecycle:
         finally:
             if self._runtime_context is not None:
                 self._runtime_context.end()
+
+
+def end_of_subtask(function: object) -> list[Any]:
+    """Return the elements that a function emits at the end of the input of its subtask; none without ``end_input``."""
+    return list(function.end_input() or ()) if isinstance(function, BoundedOneInput) else []
 
 
 def _defines(function: KeyedProcessFunction[Any, Any, Any], method: str) -> bool:

@@ -35,6 +35,7 @@ from airflow_provider_statecheck.state.functions.user_functions import (
     FlatMapFunction,
     FunctionLifecycle,
     as_map_function,
+    end_of_subtask,
     processes_batches,
     wants_end_of_input,
 )
@@ -294,6 +295,10 @@ class MapRun(FunctionRun):
         backend.unset_current_key()
         return self._output(output)
 
+    @override
+    def end(self) -> Iterator[Elements]:
+        yield self._output(end_of_subtask(self.function))
+
     @cached_property
     def _apply(self) -> Callable[[Iterable[Any]], list[Any]]:
         if isinstance(self.function, FlatMapFunction):
@@ -312,8 +317,11 @@ class ProcessRun(FunctionRun):
 
     @override
     def end(self) -> Iterator[Elements]:
-        if not wants_end_of_input(self.function):
-            return
+        if wants_end_of_input(self.function):
+            yield from self._end_of_keys()
+        yield self._output(end_of_subtask(self.function))
+
+    def _end_of_keys(self) -> Iterator[Elements]:
         output: list[Any] = []
         context: KeyedContext[Any] = KeyedContext()
         for key in self._keys_with_state():

@@ -190,4 +190,5 @@ class LoopWithoutSpark:
 
 class _NoFunctions:
     key = None
+    ends_without_rows = False
     operators = ()

@@ -13,12 +13,18 @@ from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
-from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL, ROWS_COLUMN
+from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL, EMPTY_MESSAGE, ROWS_COLUMN
 from airflow_provider_statecheck.spark.stages.executor.operator_run import OperatorTask, SnapshotMoment, SubtaskContext
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport, VertexTask
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
-from airflow_provider_statecheck.spark.stages.stage import AggregateNode, Sum
+from airflow_provider_statecheck.spark.stages.stage import AggregateNode, MapNode, Sum
 from airflow_provider_statecheck.state.backends import MemoryStateBackend
+from airflow_provider_statecheck.state.descriptors import ListStateDescriptor
+from airflow_provider_statecheck.state.functions.user_functions import (
+    BoundedOneInput,
+    CheckpointedFunction,
+    FlatMapFunction,
+)
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
@@ -80,3 +86,53 @@ def test_rows_and_messages_have_one_schema_although_a_column_is_never_null(tmp_p
     task = task_of(tmp_path, dataclasses.replace(SUMS, output_schema=count))
     table = pa.table({"id": [1], "total": [5], KEY_GROUP_COLUMN: pa.array([0], pa.int32())})
     assert {batch.schema for batch in task(iter(table.to_batches()))} == {task.passed_schema}
+
+
+class Held(FlatMapFunction[Any, Any], CheckpointedFunction, BoundedOneInput):
+    """Holds all elements until the end of the input."""
+
+    def initialize_state(self, context: Any) -> None:
+        self.state = context.get_operator_state_store().get_list_state(ListStateDescriptor("held", int))
+        self.held = list(self.state.get())
+
+    def snapshot_state(self, context: Any) -> None:
+        self.state.update(self.held)
+
+    def flat_map(self, value: Any) -> Any:
+        self.held.append(value.id)
+        return ()
+
+    def end_input(self) -> Any:
+        emitted, self.held = self.held, []
+        return [(each, 1) for each in emitted]
+
+
+def doubled(value: Any) -> Any:
+    return value[0], 2 * value[1]
+
+
+HELD = OperatorTask(uid="stage/held", node=MapNode(uid="held", function=Held()), output_schema=SCHEMA)
+DOUBLED = OperatorTask(uid="stage/doubled", node=MapNode(uid="doubled", function=doubled), output_schema=SCHEMA)
+
+
+def moment(*, is_end: bool) -> SnapshotMoment:
+    return SnapshotMoment(checkpoint=CheckpointMetaData(1, datetime.fromtimestamp(0, UTC)), is_end_of_input=is_end)
+
+
+def test_end_of_the_input_passes_the_following_functions_and_is_in_the_state(tmp_path: Path) -> None:
+    data, message = pa.table({"id": [7, 8]}), pa.table({"id": pa.nulls(1, pa.int64()), CONTROL: [EMPTY_MESSAGE]})
+    begun = task_of(tmp_path, HELD, DOUBLED, order=(), moment=moment(is_end=False))
+    emitted, report = run(begun, data)
+    (state,) = report.states
+    assert emitted == []
+    assert state.subtask_states[0].managed_operator
+    # The last increment has no rows for this subtask, which Spark runs with a message alone.
+    restored = dataclasses.replace(HELD, states=state.subtask_states, restored_checkpoint_id=1)
+    ended = task_of(tmp_path, restored, DOUBLED, order=(), moment=moment(is_end=True), has_control=True)
+    emitted, report = run(ended, message)
+    assert [(row["id"], row["total"]) for row in emitted] == [(7, 2), (8, 2)]
+    offsets = [
+        meta.offsets for s in report.states for h in s.subtask_states[0].managed_operator for _, meta in h.states
+    ]
+    assert [len(each) for each in offsets] in ([], [0])
+    assert report.rows == 0
