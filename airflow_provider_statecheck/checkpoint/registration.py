@@ -8,10 +8,6 @@ last checkpoint of the run before it, in the same generation, and its own checkp
 
 from __future__ import annotations
 
-<<<<<<< ours
-=======
-import shlex
->>>>>>> theirs
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
