@@ -60,8 +60,7 @@ class CountingAttempt:
     def open_source(self) -> None:
         """Choose the checkpoint to start from and list the input."""
         self._start = start_of(self.attempt, self._stage.input, self._run._open_source)
-        self._enumerator = self._start.enumerator
-        self.restored_id = self._start.state.checkpoint_id
+        self._enumerator, self.restored_id = self._start.enumerator, self._start.state.checkpoint_id
         if self.restored_id is not None:
             assert self._start.loaded is not None
             self.counts = Counter(dict(self._start.loaded.state["counts"]))

@@ -140,7 +140,7 @@ class InputOfRuns:
 
     def files(self, run: Run) -> Files:
         """Return the splits of a run, which are the same in each of its tries."""
-        name = run.run_id if run.day is None else f"day {run.day:03d}"
+        name = run.key
         if name not in self._files:
             splits = [f"{name}/{i}" for i in range(self._chance.randint(1, 3))]
             self._rows |= {s: tuple((f"{s}.{i}", self._chance.choice(KEYS)) for i in range(2)) for s in splits}

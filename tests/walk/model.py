@@ -34,18 +34,34 @@ Files = Mapping[str, File]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run of the Dag, which its date identifies, or its id if it has none."""
+    """A run of the Dag, which its date identifies, else its partition, else its id."""
 
     run_id: str
-    day: int | None
+    day: int | None = None
+    partition: str | None = None
+    partition_day: int | None = None
+    """Date of the partition, which gives it an order."""
+
+    @property
+    def key(self) -> str:
+        """Return what is the same for all runs that stand for the same work."""
+        return f"day {self.day:03d}" if self.day is not None else self.partition or self.run_id
+
+    @property
+    def order(self) -> int | None:
+        """Return the date that orders the run, or ``None`` if it has no order."""
+        return self.partition_day if self.day is None else self.day
 
     def is_same(self, other: Run) -> bool:
         """Return whether two runs stand for the same work."""
-        return self.day == other.day if self.day is not None else self.run_id == other.run_id
+        return self.key == other.key
 
     def is_before(self, other: Run) -> bool:
-        """Return whether both runs have a date, and this one the earlier."""
-        return self.day is not None and other.day is not None and self.day < other.day
+        """Return whether both runs have an order, and this one comes first."""
+        return self.order is not None and other.order is not None and self.order < other.order
+
+    def __str__(self) -> str:
+        return f"{self.run_id} ({self.key})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +121,8 @@ class StageModel:
     restarts_on_change: bool
     chain: list[Taken] = field(default_factory=list)
     shown: tuple[Row, ...] = ()
-    finished: dict[str, bool] = field(default_factory=dict)
-    """Whether the last attempt of a run finished, by the id of the run."""
+    last: dict[str, tuple[str, bool]] = field(default_factory=dict)
+    """Id of the run of the last attempt, and whether it finished, by the key of the run."""
     uncommitted: Taken | None = None
     """Checkpoint whose output is not committed yet."""
     first_run: Run | None = None
@@ -118,20 +134,21 @@ class StageModel:
         """Return how many checkpoints remain at the start of a run, or the codes with which it must be refused."""
         if not self.chain:
             return 0
-        newest = self.chain[-1].run
-        if run.is_before(newest):
-            return frozenset({SUPERSEDED})
-        if not run.is_same(newest):
-            # A run that has advanced the state before others did would be counted twice.
-            advanced = any(run.is_same(taken.run) for taken in self.chain)
-            return frozenset({SUPERSEDED}) if advanced else len(self.chain)
-        is_other = created_again or run.run_id != newest.run_id
-        return self._end_before(run) if is_other or self._begins_again(run, cleared, on_clear) else len(self.chain)
+        if run.is_same(self.chain[-1].run):
+            begins_again = created_again or self._begins_again(run, cleared, on_clear)
+            return self._end_before(run) if begins_again else len(self.chain)
+        # A run that has advanced the state before others did would be counted twice.
+        is_past = any(run.is_same(taken.run) or run.is_before(taken.run) for taken in self.chain)
+        return frozenset({SUPERSEDED}) if is_past else len(self.chain)
 
     def _begins_again(self, run: Run, cleared: bool, on_clear: str) -> bool:
+        last_id, finished = self.last[run.key]
+        if last_id != run.run_id:
+            # Another run of a date begins again, and one of a partition takes over what a failed one has done.
+            return run.partition is None or finished or on_clear == "restart"
         if not cleared or on_clear == "resume":
             return False
-        return on_clear == "restart" or self.finished.get(run.run_id, False)
+        return on_clear == "restart" or finished
 
     def _end_before(self, run: Run, end: int | None = None) -> int:
         kept = len(self.chain) if end is None else end
@@ -142,7 +159,7 @@ class StageModel:
     def registered(self, run: Run, kept: int) -> None:
         """Release the checkpoints of a run that begins again."""
         del self.chain[kept:]
-        self.finished[run.run_id] = False
+        self.last[run.key] = run.run_id, False
         if not kept:
             self.first_run = run
 
@@ -190,6 +207,10 @@ class StageModel:
 
     # --- work
 
+    def has_finished(self, run: Run) -> bool:
+        """Return whether the last attempt was of this run, and finished."""
+        return self.last.get(run.key) == (run.run_id, True)
+
     def take_over(self, run: Run, plan: Plan) -> Taken:
         """Begin with a plan; what the restored checkpoint has left to commit becomes visible."""
         if not plan.kept and self.chain:
@@ -216,7 +237,7 @@ class StageModel:
 
     def finish(self, run: Run) -> None:
         """End a run with success, with which a run that began again has replaced its output also if it has none."""
-        self.finished[run.run_id] = True
+        self.last[run.key] = run.run_id, True
         self.commit()
 
     # --- rewind
@@ -226,18 +247,23 @@ class StageModel:
         own = [i for i, taken in enumerate(self.chain) if run.is_same(taken.run)]
         kept = own[0] if own else self._known_before(run)
         first = self.first_run
-        is_first = first is not None and (run.is_same(first) or run.is_before(first))
+        is_first = first is not None and (run.is_same(first) or _has_earlier_date(run, first))
         if self.chain and not kept and not is_first:
             return frozenset({NOT_RESTORABLE})
         del self.chain[kept:]
         return frozenset()
 
     def _known_before(self, run: Run) -> int:
-        later = [i for i, taken in enumerate(self.chain) if run.is_before(taken.run)]
+        later = [i for i, taken in enumerate(self.chain) if _has_earlier_date(run, taken.run)]
         kept = later[0] if later else len(self.chain)
-        while kept and not self.chain[kept - 1].run.is_before(run):
+        while kept and not _has_earlier_date(self.chain[kept - 1].run, run):
             kept -= 1
         return kept
+
+
+def _has_earlier_date(run: Run, other: Run) -> bool:
+    # A rewind names a run by its key, which tells nothing of the date of its partition.
+    return run.day is not None and other.day is not None and run.day < other.day
 
 
 def _known_and_new(base: Taken, files: Files) -> tuple[list[str], list[str]]:

@@ -91,14 +91,14 @@ class SparkWorld(World):
         """Follow a whole attempt, of which a reader sees what it has read before its failure."""
         model = self.model
         taken = model.take_over(run, plan)
-        number = body.attempt.latest.checkpoint_id if body.attempt.latest else None
+        number = body.attempt.latest.checkpoint_id if body.attempt.latest else 0
         # Without a checkpoint of its own, it has replaced nothing of what it had committed before it began again.
-        shown = () if number == body.restored_id else visible_rows(self.target)
+        shown = () if number == (body.restored_id or 0) else visible_rows(self.target)
         visible = {name for name, _, _ in shown}
         done = [n for n in plan.left if body.failure is None or plan.listed[n].rows[0][0] in visible]
         assert done == plan.left[: len(done)], f"expected a part of {plan.left} up to the failure, found {done}"
         if done:
-            model.complete(replace(model.read(taken, done), number=number or 0))
+            model.complete(replace(model.read(taken, done), number=number))
             model.commit()
         if body.failure is not None:
             raise Crash(str(body.failure)[:80]) from body.failure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.declared_uids import DagTasks
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.records import OnClear
 from airflow_provider_statecheck.exceptions import StateCheckError
@@ -69,6 +71,11 @@ class Task:
     task_id: str = "orders"
     former: tuple[str, ...] = ()
 
+    @property
+    def uids(self) -> dict[str, tuple[str, ...]]:
+        """Return the uids that the Dag declares."""
+        return {self.task_id: (self.task_id, *self.former)}
+
 
 @dataclass
 class Tries:
@@ -89,7 +96,7 @@ class World:
         self.target = folder / "output"
         self.liveness = RunningTasks()
         self.rows = WrittenStage(CheckpointStorage.open(f"file://{folder}/checkpoints"))
-        self.coordinator = AttemptCoordinator(self.rows.store, self.liveness)
+        self.coordinator = AttemptCoordinator(self.rows.store, self.liveness, self)
         policy = self.chance.choice(habits.policies)
         of_runs = self.chance.random() < habits.of_runs
         self.input: Any = (
@@ -101,8 +108,13 @@ class World:
         self.task = Task()
         self.tries: dict[str, Tries] = {}
         self.runs: list[Run] = []
+        self.instances = itertools.count(1)
         self.dated = self.chance.choice(habits.dated)
         self.say(f"source {'of runs' if of_runs else 'directory'}, on_change={policy}, {self.dated:.0%} with a date")
+
+    def tasks_of(self, dag_id: str, job_name: str) -> DagTasks | None:
+        """Return the tasks of a Dag, of which only the one with the present name exists."""
+        return DagTasks(exists=dag_id == self.task.dag_id, uids=self.task.uids)
 
     def say(self, text: str) -> None:
         """Record what happens."""
@@ -117,7 +129,7 @@ class World:
             (self.next_run, 40),
             (self.again, 30),
             (self.earlier, 6),
-            (self.same_date, 4),
+            (self.same_data, 5),
             (self.created_again, 4),
             (self.change_input, 12),
             (self.rewind, 6),
@@ -135,18 +147,23 @@ class World:
     def new_run(self) -> Run:
         """Return a run that is newer than all before."""
         number = len(self.runs) + 1
-        day = max((r.day or 0 for r in self.runs), default=0) + self.chance.choice((1, 1, 1, 2))
-        is_dated = self.chance.random() < self.dated
-        run = Run(run_id=f"{'scheduled' if is_dated else 'manual'}__{number}", day=day if is_dated else None)
+        day = max((r.order or 0 for r in self.runs), default=0) + self.chance.choice((1, 1, 1, 2))
+        if self.chance.random() < self.dated:
+            run = Run(run_id=f"scheduled__{number}", day=day)
+        elif self.chance.random() < 0.5:
+            run = Run(run_id=f"manual__{number}")
+        else:
+            partition_day = day if self.chance.random() < 0.5 else None
+            run = Run(run_id=f"partition__{number}", partition=f"p{number}", partition_day=partition_day)
         self.runs.append(run)
-        self.say(self.input.arrive(day if is_dated else max(1, day - 1)))
+        self.say(self.input.arrive(day))
         return run
 
     def again(self) -> None:
         """Retry a run, or clear it: mostly the newest one."""
         newest = self.model.chain[-1].run if self.model.chain else self.runs[-1]
         run = newest if self.chance.random() < 0.7 else self.chance.choice(self.runs)
-        if self.model.finished.get(run.run_id, False) or self.chance.random() < 0.4:
+        if self.model.has_finished(run) or self.chance.random() < 0.4:
             self.clear(run)
         else:
             self.attempt(run)
@@ -171,11 +188,11 @@ class World:
             self.runs.append(run)
             self.attempt(run)
 
-    def same_date(self) -> None:
-        """Let a new run begin with the date of an old one."""
-        dated = [r for r in self.runs if r.day is not None]
-        if dated:
-            run = Run(run_id=f"manual_{len(self.runs)}__of", day=self.chance.choice(dated[-2:]).day)
+    def same_data(self) -> None:
+        """Let a new run begin with the date or the partition of an old one."""
+        known = [r for r in self.runs if r.key != r.run_id]
+        if known:
+            run = replace(self.chance.choice(known[-2:]), run_id=f"again_{len(self.runs)}")
             self.runs.append(run)
             self.attempt(run)
 
@@ -194,7 +211,7 @@ class World:
         """Take back a run and those after it."""
         run = self.chance.choice(self.runs)
         before = list(self.model.chain)
-        key = run.run_id if run.day is None else date_of(run.day).isoformat()
+        key = run.key if run.day is None else date_of(run.day).isoformat()
         codes = self.model.rewind(run)
         found = ""
         try:
@@ -202,9 +219,7 @@ class World:
         except StateCheckError as error:
             found = error.code
             self.say(f"  {error}")
-        self.say(
-            f"rewind before {run.run_id} (day {run.day}): {found or 'done'}, {len(before)} -> {len(self.model.chain)}"
-        )
+        self.say(f"rewind before {run}: {found or 'done'}, {len(before)} -> {len(self.model.chain)}")
         if not before and found == "checkpoint_not_found":
             return
         assert found in codes if codes else not found, f"rewind: expected {set(codes) or 'no error'}, found {found!r}"
@@ -216,8 +231,9 @@ class World:
         number = len(self.history)
         changes = self.chance.choice(self.habits.renames)
         before, run = self.task, self.new_run()
-        names: dict[str, Any] = {name: f"{name}_{number}" for name in sorted(changes)}
-        self.task = replace(before, **names)
+        dag_id = f"dag_{number}" if "dag_id" in changes else before.dag_id
+        task_id = f"task_{number}" if "task_id" in changes else before.task_id
+        self.task = replace(before, dag_id=dag_id, task_id=task_id)
         self.say(f"renamed: {self.task}")
         if "task_id" in changes:
             self.task = replace(self.task, former=())
@@ -233,15 +249,23 @@ class World:
         tries.number += 1
         task = self.task
         date = None if run.day is None else date_of(run.day)
+        partition_date = None if run.partition_day is None else date_of(run.partition_day)
         context = {
             "ti": SimpleNamespace(
                 dag_id=task.dag_id,
                 task_id=task.task_id,
+                id=f"instance {next(self.instances)}",
                 map_index=-1,
                 max_tries=tries.max_tries,
                 try_number=tries.number,
             ),
-            "dag_run": SimpleNamespace(run_id=run.run_id, logical_date=date, clear_number=tries.clear_number),
+            "dag_run": SimpleNamespace(
+                run_id=run.run_id,
+                logical_date=date,
+                partition_key=run.partition,
+                partition_date=partition_date,
+                clear_number=tries.clear_number,
+            ),
         }
         registration = make_registration(
             job_name=JOB,
@@ -251,7 +275,7 @@ class World:
             on_clear=OnClear(on_clear),
             retained_runs=1000,
             former_uids=task.former,
-            dag_uids={task.task_id: (task.task_id, *task.former)},
+            dag_uids=task.uids,
             allow_non_restored_state=False,
         )
         return StageAttempt(self.coordinator, self.rows.storage, registration)
@@ -281,7 +305,7 @@ class World:
         """Let a run try, to its success or to an end that is drawn, and follow it with the model."""
         model = self.model
         how = f"{' cleared, ' + on_clear if cleared else ''}{' created again' if created_again else ''}"
-        self.say(f"{run.run_id} (day {run.day}){how}")
+        self.say(f"{run}{how}")
         kept = model.register(run, cleared=cleared, on_clear=on_clear, created_again=created_again)
         if isinstance(kept, frozenset):
             self.refused(run, kept)
@@ -356,13 +380,11 @@ class World:
         if not others:
             return
         other = self.chance.choice(others)
-        self.say(f"  meanwhile {other.run_id} (day {other.day})")
-        newest = self.model.chain[-1].run if self.model.chain else None
-        codes = {CONCURRENT}
-        if newest is not None and other.is_before(newest):
-            codes = {SUPERSEDED}
-        elif any(other.is_same(taken.run) for taken in self.model.chain):
-            codes = {CONCURRENT, SUPERSEDED}
+        self.say(f"  meanwhile {other}")
+        chain = self.model.chain
+        is_newest = bool(chain) and other.is_same(chain[-1].run)
+        is_past = any(other.is_same(taken.run) or other.is_before(taken.run) for taken in chain)
+        codes = {SUPERSEDED} if is_past and not is_newest else {CONCURRENT}
         self.liveness.let_run(run.run_id)
         self.refused(other, frozenset(codes))
         self.liveness.let_run()
