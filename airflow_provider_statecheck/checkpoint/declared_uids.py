@@ -1,5 +1,5 @@
 """
-Uids that the checkpointed tasks of a Dag declare, and the lookup of the current tasks of other Dags.
+Uids that the checkpointed tasks of a Dag declare, and the lookup of other Dags' tasks.
 
 A Dag is read where it is at hand: a task reads its own, and the coordinator asks for the others where Airflow's database is
 open. A uid or a job that is known only when a task runs, such as a template, may be any uid or job.
