@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 _START_TIMEOUT = timedelta(minutes=5)
-"""Time for which a queued task is waited for; a task that no worker takes would otherwise block the later ones without a limit."""
+"""Time for which a queued task is waited for; a task that no worker takes would block the later ones without a limit."""
 
 
 def airflow_services(open_storage: OpenStorage | None = None) -> Services:
@@ -171,8 +171,8 @@ class AirflowTaskLiveness:
         if not owner.airflow:
             return None
         with executing(), create_session() as session:
-            found: str | None = session.scalar(_earlier_runs(Caller.of(owner)))
-            return found
+            run_id: str | None = session.scalar(_earlier_runs(Caller.of(owner)))
+        return run_id
 
 
 class AirflowRuns:

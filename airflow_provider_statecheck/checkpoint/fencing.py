@@ -113,7 +113,7 @@ def is_of_new_run(owner: AttemptOwner, earlier: AttemptOwner) -> bool:
 
 
 def is_of_same_try(owner: AttemptOwner, earlier: AttemptOwner) -> bool:
-    """Return whether a task has returned within its try, as it does after a reschedule or a deferral."""
+    """Return whether a task continues its try, as it does after a reschedule or a deferral."""
     # A retry, a clear and a run that is created again give the task instance another id.
     return bool(owner.ti_id) and owner.ti_id == earlier.ti_id
 

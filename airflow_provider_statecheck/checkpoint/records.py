@@ -83,7 +83,7 @@ class OnClear(StrEnum):
 
 
 class TaskState(StrEnum):
-    """The state of the entries of a task in Airflow's task state store since its earlier tries."""
+    """How Airflow's task state store has kept the entries of the earlier tries of a task."""
 
     UNKNOWN = ""
     """The store is not used."""

@@ -43,7 +43,7 @@ def decide_start(previous: AttemptRecord | None, request: RegisterAttempt) -> St
         return StartDecision(False, "a new run with the id of a deleted run")
     # The clear of another task of the run changes the marker, too.
     if is_of_same_try(request.owner, previous.owner) and not is_test_job(request.job_name):
-        return StartDecision(True, f"the task returned within its try, after an attempt that {_ENDED[previous.status]}")
+        return StartDecision(True, f"the task continues its try, after an attempt that {_ENDED[previous.status]}")
     if previous.owner.clear_marker != request.owner.clear_marker:
         return _after_clear(previous, request)
     return StartDecision(True, f"retry after an attempt that {_ENDED[previous.status]}")

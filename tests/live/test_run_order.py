@@ -58,8 +58,8 @@ def test_a_cleared_run_without_a_date_counts_once(airflow: Deployment) -> None:
 @pytest.mark.parametrize(
     ("leaves", "reason"),
     [
-        ("defers", "the task returned within its try, after an attempt that failed"),
-        ("is rescheduled", "the task returned within its try, after an attempt that failed"),
+        ("defers", "the task continues its try, after an attempt that failed"),
+        ("is rescheduled", "the task continues its try, after an attempt that failed"),
     ],
 )
 def test_a_task_that_leaves_and_comes_back_goes_on(

@@ -19,11 +19,14 @@ from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 
 START, END = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 31, tzinfo=UTC)
-PAUSE = timedelta(seconds=1)
+PAUSE = timedelta(seconds=10)
+"""Airflow fails a task that is due again before its executor has reported the end of the first process."""
 
 
 class Count(CheckpointedOperator):
     """Counts its run; fails, defers or is rescheduled after its checkpoint where the conf of the run says so."""
+
+    template_fields = ("job",)
 
     def execute(self, context: Mapping[str, Any]) -> list[str]:
         return self._count(context)
@@ -76,7 +79,8 @@ def days(dag_id: str, **arguments: Any) -> DAG:
 waiting = days("live_days_waiting", on_overlap="wait")
 failing = days("live_days_failing", retries=0)
 with DAG("live_undated", schedule=None, start_date=START, catchup=False) as undated:
-    Count(task_id="work", job="live_undated")
+    # The first task may find an api-server that is too busy to start it.
+    Count(task_id="work", job="live_undated", retries=2, retry_delay=timedelta(0))
 with DAG("live_task_state", schedule=None, start_date=START, catchup=False) as task_state:
     Count(task_id="work")
 with DAG("live_partitions", schedule=PartitionedAtRuntime(), start_date=START, catchup=False) as partitions:

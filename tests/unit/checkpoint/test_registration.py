@@ -121,7 +121,7 @@ def test_a_task_that_comes_back_within_its_try_goes_on(
     # Another task of the run was cleared meanwhile.
     grant = coordinator.register(make_registration(owner=replace(owner, clear_marker="3/1")))
     assert grant.is_restore
-    assert grant.start_reason.startswith("the task returned within its try, after an attempt that ")
+    assert grant.start_reason.startswith("the task continues its try, after an attempt that ")
 
 
 @pytest.mark.parametrize("number", [1, 2])
