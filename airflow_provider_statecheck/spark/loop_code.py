@@ -56,13 +56,26 @@ def loop_code(consumer: FrameType | None, describe: Describe, is_given: Callable
     :param describe: Function that returns the text of a DataFrame, and ``None`` for other values.
     :param is_given: Function that returns whether a value, such as the session, is left out with its definition.
     """
-    found = [_fragment(frame, describe, is_given) for frame in _consumers(consumer)]
+    describe_once = _remembered(describe)
+    found = [_fragment(frame, describe_once, is_given) for frame in _consumers(consumer)]
     fragments = [fragment for fragment, _ in found]
     return LoopCode(
         code=fragments_digest(fragments),
-        with_inputs=fragments_digest(fragments, describe),
+        with_inputs=fragments_digest(fragments, describe_once),
         is_located=all(is_located for _, is_located in found),
     )
+
+
+def _remembered(describe: Describe) -> Describe:
+    # The text of a DataFrame takes calls of the JVM. The value is held: the id of a collected one could be reused.
+    known: dict[int, tuple[object, str | None]] = {}
+
+    def remembered(value: object) -> str | None:
+        if id(value) not in known:
+            known[id(value)] = value, describe(value)
+        return known[id(value)][1]
+
+    return remembered
 
 
 def _consumers(frame: FrameType | None) -> Iterator[FrameType]:

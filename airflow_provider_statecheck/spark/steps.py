@@ -239,13 +239,8 @@ def _run_of(attempt: StageAttempt, restored: RestoredStage | None) -> str:
     return str(saved["of_snapshots"]) if is_chosen or saved["of_attempt"] == own else own
 
 
-_EMPTY_STATE: dict[str, Any] = {
-    "values": StageState().encode(),
-    "loops": [],
-    "bases": [],
-    "iterations": [],
-    "parts": [],
-}
+_EMPTY_STATE: dict[str, Any] = dict.fromkeys(("loops", "bases", "iterations", "parts"), [])
+_EMPTY_STATE["values"] = StageState().encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
