@@ -207,7 +207,10 @@ def _edited(
             subtask = operator.subtask_states.get(index, OperatorSubtaskState())
             operator = operator.put_state(index, replace(subtask, managed_keyed=(*subtask.managed_keyed, handle)))
     others = tuple(each for each in schemas.keyed if each.name != rows.state.name)
-    now = replace(schemas, key=rows.keys.snapshot(), keyed=(*others, rows.state.schema()))
+    new = rows.state.schema()
+    # Rows of another type may have further aggregates, which are then known by their names.
+    aggregates = schemas.aggregates if all(each == new for each in schemas.keyed if each.name == new.name) else ()
+    now = replace(schemas, key=rows.keys.snapshot(), keyed=(*others, new), aggregates=aggregates)
     encoded = json.dumps(encode_schemas(now), sort_keys=True, separators=(",", ":"))
     return replace(operator, coordinator_state=ByteStreamStateHandle(new_key(), encoded.encode()))
 

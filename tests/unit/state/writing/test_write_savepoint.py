@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from pathlib import Path
@@ -21,6 +21,7 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
+from airflow_provider_statecheck.state.aggregates import AggregateSchema
 from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
@@ -145,6 +146,20 @@ def test_keys_that_are_left_out_of_an_edit_have_no_state(job: StatefulJob, targe
     assert job.state("key 0", "value").value() == 0
     assert job.state("key 3", "value").value() is None
     assert list(job.state("key 3", "tags").get()) == ["tag 3"]
+
+
+@pytest.mark.parametrize(("kind", "are_kept"), [(int, True), (float, False)])
+def test_rows_of_another_type_are_those_of_aggregates_that_only_their_names_tell(
+    job: StatefulJob, target: str, kind: type, are_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declared = (AggregateSchema(name="total", is_nullable=True, function="sum"),)
+    schemas = replace(job.schemas(), aggregates=declared)
+    monkeypatch.setattr(job, "schemas", lambda: schemas)
+    fill(job)
+    table = numbers(3).set_column(1, "value", numbers(3)["value"].cast(pa.float64() if kind is float else pa.int64()))
+    pointer = based(table, ValueStateDescriptor("value", kind), target, job.save())
+    (function,) = CheckpointStates.load(pointer).functions()
+    assert function.schemas.aggregates == (declared if are_kept else ())
 
 
 def test_savepoint_names_nothing_outside_of_its_directory(job: StatefulJob, target: str) -> None:
