@@ -239,7 +239,7 @@ def _run_of(attempt: StageAttempt, restored: RestoredStage | None) -> str:
     return str(saved["of_snapshots"]) if is_chosen or saved["of_attempt"] == own else own
 
 
-_EMPTY_STATE: dict[str, Any] = dict.fromkeys(("loops", "bases", "iterations", "parts"), [])
+_EMPTY_STATE: dict[str, Any] = {key: [] for key in ("loops", "bases", "iterations", "parts")}
 _EMPTY_STATE["values"] = StageState().encode()
 
 
