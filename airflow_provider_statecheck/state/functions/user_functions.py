@@ -44,7 +44,7 @@ class CheckpointedFunction(ABC):
 
 
 class BoundedOneInput(ABC):
-    """Function that each subtask tells of the end of its input."""
+    """Function that each subtask notifies at the end of its input."""
 
     @abstractmethod
     def end_input(self) -> Iterable[Any] | None:
