@@ -167,6 +167,7 @@ _is_in_state = and_(
     given(_checkpoint.job_id),
     _checkpoint.completed_at.is_not(None),
     _checkpoint.unusable_reason.is_(None),
+    _checkpoint.run_key != "",
     is_own(_checkpoint),
 )
 _of_generation = and_(_is_in_state, given(_checkpoint.operator_id), given(_checkpoint.generation))

@@ -317,11 +317,17 @@ def acknowledgement(job: AlignedJob, task: AlignedTask, checkpoint_id: int, subt
 
 
 def add_history(stage: Stage, count: int, *, generations: int = 1) -> None:
-    """Add checkpoints that ended two months ago and whose bytes are gone."""
+    """Add checkpoints of an unknown run that ended two months ago and whose bytes are gone."""
     [model] = stage.coordinator.checkpoints(stage.attempt.job_id, CheckpointPage(limit=1))
     past = model.triggered_at - timedelta(days=60)
     ended = replace(
-        model, epoch=0, status=CheckpointStatus.SUBSUMED, completed_at=past, ended_at=past, discarded_at=past
+        model,
+        epoch=0,
+        run_key="",
+        status=CheckpointStatus.SUBSUMED,
+        completed_at=past,
+        ended_at=past,
+        discarded_at=past,
     )
     first = max(FIRST_OLD, model.checkpoint_id + 1)
     values = CHECKPOINTS.values_of(ended)

@@ -72,7 +72,7 @@ def _counted(attempt: StageAttempt) -> list[str]:
 def days(dag_id: str, **arguments: Any) -> DAG:
     # The schedule begins one run by itself, which has a job of its own.
     with DAG(dag_id, schedule="@daily", start_date=START, end_date=END, catchup=False) as dag:
-        Count(task_id="work", job=dag_id + " {{ dag_run.run_type }}", uid="work", **arguments)
+        Count(task_id="work", job=dag_id + " {{ dag_run.run_type.value }}", uid="work", **arguments)
     return dag
 
 
