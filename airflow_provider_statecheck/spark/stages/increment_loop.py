@@ -347,7 +347,7 @@ def require_all_subtasks(
 
     Spark runs no subtask if it knows that there are no rows.
 
-    :param is_end: Whether the input ends, of which functions without a key may require that each subtask is notified.
+    :param is_end: Whether the input ends, which each subtask of some functions without a key must process.
     :raises CoordinatorError: if some subtasks are missing or reported twice.
     """
     reports = list(reports)

@@ -253,7 +253,7 @@ class PlannedOperator:
 
     @property
     def reads_results(self) -> bool:
-        """Whether it aggregates results, which it rereads in each run, so that it needs no earlier state."""
+        """Whether it aggregates results, all of which it reads in each run, so that it needs no earlier state."""
         return isinstance(self.node, AggregateNode) and self.node.reads_results
 
     @property

@@ -44,7 +44,7 @@ class CheckpointedFunction(ABC):
 
 
 class BoundedOneInput(ABC):
-    """Function that each subtask notifies at the end of its input."""
+    """Function that also processes the end of its input, in each subtask."""
 
     @abstractmethod
     def end_input(self) -> Iterable[Any] | None:
