@@ -1,4 +1,4 @@
-"""Loops over items: which finished items are kept, and which are worked on again because something has changed."""
+"""Loops over items: which finished items are kept, and which are worked on again after a change."""
 
 from __future__ import annotations
 

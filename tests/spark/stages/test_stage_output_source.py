@@ -156,11 +156,12 @@ def test_an_upstream_that_begins_again_is_noticed(tries):
     tries.write_input(part(0), part(1))
     run_upstream(tries, never(tries))
     run_downstream(tries)
+    before = counts(tries)
     begun_again(tries)
     for policy in ("fail", "restart"):
         with pytest.raises(SourceChangedError, match=r"retracted checkpoint.*rewind the job"):
             run_downstream(tries, run="2026-01-02", on_change=policy)
-    assert counts(tries) == {"000": 10, "001": 10}
+    assert counts(tries) == before
 
 
 class Fork:
