@@ -297,6 +297,8 @@ _STORED_AS = {
     **dict.fromkeys(("serves", "trigger_key"), "request_key"),
     **dict.fromkeys(("coordinator", "abort_key", "end_key"), "finalizer"),
     **dict.fromkeys(("run_id", "task_id"), "dag_id"),
+    "restarted_run": "run_key",
+    "partition_date": "run_key",
     **dict.fromkeys(("limit", "map_index"), "epoch"),
     "sha256": "metadata_sha256",
 }

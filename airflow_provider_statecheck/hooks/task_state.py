@@ -1,5 +1,5 @@
 """
-Marker in Airflow's task state store, which tells whether a user kept the state of a task when clearing it.
+Marker in Airflow's task state store that tells whether a clear kept the state of a task.
 
 Airflow 3.4 discards the entries of a task instance that a user clears, unless the user keeps its task state. Airflow 3.3, and
 the clears in 3.4 that offer no choice, leave them. A missing marker therefore is a choice, and one that is there is a choice

@@ -91,7 +91,8 @@ class CheckpointedOperator(BaseOperator):
         checkpoint of its own to restore; of a savepoint of a whole job, from the part with its uid. (templated)
     :param from_checkpoint: For a fork: the checkpoint of ``job`` to start from, as an id, ``run:<run>`` or ``before:<run>``
         with a logical date or run id, or a pointer. (templated)
-    :param fork: Name of the fork, which is the job ``<job>@<fork>``. The default is the logical date, else the partition, else the run id. (templated)
+    :param fork: Name of the fork, which is the job ``<job>@<fork>``. The default is the logical date, else the partition, else
+        the run id. (templated)
     :param claim_mode: Owner of the restored savepoint or checkpoint: with ``no_claim`` (default) its previous owner keeps it,
         with ``claim`` this job takes it over.
     :param renamed_uids: For a stage whose uid changed: the old uid and the new one. The stage takes over the operator of the

@@ -35,6 +35,7 @@ DAG_IDS = (
     "live_steps",
     "live_actions",
     "live_leaks",
+    "live_secrets",
     "live_queries",
     "live_days_waiting",
     "live_days_failing",
@@ -45,6 +46,7 @@ DAG_IDS = (
     "statecheck_maintenance",
 )
 ADMIN, STRANGER = ("admin", "password of an administrator"), ("stranger", "password of a user without permissions")
+LEDGER_PASSWORD = "c0rrect/h0rse+b@ttery"
 READER = ("reader", "password of a user who may only read")
 
 _HOST = "127.0.0.1"
@@ -151,6 +153,7 @@ def _settings(folder: Path, database: str, port: int) -> dict[str, str]:
         "AIRFLOW__API__WORKERS": "1",
         "AIRFLOW__API_AUTH__JWT_SECRET": "a secret of the live tests that is long enough for HS512, in bytes at least",
         "AIRFLOW_CONN_SPARK_LOCAL": json.dumps({"conn_type": "spark", "host": "local[1]"}),
+        "AIRFLOW_CONN_LEDGER": json.dumps({"conn_type": "generic", "login": "bookkeeper", "password": LEDGER_PASSWORD}),
         "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),  # spark-submit is there
         "AIRFLOW__STATECHECK__CHECKPOINT_DIR": str(folder / "checkpoints"),
         "AIRFLOW__STATECHECK__SAVEPOINT_DIR": (folder / "savepoints").as_uri(),

@@ -254,7 +254,9 @@ def change_error(found: str, remedy: str, on_change: OnChange) -> SourceChangedE
     :param remedy: What the user can do, unless the policy restarts the stage.
     """
     if on_change is OnChange.RESTART:
-        return SourceRestartRequiredError(found)
+        return SourceRestartRequiredError(
+            f"{found}; the run starts again, because on_change is 'restart'.", found=found
+        )
     return SourceChangedError(f"{found}. {remedy}")
 
 

@@ -79,7 +79,7 @@ def _without_state(
     changed: SourceRestartRequiredError,
     restarted_run: str | None = None,
 ) -> StageStart:
-    log.warning("The stage starts over, because on_change is 'restart': %s", changed)
+    log.warning("The stage starts over, because on_change is 'restart': %s", changed.found)
     fresh = RestoredStageState(attempt, None)
     enumerator = open_source(fresh, is_new_run=False)
     return StageStart(loaded=loaded, state=fresh, enumerator=enumerator, restarted_run=restarted_run)
@@ -123,7 +123,7 @@ class _Restart:
             self._run,
             earlier.checkpoint.checkpoint_id,
             earlier.checkpoint.run_key,
-            self._changed,
+            self._changed.found,
         )
         return StageStart(loaded=earlier, state=state, enumerator=enumerator, restarted_run=run)
 
@@ -131,7 +131,7 @@ class _Restart:
         ledger = self._ledger(state.source)
         if ledger is None or not ledger.unfinished:
             raise SourceChangedError(
-                f"{self._changed}. Run {run!r}, which has ended, had read this, and run {self._run!r} would start again from its "
+                f"{self._changed.found}. Run {run!r}, which has ended, had read this, and run {self._run!r} would start again from its "
                 f"end. Restore the source as it was, or {REWIND}."
             )
         self._given_up.append(ledger)
@@ -149,7 +149,7 @@ class _Restart:
         lost = sorted({name for ledger in self._given_up for name in _lost(ledger, listed)})
         if lost:
             raise SourceChangedError(
-                f"{self._changed}. The run before did not come to its end, and run {self._run!r} would read its input again, but "
+                f"{self._changed.found}. The run before did not come to its end, and run {self._run!r} would read its input again, but "
                 f"{some_of([redact(name) for name in lost])}, which it had read, vanished. Restore these files or the changed ones."
             )
 

@@ -34,7 +34,7 @@ def dag(engine: Engine) -> str:
 
     params = {"start": "", "month": Param(1, type="integer", minimum=1, maximum=12), "output": "here"}
     with Dag(DAG, start_date=datetime(2026, 1, 1, tzinfo=UTC), schedule=None, params=params) as dag:
-        arguments: dict[str, Any] = {"python_callable": lambda checkpoint: None, "job": "sales"}
+        arguments: dict[str, Any] = {"python_callable": lambda spark, checkpoint: None, "job": "sales"}
         CheckpointedPySparkOperator(task_id="features", from_checkpoint="{{ params.start }}", **arguments)
         CheckpointedPySparkOperator(
             task_id="named", from_checkpoint="{{ params.start }}", fork="what-if", uid="other", **arguments
