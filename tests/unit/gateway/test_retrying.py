@@ -149,9 +149,14 @@ def test_an_acknowledgement_whose_reply_was_lost_is_answered_as_a_duplicate():
 
 
 @pytest.fixture
-def coordinator() -> AttemptCoordinator:
-    """Return one at which the first day's run is at work."""
-    return AttemptCoordinator(new_store(), RunningTasks([day(1).run_id]))
+def tasks() -> RunningTasks:
+    """Return the tasks, of which that of the first day runs."""
+    return RunningTasks([day(1).run_id])
+
+
+@pytest.fixture
+def coordinator(tasks: RunningTasks) -> AttemptCoordinator:
+    return AttemptCoordinator(new_store(), tasks)
 
 
 @pytest.fixture
@@ -159,13 +164,16 @@ def running(coordinator: AttemptCoordinator) -> AttemptGrant:
     return coordinator.register(make_registration(owner=day(1, label="the first day")))
 
 
-def test_a_run_that_waits_registers_when_the_other_has_ended(coordinator: Any, running: AttemptGrant) -> None:
+def test_a_run_that_waits_registers_when_the_other_has_ended(
+    coordinator: Any, tasks: RunningTasks, running: AttemptGrant
+) -> None:
     pauses: list[float] = []
 
     def sleep(seconds: float) -> None:
         pauses.append(seconds)
         if len(pauses) == 3:
             coordinator.finish(FinishAttempt(attempt=running.attempt, status=AttemptStatus.FINISHED))
+            tasks.let_run()
 
     grant = registering(coordinator.register, OnOverlap.WAIT, sleep)(make_registration(owner=day(2)))
     assert grant.attempt.epoch == 2
@@ -183,7 +191,7 @@ def test_a_run_that_waits_says_once_for_whom(coordinator: Any, running: AttemptG
     with caplog.at_level(logging.INFO), pytest.raises(TimeoutError):
         registering(coordinator.register, OnOverlap.WAIT, sleep)(make_registration(owner=day(2)))
     assert [r.message for r in caplog.records if "waiting for" in r.message] == [
-        "Operator 'aggregate' of job 'sales': waiting for the first day"
+        "Operator 'aggregate' of job 'sales': waiting for the earlier run scheduled__2026-01-01"
     ]
     assert len(coordinator.describe(running.attempt.job_id).attempts) == 1, "who gives up has registered nothing"
 
