@@ -221,27 +221,31 @@ class FormerPlaces:
         if sink is None:
             log.warning("Output of %r at %s cannot be reached and is left as it is", self._context.uid, place.shown)
             return None
-        try:
-            destination = sink.prepare(self._elsewhere)
-            current = destination.log_of(self._context.lineage)
-        except EnvironmentNotReadyError as error:
-            log.info("Output of %r at %s is gone: %s", self._context.uid, place.shown, error)
-            current = CommitLog()
-        if not current.starts:
-            sink.close(succeeded=False)
+        destination = self._prepared(place, sink)
+        if destination is None:
             return None
         found = self._former_place(place, sink, destination, before, goes_on_at=self._place.text)
-        self._take_over(found, current)
+        self._take_over(found)
         return found
 
-    def _take_over(self, found: FormerPlace, current: CommitLog) -> None:
+    def _prepared(self, place: Place, sink: CommittingSink) -> CommitDestination | None:
+        try:
+            destination = sink.prepare(self._elsewhere)
+            if destination.log_of(self._context.lineage).starts:
+                return destination
+        except EnvironmentNotReadyError as error:
+            log.info("Output of %r at %s is gone: %s", self._context.uid, place.shown, error)
+        sink.close(succeeded=False)
+        return None
+
+    def _take_over(self, found: FormerPlace) -> None:
         committer = found.committer
         try:
             committer.open()
         except CorruptStateError:
             raise
         except StorageError as error:
-            committer.opened = committer.begun(current)
+            committer.opened = committer.begun(committer.destination.log_of(self._context.lineage))
             if committer.opened.outside(committer.opened.ancestry_of(self._context.epoch)):
                 raise
             # Nothing has to change there: the place may be an archive by now.

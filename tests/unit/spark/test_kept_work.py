@@ -7,10 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError, SourceChangedError, StorageError
+from airflow_provider_statecheck.exceptions import (
+    IncompatibleCheckpointError,
+    SourceChangedError,
+    StateMigrationError,
+    StorageError,
+)
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.spark.context import StageContext
@@ -20,7 +26,12 @@ from airflow_provider_statecheck.spark.sources.source import OnChange, reconcile
 from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.increment_loop import SinkCommits
+from airflow_provider_statecheck.spark.stages.preparation import merged_schemas
 from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState
+from airflow_provider_statecheck.state.aggregates import AggregateSchema
+from airflow_provider_statecheck.state.descriptors import StateKind
+from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema
+from airflow_provider_statecheck.state.serializers.resolve import serializer_of
 from airflow_provider_statecheck.state.source_items import Intervals, Item, Ledger
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.state_json import encode_state
@@ -93,6 +104,23 @@ def test_progress_of_a_source_is_kept_by_other_code_of_it(tmp_path: Path) -> Non
     assert [[split.item.name for split in each.splits] for each in increments_of(resumed)] == [
         [f"file://{tmp_path}/b.parquet"]
     ]
+
+
+def largest(kind: pa.DataType) -> OperatorSchemas:
+    """Return the types of the state of an aggregate of a column."""
+    value = serializer_of(pa.struct([pa.field("largest", kind)])).snapshot()
+    aggregate = AggregateSchema(name="largest", is_nullable=True, function="max", combine="max", expression="v")
+    return OperatorSchemas(
+        keyed=(StateSchema(name="aggregates", kind=StateKind.VALUE, value=value),), aggregates=(aggregate,)
+    )
+
+
+def test_aggregate_follows_its_column_to_a_wider_type_and_to_no_other() -> None:
+    before, wider = largest(pa.int32()), largest(pa.int64())
+    assert merged_schemas({"stage/aggregate": before}, {"stage/aggregate": wider}) == {"stage/aggregate": wider}
+    for other in (pa.string(), pa.int16()):
+        with pytest.raises(StateMigrationError):
+            merged_schemas({"stage/aggregate": before}, {"stage/aggregate": largest(other)})
 
 
 def written(

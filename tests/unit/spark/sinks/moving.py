@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pyiceberg.exceptions import NoSuchTableError
 
@@ -13,6 +13,7 @@ from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.committing_sink import CommittingSink
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.sinks.places import Place, RestoredOutput
+from airflow_provider_statecheck.spark.sinks.sink import Sink
 from airflow_provider_statecheck.spark.sinks.table_sinks import DeltaSink, IcebergSink, SqlSink
 from airflow_provider_statecheck.testing.sink_attempts import SCHEMA, Committables, SinkAttempt
 from tests.unit.spark.sinks.attempts import seen_in
@@ -141,10 +142,10 @@ class MovingJob:
             place=restored.place, is_committed=not is_pending, is_of_this_run=is_same_run
         )
         return SinkAttempt(
-            self.places.sink(name),
+            cast("Sink", self.places.sink(name)),
             self.epoch,
-            restored=restored and restored.id,
-            restored_epoch=restored and restored.epoch,
+            restored=None if restored is None else restored.id,
+            restored_epoch=None if restored is None else restored.epoch,
             restored_output=output,
             **self.more,
         )
