@@ -366,7 +366,7 @@ def require_all_subtasks(
             )
 
 
-def place_of(sink: Sink | None) -> Place | None:
+def place_of(sink: object) -> Place | None:
     """Return the place of an opened sink; ``None`` for a sink that is not of this package, or derived from one."""
     from airflow_provider_statecheck.spark.sinks.committing_sink import CommittingSink
 
