@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import shutil
+from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -13,12 +15,22 @@ from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     IncompatibleCheckpointError,
     StaleAttemptError,
+    StateCheckError,
     StorageError,
 )
 from airflow_provider_statecheck.spark.sinks.commit_files import CommitFiles
 from airflow_provider_statecheck.spark.sinks.table_sinks import DeltaSink, SqlSink
+from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
+from airflow_provider_statecheck.storage import file_operations
+from airflow_provider_statecheck.testing.faults import FaultMode, Killed
+from airflow_provider_statecheck.testing.sink_faults import LOG_STEPS, StepPlan, counted
 from tests.unit.spark.sinks.folder_sink import FolderSink
-from tests.unit.spark.sinks.moving import KINDS, MovingJob, Places, TablesOfOneDatabase
+from tests.unit.spark.sinks.moving import KINDS, MovingJob, Places, TablesOfOneDatabase, Taken
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_operations, "PARALLEL_CALLS", 1)  # so that a number is always the same call
 
 
 @pytest.fixture
@@ -161,6 +173,44 @@ def test_retraction_that_fails_is_made_by_the_retry(job: MovingJob, monkeypatch:
     pending = replace(pending, committables=attempt.write(20))
     job.run("c", pending, 21, is_pending=True, is_same_run=True)
     assert job.seen("a", "b", "c") == {"a": [1], "b": [], "c": [20, 21]}
+
+
+STEPS = (*LOG_STEPS, (TargetFiles, "move"), (TargetFiles, "delete"))
+MODES = [
+    FaultMode.KILL_AFTER,
+    *(pytest.param(mode, marks=pytest.mark.soak) for mode in (FaultMode.KILL, FaultMode.ERROR, FaultMode.REPLY_LOST)),
+]
+
+
+def try_that_fails(job: MovingJob, name: str, restored: Taken, plan: StepPlan, **how: bool) -> Taken | None:
+    """Return the checkpoint of a try that ends at a step, if it has completed one."""
+    taken = None
+    with pytest.MonkeyPatch.context() as patch, suppress(Killed, StateCheckError):
+        for owner, step in STEPS:
+            patch.setattr(owner, step, counted(getattr(owner, step), step, plan))
+        attempt = job.begin(name, restored, **how)
+        taken = job.take(attempt, 20, commits=False)
+        attempt.commit(taken.id, taken.committables)
+        attempt.finish()
+    return taken
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("is_pending", [False, True], ids=["runs that start again", "output left uncommitted"])
+def test_fault_at_any_step_at_another_place_leaves_the_output_of_an_undisturbed_run(
+    tmp_path: Path, mode: FaultMode, is_pending: bool
+) -> None:
+    for point in count(1):
+        job, plan = MovingJob(Places(tmp_path / str(point))), StepPlan(point, mode)
+        first = job.take(job.begin("a"), 1, commits=not is_pending)
+        if not is_pending:
+            job.run("b", first, 2)
+        taken = try_that_fails(job, "c", first, plan, is_pending=is_pending)
+        last = taken or job.run("c", first, 20, is_pending=is_pending)
+        job.begin("c", last, is_pending=taken is not None, is_same_run=True).finish()
+        assert job.seen("a", "b", "c") == {"a": [1], "b": [], "c": [20]}, f"a fault at step {point}"
+        if len(plan.calls) < point:
+            return
 
 
 def test_checkpoint_whose_output_was_replaced_at_its_place_is_not_restored(job: MovingJob) -> None:
