@@ -398,13 +398,16 @@ def test_input_that_changed_between_tries_is_named_and_refused(tries, folder, sc
 
 
 @pytest.mark.soak
-def test_source_that_restarts_on_a_change_is_read_again(tries, folder, scoring, caplog):
+@pytest.mark.parametrize("is_repaired", [False, True])
+def test_source_that_restarts_on_a_change_is_read_again(tries, folder, scoring, caplog, is_repaired):
     failed_try(tries, ParquetSource(str(folder), on_change="restart"), scoring)
     write_file(folder, 9)
+    if is_repaired:
+        (folder / "0.parquet").unlink()
     caplog.set_level(logging.WARNING)
     with tries.open() as checkpoint:
         found = scores(scored(checkpoint, ParquetSource(str(folder), on_change="restart"), scoring))
-        assert set(found) == {*range(ROWS), *range(45, 50)}
+        assert set(found) == {*range(ROWS_OF_A_FILE if is_repaired else 0, ROWS), *range(45, 50)}
         assert report(checkpoint).restored_parts == 0
     assert "Step scored is recomputed: " in caplog.text
     assert "9.parquet appeared" in caplog.text

@@ -4,6 +4,9 @@ Commit log of a sink: the attempts that wrote to its destination, and the commit
 The log changes together with the output. Its size depends on the number of attempts, not on the number of checkpoints.
 An attempt starts from a checkpoint of an earlier attempt, or fresh. If it restores an older checkpoint, the newer
 checkpoints of earlier attempts form an abandoned branch, and their output is retracted.
+
+If a sink goes on at another place, an attempt has a log at both. It takes the starts of earlier attempts into the new log, and
+leaves a link to the new place in the old one. Output that is abandoned later is found through these links.
 """
 
 from __future__ import annotations
@@ -36,6 +39,10 @@ class CommitLog:
     """Ranges whose output was replaced; their checkpoints can no longer be restored."""
     forgotten: int = 0
     """Newest epoch that was removed from the log because all output of its generation was replaced."""
+    elsewhere: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Attempts without output of their own here, with the place that they went on to from here; empty for no such place."""
+    unsettled: tuple[str, ...] = ()
+    """Other places with output that is to be retracted before the next commit."""
 
     @property
     def newest_epoch(self) -> int:
@@ -45,6 +52,10 @@ class CommitLog:
     def holds(self, epoch: int, checkpoint_id: int) -> bool:
         """Return whether the output of a checkpoint is committed."""
         return any(each.holds(epoch, checkpoint_id) for each in self.committed)
+
+    def has_written(self, epoch: int) -> bool:
+        """Return whether an attempt has had its output here, even if it had none or it was replaced."""
+        return (epoch in self.starts and epoch not in self.elsewhere) or epoch <= self.forgotten
 
     def knows(self, epoch: int, checkpoint_id: int) -> bool:
         """Return whether the output of a checkpoint was ever committed."""
@@ -71,9 +82,31 @@ class CommitLog:
             segments.append(start.origin)
         return Ancestry(tuple(segments))
 
-    def begun(self, epoch: int, start: Start) -> Self:
-        """Return the log after an attempt has taken ownership of the destination."""
-        return replace(self, starts=MappingProxyType({**self.starts, epoch: start}))
+    def begun(self, epoch: int, start: Start, goes_on_at: str | None = None) -> Self:
+        """
+        Return the log after an attempt has taken ownership of the destination.
+
+        :param goes_on_at: Place of its own output; ``None`` if it is this one.
+        """
+        begun = replace(self, starts=MappingProxyType({**self.starts, epoch: start}))
+        if goes_on_at is None:
+            return begun
+        return replace(begun, elsewhere=MappingProxyType({**self.elsewhere, epoch: goes_on_at}))
+
+    def following(self, former: CommitLog) -> Self:
+        """Return the log with the attempts in that of the place where the sink was before."""
+        others = {epoch: start for epoch, start in former.starts.items() if epoch not in self.starts}
+        return replace(
+            self,
+            starts=MappingProxyType({**others, **self.starts}),
+            elsewhere=MappingProxyType({**dict.fromkeys(others, ""), **self.elsewhere}),
+        )
+
+    def abandoned_places(self, ancestry: Ancestry) -> tuple[str, ...]:
+        """Return the other places that may have output outside an ancestry."""
+        epochs = {epoch for epoch, _ in ancestry.segments}
+        links = (place for epoch, place in self.elsewhere.items() if place and epoch not in epochs)
+        return tuple(dict.fromkeys((*self.unsettled, *links)))
 
     def outside(self, ancestry: Ancestry) -> tuple[CommitRange, ...]:
         """Return the parts of the committed ranges outside an ancestry."""
@@ -84,7 +117,13 @@ class CommitLog:
     def retracting(self, ancestry: Ancestry) -> Self:
         """Return the log after the output outside an ancestry was retracted."""
         removed = self.outside(ancestry)
-        left = replace(self, committed=within(self.committed, ancestry), retracted=(*self.retracted, *removed))
+        left = replace(
+            self,
+            committed=within(self.committed, ancestry),
+            retracted=(*self.retracted, *removed),
+            elsewhere=self._links_within(ancestry),
+            unsettled=(),
+        )
         return left._without_old_generations(ancestry)
 
     def adding(self, generation: int, epoch: int, checkpoint_id: int, *, is_retractable: bool = True) -> Self:
@@ -106,6 +145,11 @@ class CommitLog:
             "retracted": encode(self.retracted),
             "forgotten": self.forgotten,
         }
+        # Most sinks never move, and older versions know no such fields.
+        if self.elsewhere:
+            document["elsewhere"] = {str(epoch): place for epoch, place in self.elsewhere.items()}
+        if self.unsettled:
+            document["unsettled"] = list(self.unsettled)
         return json.dumps(document, sort_keys=True, separators=(",", ":"))
 
     @classmethod
@@ -125,6 +169,10 @@ class CommitLog:
                 committed=decode(tuple[CommitRange, ...], document["committed"]),
                 retracted=decode(tuple[CommitRange, ...], document["retracted"]),
                 forgotten=decode(int, document["forgotten"]),
+                elsewhere=MappingProxyType(
+                    {int(n): decode(str, place) for n, place in document.get("elsewhere", {}).items()}
+                ),
+                unsettled=decode(tuple[str, ...], document.get("unsettled", [])),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CorruptStateError(
@@ -132,6 +180,10 @@ class CommitLog:
                 "a backup, use the version of airflow-provider-statecheck that wrote it, or delete the output of the sink "
                 "together with its log and start over."
             ) from error
+
+    def _links_within(self, ancestry: Ancestry) -> Mapping[int, str]:
+        epochs = {epoch for epoch, _ in ancestry.segments}
+        return MappingProxyType({n: place if n in epochs else "" for n, place in self.elsewhere.items()})
 
     def _require_known_taker(self, start: Start) -> None:
         # Without this check, the output of older attempts would look like an abandoned branch and be retracted.
@@ -158,6 +210,7 @@ class CommitLog:
             starts=MappingProxyType(kept),
             retracted=tuple(each for each in self.retracted if each.epoch in kept),
             forgotten=max({self.forgotten, *self.starts} - set(kept)),
+            elsewhere=MappingProxyType({epoch: place for epoch, place in self.elsewhere.items() if epoch in kept}),
         )
 
 

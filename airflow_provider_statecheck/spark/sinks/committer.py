@@ -1,4 +1,4 @@
-"""Two-phase commits of sinks: the contract of destinations, the committer, and the base class."""
+"""Two-phase commits of sinks: the contract of destinations, and the committer."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import logging
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar, get_args
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
-from airflow_provider_statecheck.checkpoint.codec import require_one_of
 from airflow_provider_statecheck.exceptions import (
     CoordinatorError,
     CorruptStateError,
@@ -28,10 +26,9 @@ from airflow_provider_statecheck.spark.sinks.commit_log import (
     Start,
     within,
 )
-from airflow_provider_statecheck.spark.sinks.sink import OnEarlierOutput, SinkContext, TaskCommittable, lineage_of
+from airflow_provider_statecheck.spark.sinks.sink import SinkContext, TaskCommittable, lineage_of
 
 log = logging.getLogger(__name__)
-Target = TypeVar("Target")
 _TRIES = 20
 _LONGEST_PAUSE_SECONDS = 10.0
 
@@ -102,89 +99,6 @@ class CommitDestination(ABC):
         """
 
 
-class CommittingSink(ABC):
-    """
-    Base class of sinks that commit to a :class:`CommitDestination`.
-
-    :param on_earlier_output: Handling of the output of earlier starts by a fresh start: ``retract`` replaces it with the
-        first commit, ``refuse`` fails the start.
-    """
-
-    _committable: ClassVar[type[TaskCommittable]]
-    """Class of the committables of the tasks."""
-    can_retract: bool = True
-    """Whether committed output can be rolled back; if not, a start that requires it fails."""
-
-    def __init__(self, on_earlier_output: OnEarlierOutput) -> None:
-        require_one_of("on_earlier_output", on_earlier_output, get_args(OnEarlierOutput))
-        self._refuses_earlier_output = on_earlier_output == "refuse"
-        self._committer: TwoPhaseCommitter | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Tasks write; only the driver commits.
-        return {**self.__dict__, "_committer": None}
-
-    @abstractmethod
-    def _destination(self, context: SinkContext) -> CommitDestination:
-        """Check the destination without changing output, and return it."""
-
-    def open(self, context: SinkContext) -> None:
-        """
-        Check the destination and take ownership of it from earlier attempts.
-
-        :raises StaleAttemptError: if a newer attempt owns the destination.
-        :raises EnvironmentNotReadyError: if the sink cannot write to the destination, or output that it refuses or
-            cannot roll back is there.
-        :raises UnsupportedStateError: if the schema is incompatible with the destination.
-        :raises CorruptStateError: if output of the restored checkpoint was replaced.
-        :raises StorageError: if the destination fails.
-        """
-        committer = TwoPhaseCommitter(
-            destination=self._destination(context),
-            context=context,
-            can_retract=self.can_retract,
-            refuses_earlier_output=self._refuses_earlier_output,
-        )
-        committer.open()
-        self._committer = committer
-
-    def commit(self, checkpoint_id: int, committables: Sequence[Mapping[str, Any]]) -> None:
-        """
-        Publish the output of a completed checkpoint; idempotent.
-
-        :raises StaleAttemptError: if a newer attempt owns the destination.
-        :raises CorruptStateError: if output is missing or was modified.
-        :raises IncompatibleCheckpointError: if another job has not committed its output of the restored savepoint.
-        :raises UnsupportedStateError: if the output is incompatible with the destination.
-        :raises StorageError: if the destination fails, or all tries conflict with other commits.
-        :raises CommitStateUnknownError: if the outcome of the commit is unknown; the next attempt finds it out.
-        """
-        if self._committer is None:
-            raise CoordinatorError(f"Expected {self!r} to be open, found it closed; open it before commits.")
-        self._committer.commit(checkpoint_id, [self._committable.from_json(document) for document in committables])
-
-    def close(self, succeeded: bool) -> None:
-        """
-        End the attempt; after a success, retract the output outside its ancestry and delete uncommitted output.
-
-        :raises StaleAttemptError: if a newer attempt owns the destination.
-        """
-        committer, self._committer = self._committer, None
-        # After a failure, the next attempt determines what it still needs.
-        if committer is not None and succeeded:
-            committer.close()
-
-    def _copy_error(self) -> CoordinatorError:
-        return CoordinatorError(
-            f"Expected {self!r} to be opened on the driver, found the copy of a task; open it before tasks start."
-        )
-
-    def _require_opened(self, target: Target | None) -> Target:
-        if target is None:
-            raise CoordinatorError(f"Expected {self!r} to be opened before it is used; open it on the driver.")
-        return target
-
-
 @dataclass(slots=True, kw_only=True)
 class TwoPhaseCommitter:
     """
@@ -192,27 +106,44 @@ class TwoPhaseCommitter:
 
     :param can_retract: Whether commits from now on can be rolled back; the log records this for earlier commits.
     :param refuses_earlier_output: Whether a fresh start fails if the destination has output of earlier starts.
+    :param former: Log of the place where the sink was before, if that is another one.
+    :param goes_on_at: Place of the attempt's own output, if the destination only has output of earlier attempts.
     """
 
     destination: CommitDestination
     context: SinkContext
     can_retract: bool
     refuses_earlier_output: bool
+    former: CommitLog = field(default_factory=CommitLog)
+    goes_on_at: str | None = None
+    opened: CommitLog = field(default_factory=CommitLog, init=False)
+    """The log after the opening."""
     _has_swept: bool = field(default=False, init=False)
 
     def open(self) -> None:
         """
-        Take ownership of the destination, as :meth:`CommittingSink.open` describes.
+        Take ownership of the destination, as :meth:`.CommittingSink.open` describes.
 
         :raises CoordinatorError: if the attempt, or a lost one with its epoch, has committed.
         """
+        self._apply(self._begin)
+
+    def begun(self, current: CommitLog) -> CommitLog:
+        """Return the log of the destination after the opening."""
+        return current.following(self.former).begun(self.context.epoch, self._start, self.goes_on_at)
+
+    @property
+    def _start(self) -> Start:
         context = self.context
-        start = Start(context.generation, context.restored_checkpoint_id, context.restored_epoch)
-        self._apply(lambda current: self._begin(current, start))
+        return Start(context.generation, context.restored_checkpoint_id, context.restored_epoch)
+
+    def note_unsettled(self, places: tuple[str, ...]) -> None:
+        """Record the other places with output that is to be retracted before the next commit."""
+        self._apply(lambda current: LogChange(before=current, after=replace(current, unsettled=places)))
 
     def commit(self, checkpoint_id: int, committables: Sequence[TaskCommittable]) -> None:
         """
-        Publish the output of a checkpoint, as :meth:`CommittingSink.commit` describes.
+        Publish the output of a checkpoint, as :meth:`.CommittingSink.commit` describes.
 
         :raises CoordinatorError: if the checkpoint is not in the ancestry of the attempt.
         """
@@ -226,20 +157,28 @@ class TwoPhaseCommitter:
         self._apply(lambda current: self._add(current, epoch, checkpoint_id, own))
         if epoch == self.context.epoch and not self._has_swept:
             # From here on, no attempt can resume from uncommitted output of earlier attempts.
-            self._sweep(self.context.epoch - 1)
+            self.sweep_earlier()
             self._has_swept = True
 
     def close(self) -> None:
         """Retract, after a success, the output outside the ancestry of this attempt, and delete uncommitted output."""
-        self._apply(lambda current: self._retraction(current, self._ancestry(current)))
+        self.retract()
         self._sweep(self.context.epoch)
 
-    def _begin(self, current: CommitLog, start: Start) -> LogChange | None:
+    def retract(self) -> None:
+        """Retract the output outside the ancestry of this attempt."""
+        self._apply(lambda current: self._retraction(current, self._ancestry(current)))
+
+    def sweep_earlier(self) -> None:
+        """Delete uncommitted output of earlier attempts."""
+        self._sweep(self.context.epoch - 1)
+
+    def _begin(self, current: CommitLog) -> LogChange | None:
         self._require_first_opening(current)
         if not current.starts:
             self._refuse_output_of_removed_stages()
-        self._warn_if_unknown(current, start)
-        begun = current.begun(self.context.epoch, start)
+        self._warn_if_unknown(current, self._start)
+        self.opened = begun = self.begun(current)
         ancestry = begun.ancestry_of(self.context.epoch)
         self._require_not_replaced(begun, ancestry)
         self._require_replaceable(begun, ancestry)
@@ -279,7 +218,7 @@ class TwoPhaseCommitter:
 
     def _retraction(self, current: CommitLog, ancestry: Ancestry) -> LogChange | None:
         retracted = current.outside(ancestry)
-        if not retracted:
+        if not retracted and not current.unsettled:
             return None
         return LogChange(before=current, after=current.retracting(ancestry), retracted=retracted)
 
@@ -345,7 +284,8 @@ class TwoPhaseCommitter:
 
     def _warn_if_unknown(self, current: CommitLog, start: Start) -> None:
         taker = start.taken_by
-        if taker is not None and taker not in current.starts and taker > current.forgotten:
+        known = {*current.starts, *self.former.starts}
+        if taker is not None and taker not in known and taker > current.forgotten:
             log.warning(
                 "%s does not know attempt %s, which took the restored checkpoint %s: the sink is new there, or the "
                 "destination was recreated and lacks all earlier output",

@@ -320,6 +320,8 @@ class IcebergDestination(CommitDestination):
 
     def _require_restored_output(self, epoch: int) -> None:
         start = Start(self.context.generation, self.context.restored_checkpoint_id, self.context.restored_epoch)
+        if not self._ledger.log.has_written(start.taken_by or 0):
+            return  # the restored output is in another table
         ancestry = self._ledger.log.begun(epoch, start).ancestry_of(epoch)
         restored = [each for each in self._ledger.commits if ancestry.holds(each.epoch, each.checkpoint_id)]
         if restored:

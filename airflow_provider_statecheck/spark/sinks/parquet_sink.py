@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from os import PathLike
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 from airflow_provider_statecheck.checkpoint.codec import require_one_of
 from airflow_provider_statecheck.exceptions import (
@@ -24,7 +24,8 @@ from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.driver.session import HadoopFilesystems
 from airflow_provider_statecheck.spark.sinks.commit_files import CommitFiles, FileDestination, Output
 from airflow_provider_statecheck.spark.sinks.commit_log import CommitLog, Publication
-from airflow_provider_statecheck.spark.sinks.committer import CommittingSink
+from airflow_provider_statecheck.spark.sinks.committing_sink import CommittingSink
+from airflow_provider_statecheck.spark.sinks.places import Place
 from airflow_provider_statecheck.spark.sinks.sink import (
     Committable,
     OnEarlierOutput,
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
 
 
 Compression = Literal["zstd", "snappy", "gzip", "lz4", "brotli", "none"]
+_KIND = "parquet"
 
 
 class ParquetSink(CommittingSink):
@@ -119,6 +121,18 @@ class ParquetSink(CommittingSink):
     def writer(self, context: SinkTaskContext) -> ParquetSinkWriter:
         """Return the writer of one Spark task."""
         return ParquetSinkWriter(self._require_opened(self._files), self._layout, context)
+
+    @override
+    def at(self, place: Place) -> Self | None:
+        if place.kind != _KIND:
+            return None
+        former = self._copy()
+        former.path = place.address
+        return former
+
+    @override
+    def _place(self, context: SinkContext) -> Place:
+        return Place.of_uri(_KIND, open_target(self.path, context.options(self._given_options)).base_uri)
 
     @override
     def _destination(self, context: SinkContext) -> FileDestination:

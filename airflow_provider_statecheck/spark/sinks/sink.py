@@ -13,6 +13,7 @@ from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.overriding import override
+from airflow_provider_statecheck.spark.sinks.places import RestoredOutput
 from airflow_provider_statecheck.spark.tables.data_files import WrittenFile
 
 if TYPE_CHECKING:
@@ -104,6 +105,8 @@ class SinkContext:
     """Checkpoint that the attempt restored; ``None`` for a fresh start and for a checkpoint of another job."""
     restored_epoch: int | None = None
     """Epoch of the attempt that took the restored checkpoint; ``None`` if there is none."""
+    restored_output: RestoredOutput | None = None
+    """Output of the restored checkpoint; ``None`` without one of this job."""
     is_fresh: bool
     """Whether the attempt starts without a checkpoint."""
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from airflow_provider_statecheck.checkpoint.codec import require_count, require_one_of
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, UnsupportedStateError
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.commit_files import CommitFiles
-from airflow_provider_statecheck.spark.sinks.committer import CommittingSink
+from airflow_provider_statecheck.spark.sinks.committing_sink import CommittingSink
 from airflow_provider_statecheck.spark.sinks.delta_destination import DeltaDestination
 from airflow_provider_statecheck.spark.sinks.delta_output import (
     AppendedFiles,
@@ -26,6 +26,7 @@ from airflow_provider_statecheck.spark.sinks.iceberg_writer import (
     has_marks,
     require_keys,
 )
+from airflow_provider_statecheck.spark.sinks.places import Place
 from airflow_provider_statecheck.spark.sinks.sink import (
     Committable,
     OnEarlierOutput,
@@ -39,11 +40,12 @@ from airflow_provider_statecheck.spark.sinks.target_files import (
     ParquetSinkWriter,
     TargetFiles,
     ledger_storage,
+    open_target,
     require_directory,
 )
 from airflow_provider_statecheck.spark.snapshots.executor_io import hidden_options
 from airflow_provider_statecheck.spark.tables.data_files import FILE_BYTES, FileLayout
-from airflow_provider_statecheck.spark.tables.databases import SinkDatabase, shown_address
+from airflow_provider_statecheck.spark.tables.databases import SinkDatabase, is_sqlite_file, shown_address
 from airflow_provider_statecheck.spark.tables.delta import DeltaTableAccess, deltalake, require_safe_commits
 from airflow_provider_statecheck.spark.tables.iceberg import OpenTable, TableAddress, TaskTable
 from airflow_provider_statecheck.storage.uris import path_text, redact
@@ -52,6 +54,8 @@ _DEFAULT_BUFFER_BYTES = 128 * 1024 * 1024
 _STAGED_LAYOUT = FileLayout(compression="zstd", partition_by=(), max_file_bytes=FILE_BYTES)
 """Layout of the rows that wait for the database."""
 Compression = Literal["zstd", "snappy", "gzip", "none"]
+_DELTA, _ICEBERG, _SQL = "delta", "iceberg", "sql"
+"""Kinds of places."""
 
 
 class DeltaSink(CommittingSink):
@@ -117,6 +121,18 @@ class DeltaSink(CommittingSink):
         """Return the writer of one Spark task."""
         files = self._require_opened(self._files)
         return delta_writer(files, self._layout, self._generation, context, self._keys)
+
+    @override
+    def at(self, place: Place) -> Self | None:
+        if place.kind != _DELTA:
+            return None
+        former = self._copy()
+        former.table = place.address
+        return former
+
+    @override
+    def _place(self, context: SinkContext) -> Place:
+        return Place.of_uri(_DELTA, open_target(self.table, context.options(self._given_options)).base_uri)
 
     @override
     def _destination(self, context: SinkContext) -> DeltaDestination:
@@ -214,6 +230,21 @@ class IcebergSink(CommittingSink):
             super().close(succeeded)
         finally:
             self._release()
+
+    @override
+    def at(self, place: Place) -> Self | None:
+        if self._address is None or place.kind != _ICEBERG:
+            return None
+        former = self._copy()
+        former.table, former._address = place.address, self._address.of_table(place.address)
+        former._target = former._opened = None
+        return former
+
+    @override
+    def _place(self, context: SinkContext) -> Place:
+        if self._address is None:
+            raise self._copy_error()
+        return Place(kind=_ICEBERG, address=self.table, store=self._address.shown_catalog)
 
     @override
     def _destination(self, context: SinkContext) -> IcebergDestination:
@@ -365,6 +396,25 @@ class SqlSink(CommittingSink):
     def writer(self, context: SinkTaskContext) -> ParquetSinkWriter:
         """Return the writer of one Spark task."""
         return ParquetSinkWriter(self._require_opened(self._files), _STAGED_LAYOUT, context, keys=self._keys)
+
+    @override
+    def at(self, place: Place) -> Self | None:
+        if place.kind != _SQL or self._url is None:
+            return None
+        former = self._copy()
+        former._table, former._staging = TableName.parse(place.address), place.staging
+        # A file has no password; the URL of another server has one that the place does not name.
+        if is_sqlite_file(place.store):
+            former._url = place.store
+        return former
+
+    @override
+    def _place(self, context: SinkContext) -> Place:
+        if self._url is None:
+            raise self._copy_error()
+        staging = open_target(self._staging, context.options(self._given_options))
+        store = SinkDatabase.open(self._url).address
+        return Place(kind=_SQL, address=str(self._table), store=store, staging=redact(staging.base_uri))
 
     @override
     def _destination(self, context: SinkContext) -> SqlDestination:

@@ -6,13 +6,14 @@ import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Self, final
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.commit_files import FileDestination, Output
 from airflow_provider_statecheck.spark.sinks.commit_log import Publication
-from airflow_provider_statecheck.spark.sinks.committer import CommittingSink
+from airflow_provider_statecheck.spark.sinks.committing_sink import CommittingSink
+from airflow_provider_statecheck.spark.sinks.places import Place
 from airflow_provider_statecheck.spark.sinks.sink import (
     OnEarlierOutput,
     SinkContext,
@@ -23,6 +24,8 @@ from airflow_provider_statecheck.spark.sinks.sink import (
 from airflow_provider_statecheck.spark.sinks.target_files import open_target
 from airflow_provider_statecheck.spark.snapshots.executor_io import hidden_options
 from airflow_provider_statecheck.storage.uris import redact
+
+_KIND = "transactions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +134,28 @@ class TwoPhaseCommitSink(CommittingSink):
 
         :raises StateCheckError: if the sink cannot write to the destination.
         """
+
+    def at_log(self, log: str) -> Self | None:
+        """
+        Return the sink with the commit log of an earlier run, to commit or abort its transactions; by default ``None``.
+
+        A sink with another log in each run needs it for runs that ended before their last commit, and to retract the output
+        of runs that start again.
+
+        :param log: URI of that log.
+        :return: A sink with this log; ``None`` if there is none.
+        """
+        return None
+
+    @final
+    @override
+    def at(self, place: Place) -> Self | None:
+        return self.at_log(place.address) if place.kind == _KIND else None
+
+    @final
+    @override
+    def _place(self, context: SinkContext) -> Place:
+        return Place.of_uri(_KIND, open_target(self._log, context.options(self._log_options)).base_uri)
 
     @final
     @override

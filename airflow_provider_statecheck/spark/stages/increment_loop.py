@@ -32,7 +32,7 @@ from airflow_provider_statecheck.spark.stages.executor.operator_run import Snaps
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.increment_jobs import IncrementTasks
 from airflow_provider_statecheck.spark.stages.planning import PlannedVertex
-from airflow_provider_statecheck.spark.stages.stage_state import SINK, driver_state
+from airflow_provider_statecheck.spark.stages.stage_state import PLACE, SINK, driver_state
 from airflow_provider_statecheck.spark.status_log import StageProgress, figures_or_none
 from airflow_provider_statecheck.state.reading.checkpoint_states import STAGE, RunValues
 from airflow_provider_statecheck.state.source_items import SOURCE, decoding
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from airflow_provider_statecheck.spark.sinks.places import Place
     from airflow_provider_statecheck.spark.sinks.sink import Sink
     from airflow_provider_statecheck.spark.sources.source import Increment, SplitEnumerator
 
@@ -282,7 +283,8 @@ class SinkCommits:
         self._attempt = attempt
         self._staged: list[Committable] = []
         with decoding("the commits of a sink"):
-            opened = {int(checkpoint_id): list(each) for checkpoint_id, each in (restored or {}).items()}
+            given = {key: each for key, each in (restored or {}).items() if key != PLACE}
+            opened = {int(checkpoint_id): list(each) for checkpoint_id, each in given.items()}
         self._open: dict[int, list[Committable]] = opened
 
     def stage(self, committables: Iterable[Committable]) -> None:
@@ -301,8 +303,10 @@ class SinkCommits:
             self._staged = []
 
     def encode(self) -> dict[str, Any]:
-        """Return the uncommitted committables as plain values."""
-        return {str(checkpoint_id): list(each) for checkpoint_id, each in sorted(self._open.items())}
+        """Return the uncommitted committables as plain values, with the place of the sink."""
+        place = place_of(self._sink)
+        committables = {str(checkpoint_id): list(each) for checkpoint_id, each in sorted(self._open.items())}
+        return committables if place is None else {**committables, PLACE: encode(place)}
 
     @property
     def has_open(self) -> bool:
@@ -360,6 +364,13 @@ def require_all_subtasks(
                 f"Expected a report of each of the {parallelism} subtasks {place}, found those of {found}; turn off the "
                 "Spark settings that coalesce partitions."
             )
+
+
+def place_of(sink: object) -> Place | None:
+    """Return the place of an opened sink; ``None`` for a sink that is not of this package, or derived from one."""
+    from airflow_provider_statecheck.spark.sinks.committing_sink import CommittingSink
+
+    return sink.place if isinstance(sink, CommittingSink) else None
 
 
 def source_summary(enumerator: SplitEnumerator, remaining_seconds: float | None) -> SourceSummary:

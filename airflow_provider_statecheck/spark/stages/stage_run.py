@@ -314,6 +314,7 @@ class StageRun:
                 generation=grant.generation,
                 restored_checkpoint_id=restored.own_checkpoint_id,
                 restored_epoch=restored.own_epoch,
+                restored_output=restored.output_of(self._run_key()),
                 is_fresh=restored.checkpoint_id is None,
                 storage_options=self._settings.storage_options,
                 schema=schema,

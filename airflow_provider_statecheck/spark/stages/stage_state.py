@@ -10,8 +10,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from airflow_provider_statecheck.checkpoint.codec import decode
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.snapshot_summary import StateSummary
@@ -33,15 +34,20 @@ from airflow_provider_statecheck.state.keyed.abstract_backend import StateSize
 from airflow_provider_statecheck.state.reading.checkpoint_contents import size_of_only_state, state_summaries
 from airflow_provider_statecheck.state.reading.checkpoint_states import RunValues, json_of
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, decode_schemas, encode_schemas
-from airflow_provider_statecheck.state.source_items import SOURCE
+from airflow_provider_statecheck.state.source_items import SOURCE, decoding
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import load_whole
 from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.state_files import read_state
 
+if TYPE_CHECKING:
+    from airflow_provider_statecheck.spark.sinks.places import RestoredOutput
+
 SINK = "sink"
 """Uid of the sink within the stage."""
+PLACE = "place"
+"""Key of the place of the sink among its committables, whose keys are the IDs of checkpoints."""
 
 
 class RestoredStageState:
@@ -119,6 +125,27 @@ class RestoredStageState:
     def open_commits(self) -> Any:
         """Committables that the sink may not have committed yet; raises ``CorruptStateError`` if they are invalid."""
         return self._value(SINK)
+
+    def output_of(self, run: str) -> RestoredOutput | None:
+        """
+        Return what the checkpoint tells about its output; ``None`` on a fresh start, and for state of another job.
+
+        :param run: The run of this attempt.
+        :raises CorruptStateError: if it is invalid.
+        """
+        if self._restored is None or self.own_checkpoint_id is None:
+            return None
+        from airflow_provider_statecheck.spark.sinks.places import Place, RestoredOutput
+
+        # A savepoint does not tell whether the output of the checkpoint that it copies was committed later.
+        checkpoint, is_copy = self._restored.checkpoint, self.checkpoint_id != self.own_checkpoint_id
+        with decoding("the place of a sink"):
+            place = (self.open_commits or {}).get(PLACE)
+            return RestoredOutput(
+                place=None if place is None else decode(Place, place),
+                is_committed=not is_copy and not checkpoint.has_open_commit,
+                is_of_this_run=not is_copy and self.values.run == run,
+            )
 
     @cached_property
     def functions(self) -> tuple[OperatorState, ...]:

@@ -65,6 +65,9 @@ class Database:
         self._url = HiddenOptions({"url": url})
         remember_secrets(secrets_in(self._secrets()))
         self.shown = f"{parsed.drivername}://{parsed.host or ''}/{parsed.database or ''}"
+        port = "" if parsed.port is None else f":{parsed.port}"
+        self.address = f"{parsed.drivername}://{parsed.host or ''}{port}/{parsed.database or ''}"
+        """URL without credentials and options."""
 
     @classmethod
     def open(cls, address: Address) -> Self:
@@ -191,6 +194,11 @@ class SinkDatabase(Database):
             f"Expected the Python driver for {self.shown}, found {error}; "
             "pip install 'airflow-provider-statecheck[postgres]' where the Spark driver runs."
         )
+
+
+def is_sqlite_file(address: str) -> bool:
+    """Return whether the address of a database is that of an SQLite file, which has no credentials."""
+    return address.startswith("sqlite") and _FILE_URI not in address
 
 
 def shown_address(address: Address) -> str:

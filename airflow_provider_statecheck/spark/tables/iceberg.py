@@ -20,7 +20,7 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
-from airflow_provider_statecheck.storage.uris import conceal, harmless
+from airflow_provider_statecheck.storage.uris import conceal, harmless, redact
 
 _ABSOLUTE_LOCATION = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:")
 _DATA_PATH = "write.data.path"
@@ -118,6 +118,16 @@ class TableAddress:
 
     def __repr__(self) -> str:
         return f"TableAddress({self.table!r})"
+
+    @property
+    def shown_catalog(self) -> str:
+        """Name and URI of the catalog as far as they are given, without credentials."""
+        uri = redact(str(self.properties.reveal().get("uri", "")))
+        return " at ".join(filter(None, (self.catalog, uri)))
+
+    def of_table(self, table: str) -> TableAddress:
+        """Return the address of another table of the catalog."""
+        return TableAddress(table, self.catalog, self.properties.reveal())
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.exceptions import CorruptStateError, SourceChangedError
+from airflow_provider_statecheck.exceptions import (
+    IncompatibleCheckpointError,
+    SourceChangedError,
+    StateMigrationError,
+    StorageError,
+)
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.spark.context import StageContext
@@ -20,10 +26,16 @@ from airflow_provider_statecheck.spark.sources.source import OnChange, reconcile
 from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.increment_loop import SinkCommits
+from airflow_provider_statecheck.spark.stages.preparation import merged_schemas
 from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState
+from airflow_provider_statecheck.state.aggregates import AggregateSchema
+from airflow_provider_statecheck.state.descriptors import StateKind
+from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema
+from airflow_provider_statecheck.state.serializers.resolve import serializer_of
 from airflow_provider_statecheck.state.source_items import Intervals, Item, Ledger
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.state_json import encode_state
+from tests.messages import make_owner
 from tests.unit.spark.sources.runs import increments_of, state_of
 from tests.unit.spark.stages.loop_without_spark import LoopWithoutSpark, numbers_in, open_sink, staged
 from tests.unit.spark.test_savepoints import begin_from
@@ -94,29 +106,89 @@ def test_progress_of_a_source_is_kept_by_other_code_of_it(tmp_path: Path) -> Non
     ]
 
 
-def written(stage: WrittenStage, target: Path, code: Callable[[int], int], increments: int) -> None:
+def largest(kind: pa.DataType) -> OperatorSchemas:
+    """Return the types of the state of an aggregate of a column."""
+    value = serializer_of(pa.struct([pa.field("largest", kind)])).snapshot()
+    aggregate = AggregateSchema(name="largest", is_nullable=True, function="max", combine="max", expression="v")
+    return OperatorSchemas(
+        keyed=(StateSchema(name="aggregates", kind=StateKind.VALUE, value=value),), aggregates=(aggregate,)
+    )
+
+
+def test_aggregate_follows_its_column_to_a_wider_type_and_to_no_other() -> None:
+    before, wider = largest(pa.int32()), largest(pa.int64())
+    assert merged_schemas({"stage/aggregate": before}, {"stage/aggregate": wider}) == {"stage/aggregate": wider}
+    for other in (pa.string(), pa.int16()):
+        with pytest.raises(StateMigrationError):
+            merged_schemas({"stage/aggregate": before}, {"stage/aggregate": largest(other)})
+
+
+def written(
+    stage: WrittenStage,
+    sink: ParquetSink,
+    increments: int,
+    *,
+    code: Callable[[int], int] = int,
+    run: str = "2026-01-01",
+) -> None:
     """Run the remaining increments of a stage that writes a number for each."""
-    attempt = stage.attempt()
+    attempt = stage.attempt(owner=make_owner(run_key=run, run_id=run))
     restored = RestoredStageState(attempt, attempt.restore())
-    sink = ParquetSink(target)
     open_sink(sink, attempt, restored)
+    commits = SinkCommits(sink, attempt, restored.open_commits)
+    if restored.checkpoint_id is not None and commits.has_open:
+        commits.commit(restored.checkpoint_id)
     finished = (restored.source or {}).get("finished", 0)
     loop = LoopWithoutSpark(attempt, sink, job=job_of(code, sink, attempt), finished=finished)
-    loop.run(increments, SinkCommits(sink, attempt, restored.open_commits)).end()
-    attempt.finish(AttemptStatus.FAILED)
+    try:
+        loop.run(increments, commits).end()
+    finally:
+        attempt.finish(AttemptStatus.FAILED)
 
 
 def test_output_that_other_code_has_written_is_kept(stage: WrittenStage, tmp_path: Path) -> None:
-    written(stage, tmp_path / "output", lambda number: number, 2)
-    written(stage, tmp_path / "output", lambda number: number * 100, 3)
+    written(stage, ParquetSink(tmp_path / "output"), 2)
+    written(stage, ParquetSink(tmp_path / "output"), 3, code=lambda number: number * 100)
     assert numbers_in(tmp_path / "output") == [1, 2, 300]
 
 
-def test_output_at_another_place_is_missed(stage: WrittenStage, tmp_path: Path) -> None:
-    written(stage, tmp_path / "output", lambda number: number, 2)
-    with pytest.raises(CorruptStateError):
-        written(stage, tmp_path / "other", lambda number: number, 3)
-    assert numbers_in(tmp_path / "output") == [1, 2]
+def test_output_at_another_place_is_refused_within_a_run(stage: WrittenStage, tmp_path: Path) -> None:
+    written(stage, ParquetSink(tmp_path / "output"), 2)
+    with pytest.raises(IncompatibleCheckpointError, match=r"output, where its run .* found it at .*other; restore"):
+        written(stage, ParquetSink(tmp_path / "other"), 3)
+    written(stage, ParquetSink(tmp_path / "output"), 3)
+    assert numbers_in(tmp_path / "output") == [1, 2, 3]
+
+
+def test_next_run_goes_on_at_another_place(stage: WrittenStage, tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        written(stage, ParquetSink(tmp_path / f"day={number}"), number, run=f"2026-01-0{number}")
+    assert [numbers_in(tmp_path / f"day={number}") for number in (1, 2, 3)] == [[1], [2], [3]]
+
+
+class BrokenSink(ParquetSink):
+    """A sink that commits nothing after the first checkpoint."""
+
+    def commit(self, checkpoint_id: int, committables: Sequence[Any]) -> None:
+        if checkpoint_id > 1:
+            raise StorageError("broken")
+        super().commit(checkpoint_id, committables)
+
+
+@pytest.mark.parametrize("finisher", ["retry", "next run"])
+def test_output_that_a_run_has_not_committed_is_committed_at_its_place(
+    stage: WrittenStage, tmp_path: Path, finisher: str
+) -> None:
+    written(stage, ParquetSink(tmp_path / "day=1"), 1, run="2026-01-01")
+    with pytest.raises(StorageError):
+        written(stage, BrokenSink(tmp_path / "day=2"), 2, run="2026-01-02")
+    assert numbers_in(tmp_path / "day=2") == []
+    if finisher == "retry":
+        written(stage, ParquetSink(tmp_path / "day=2"), 3, run="2026-01-02")
+        assert numbers_in(tmp_path / "day=2") == [2, 3]
+    else:
+        written(stage, ParquetSink(tmp_path / "day=3"), 3, run="2026-01-03")
+        assert [numbers_in(tmp_path / f"day={number}") for number in (1, 2, 3)] == [[1], [2], [3]]
 
 
 def job_of(code: Callable[[int], int], sink: ParquetSink, attempt: StageAttempt) -> Any:

@@ -45,6 +45,7 @@ def open_sink(sink: ParquetSink, attempt: StageAttempt, restored: RestoredStageS
             generation=grant.generation,
             restored_checkpoint_id=restored.own_checkpoint_id,
             restored_epoch=restored.own_epoch,
+            restored_output=restored.output_of(attempt.registration.owner.run_key),
             is_fresh=restored.checkpoint_id is None,
             schema=SCHEMA,
         )
