@@ -299,7 +299,8 @@ def of_fields(kind: type[Message], values: Mapping[str, Any]) -> Message:
 
     :raises TypeError: for a value of another class, an unknown name, or a missing value.
     """
-    classes = _classes_in(kind)
+    wanted: Any = kind
+    classes = _classes_in(wanted)
     if not all(isinstance(value, classes.get(name, object)) for name, value in values.items()):
         raise TypeError(f"a value of another class in a {kind.__name__}")
     return kind(**values)

@@ -11,7 +11,6 @@ import pytest
 from sqlalchemy import Column, Float, Integer, String, create_engine, delete, insert, text
 from sqlalchemy.engine import Engine
 
-from airflow_provider_statecheck.api.services import TokenKeeper
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.job_list import JobOverview, JobSort, JobsPage, ListedStatus
@@ -168,7 +167,7 @@ def _bad_values(column: Column[Any]) -> Iterator[object]:
 
 
 def _corrupt(engine: Engine, column: Column[Any], value: object) -> None:
-    table = column.table.name  # type: ignore[attr-defined]
+    table = column.table.name
     # SQLite has the text of bytes without a check of their encoding.
     given = "CAST(:value AS TEXT)" if value == NO_TEXT and isinstance(column.type, String) else ":value"
     row = (
@@ -183,7 +182,7 @@ def _calls(store: SqlJobStore, job_id: JobId) -> Iterator[Callable[[], object]]:
     clock = ManualClock(NOW)
     tokens = SqlTokenStore(store._engine)
     coordinator = AttemptCoordinator(store)
-    maintenance = JobMaintenance(store, UnknownRuns(), TokenKeeper(tokens, clock), clock)
+    maintenance = JobMaintenance(store, UnknownRuns(), tokens, clock)
     name = "sales" if job_id == BAD else "orders"
     operator_id = make_operator_id(store)
     yield lambda: store.describe(job_id)
@@ -255,7 +254,7 @@ def _pages(store: SqlJobStore, page: JobsPage) -> Iterator[JobOverview]:
 
 def _is_looked_for(column: Column[Any]) -> bool:
     """Return whether a row with another value is still a row of the job, and found."""
-    table = column.table.name  # type: ignore[attr-defined]
+    table = column.table.name
     # Requests are looked up by their operator and status.
     return not column.primary_key and (table, column.name) not in (
         ("statecheck_request", "operator_id"),
@@ -267,7 +266,7 @@ def _is_looked_for(column: Column[Any]) -> bool:
 def test_a_bad_value_stops_its_job_with_an_error_that_names_it_and_no_other_job(
     column: Column[Any], engine: Engine, store: SqlJobStore
 ) -> None:
-    table = column.table.name  # type: ignore[attr-defined]
+    table = column.table.name
     for value in _bad_values(column):
         _corrupt(engine, column, value)
 
