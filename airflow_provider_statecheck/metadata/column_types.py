@@ -30,7 +30,6 @@ from airflow_provider_statecheck.overriding import override
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Dialect
-    from sqlalchemy.sql.compiler import SQLCompiler
 
 _HIGHEST = {int: 2**63 - 1, float: LONGEST_CHECKPOINT.total_seconds()}
 """Highest numbers in rows. The floats are durations in seconds."""
@@ -172,14 +171,8 @@ class _IsJson(FunctionElement[bool]):
     type = Boolean()
 
 
-@compiles(_IsJson)
-def _is_always(element: _IsJson, compiler: SQLCompiler, **_: Any) -> str:
-    return "1 = 1"
-
-
-@compiles(_IsJson, "sqlite")
-def _is_valid(element: _IsJson, compiler: SQLCompiler, **_: Any) -> str:
-    return f"json_valid({compiler.process(element.clauses)})"
+compiles(_IsJson)(lambda element, compiler, **_: "1 = 1")
+compiles(_IsJson, "sqlite")(lambda element, compiler, **_: f"json_valid({compiler.process(element.clauses)})")
 
 
 def json_text(column: Any, *path: str | int) -> ColumnElement[str]:

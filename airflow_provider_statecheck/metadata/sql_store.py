@@ -133,7 +133,7 @@ class SqlJobStore:
         query = statements.DAG_IDS if beside is None else statements.DAG_IDS_BESIDE
         with executing(), self._connect() as connection:
             found = connection.scalars(query, {} if beside is None else keys(dag_id=beside))
-            # A Dag that cannot be read is readable to nobody who may not read all Dags.
+            # A Dag that cannot be read hides its jobs from users who may not read all Dags.
             return frozenset(dag_id for dag_id in found if isinstance(dag_id, str))
 
     def jobs_of_run(self, dag_id: str, run_id: str) -> tuple[JobId, ...]:
