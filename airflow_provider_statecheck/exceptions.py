@@ -23,6 +23,7 @@ Exceptions of this package.
         OpenCommitError                 a sink has uncommitted output of completed checkpoints
         AccessDeniedError               the token or user has no permission
           TokenExpiredError             the caller needs a new token
+        CorruptRowError                 a row cannot be read; ``table``, ``key`` and ``column`` name it
         CoordinatorUnavailableError     retryable; nothing was changed
         CommitStateUnknownError         retryable; the reply was lost, so nothing may be deleted
         HandleExistsError               a state handle with this name already exists
@@ -205,6 +206,12 @@ class TokenExpiredError(AccessDeniedError):
     """The caller's token has expired; the caller needs a new one."""
 
     code = "token_expired"
+
+
+class CorruptRowError(CoordinatorError):
+    """A value in a row cannot be read; ``table``, ``key`` and ``column`` name it, and only the job of the row stops."""
+
+    code = "corrupt_row"
 
 
 class CoordinatorUnavailableError(CoordinatorError):

@@ -14,9 +14,11 @@ import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
+from sqlalchemy import text
 from sqlalchemy.engine import Dialect, Engine, make_url
 from sqlalchemy.pool import QueuePool
 
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.records import Clock
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.unit_of_work import open_engine
@@ -48,6 +50,12 @@ def engine_on(path: Path) -> Engine:
     connect = functools.partial(dialect.connect, str(path), timeout=_WAIT_SECONDS, check_same_thread=False)
     engine = Engine(QueuePool(connect), dialect, make_url(f"sqlite:///{path}"))
     return engine.execution_options(compiled_cache=_COMPILED)
+
+
+def write_bad_value(store: SqlJobStore, job: str, statement: str) -> None:
+    """Execute a statement on the rows of a job, as an administrator may do."""
+    with store._engine.begin() as connection:
+        assert connection.execute(text(statement), {"job": job_id_of(job)}).rowcount > 0
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import suppress
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated
@@ -25,9 +24,14 @@ from airflow_provider_statecheck.api.access import ServicesDep, dags_of
 from airflow_provider_statecheck.api.checked_rows import JobGrant, TokenAccess, bearer
 from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.checkpoint.ids import JobId
-from airflow_provider_statecheck.checkpoint.job_list import JobList, JobsPage
+from airflow_provider_statecheck.checkpoint.job_list import LARGEST_JOB_PAGE, JobList, JobsPage
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobView, no_such_job
-from airflow_provider_statecheck.exceptions import AccessDeniedError, CheckpointNotFoundError, TokenExpiredError
+from airflow_provider_statecheck.exceptions import (
+    AccessDeniedError,
+    CheckpointNotFoundError,
+    CorruptRowError,
+    TokenExpiredError,
+)
 
 
 class AirflowAccess:
@@ -157,7 +161,12 @@ class UserJobs:
 
         :raises CheckpointNotFoundError: if there is no such job, or if the user may not read it, with the same text.
         """
-        view = self._rows.describe(JobId(job_id))
+        try:
+            view = self._rows.describe(JobId(job_id))
+        except CorruptRowError:
+            if self._lists(JobId(job_id)):
+                raise
+            raise no_such_job(JobId(job_id)) from None
         if not self.readable.permits_all(view):
             raise no_such_job(JobId(job_id))
         return view
@@ -167,11 +176,26 @@ class UserJobs:
         readable = self.readable.among(self._rows.dag_ids(beside=page.dag_id))
         return self._rows.job_overviews(replace(page, readable_dag_ids=readable))
 
-    def of_run(self, dag_id: str, run_id: str) -> Iterator[JobView]:
-        """Return the jobs that the tasks of a Dag run have worked on."""
+    def of_run(self, dag_id: str, run_id: str) -> tuple[list[JobView], list[CorruptRowError]]:
+        """Return the jobs that the tasks of a Dag run have worked on, and the errors of those that cannot be read."""
+        views, unreadable = [], []
         for job_id in self._rows.jobs_of_run(dag_id, run_id):
-            with suppress(CheckpointNotFoundError):  # not readable, or removed in the meantime
-                yield self.view(job_id)
+            try:
+                views.append(self.view(job_id))
+            except CheckpointNotFoundError:
+                continue  # not readable for the user, or removed in the meantime
+            except CorruptRowError as error:
+                unreadable.append(error)
+        return views, unreadable
+
+    def _lists(self, job_id: JobId) -> bool:
+        """Return whether a job whose rows cannot be read is in the user's list of jobs, which shows the error."""
+        page = JobsPage(limit=LARGEST_JOB_PAGE, with_test_jobs=True)
+        while True:
+            listed = self.overviews(page)
+            if any(job.job_id == job_id for job in listed.jobs) or listed.following is None:
+                return any(job.job_id == job_id for job in listed.jobs)
+            page = replace(page, after=listed.following)
 
 
 def user_jobs(services: ServicesDep, user: GetUserDep) -> UserJobs:

@@ -190,7 +190,7 @@ _CODES = {
         *("no_restorable_checkpoint", "open_commit", "handle_exists", "resource_version"),
     ),
     413: ("request_limit",),
-    500: ("corrupt_state",),
+    500: ("corrupt_state", "corrupt_row"),
     503: (
         *("environment_not_ready", "storage", "unknown_kv_state_id"),
         *("coordinator_unavailable", "commit_state_unknown"),

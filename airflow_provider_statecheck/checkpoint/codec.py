@@ -35,6 +35,8 @@ _NAMES: dict[Any, str] = {
     float: "a number",
     bool: "true or false",
     bytes: "bytes as base64",
+    dict: "an object",
+    tuple: "a list",
     datetime: "a time such as 2026-01-01T00:00:00+00:00",
 }
 _PLAIN = (str, int, float, bool, types.NoneType)
@@ -253,7 +255,7 @@ def _member(kind: Any, members: Mapping[Any, Enum], data: Any) -> Enum:
     try:
         return members[data]
     except (KeyError, TypeError) as error:
-        raise MalformedMessageError(_form_of(kind)) from error
+        raise MalformedMessageError(name_of_form(kind)) from error
 
 
 def _plain(kind: Any, data: Any) -> Any:
@@ -266,7 +268,7 @@ def _plain(kind: Any, data: Any) -> Any:
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
         return _accepted(kind, partial(float, data))
     if not isinstance(data, kind) or (kind is int and isinstance(data, bool)):
-        raise MalformedMessageError(_form_of(kind))
+        raise MalformedMessageError(name_of_form(kind))
     return data
 
 
@@ -281,13 +283,41 @@ def _accepted(kind: Any, make: Callable[[], Any]) -> Any:
     try:
         return make()
     except (TypeError, ValueError, OverflowError) as error:
-        raise MalformedMessageError(_form_of(kind)) from error
+        raise MalformedMessageError(name_of_form(kind)) from error
 
 
-def _form_of(kind: Any) -> str:
+def name_of_form(kind: Any) -> str:
+    """Return how an error names the values of a type."""
     if isinstance(kind, type) and issubclass(kind, Enum):
         return f"one of {', '.join(repr(each.value) for each in kind)}"
     return _NAMES.get(kind, f"a valid {kind.__name__}")
+
+
+def of_fields(kind: type[Message], values: Mapping[str, Any]) -> Message:
+    """
+    Return a dataclass with the given values, each of the class of its field, in a fraction of the time of :func:`decode`.
+
+    :raises TypeError: for a value of another class, an unknown name, or a missing value.
+    """
+    wanted: Any = kind
+    classes = _classes_in(wanted)
+    if not all(isinstance(value, classes.get(name, object)) for name, value in values.items()):
+        raise TypeError(f"a value of another class in a {kind.__name__}")
+    return kind(**values)
+
+
+@functools.cache
+def _classes_in(kind: Any) -> dict[str, tuple[type, ...]]:
+    hints = get_type_hints(kind)
+    return {name: classes_of(hints[name]) for name in _names_of(kind)}
+
+
+def classes_of(kind: Any) -> tuple[type, ...]:
+    """Return the classes that the values of a field may have."""
+    kind = getattr(kind, "__supertype__", kind)
+    if get_origin(kind) in (Union, types.UnionType):
+        return tuple(each for choice in get_args(kind) for each in classes_of(choice))
+    return (float, int) if kind is float else (get_origin(kind) or kind,)
 
 
 Reply = TypeVar("Reply")

@@ -87,6 +87,8 @@ class JobOverview(JobFigures):
     """Whether an operator has only attempts of scripts or of a recovery; see :func:`is_of_unknown_dag`."""
     earlier_size_bytes: int | None = None
     """The size of the checkpoint that the operator completed before the last one; ``None`` if its row is removed."""
+    problem: str | None = None
+    """Error of the row of the job; values that cannot be read are then missing, and an unreadable status is ``failed``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

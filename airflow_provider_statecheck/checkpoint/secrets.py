@@ -6,16 +6,16 @@ rows, pages, commands and replies show to readers who may not know the password.
 a row, before they are shortened: half a secret would not be recognised.
 
 Airflow's maskers know the secrets of the connections and variables that a task or a server has read. They are used where
-Airflow has loaded them. A driver on a Spark cluster has no masker, and masks the values that it was given.
+Airflow has loaded them. A driver on a Spark cluster has no masker, and masks the values that it was given and those of Spark's secret settings.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from threading import Lock
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote, quote_plus
 
 # The package of the tasks and that of the servers have separate maskers, and a process may have both.
@@ -36,6 +36,31 @@ _USER_INFO = re.compile(rf"(?i)({_ADDRESS})|://(?:[^/\s]*|[^/@:\s]+:(?!\d+/)\S*)
 def redact(text: str) -> str:
     """Return a text with the user names, passwords and signatures of all URIs replaced by asterisks; a user of HDFS stays."""
     return _SIGNATURE.sub(r"\1***", _USER_INFO.sub(lambda found: found[1] or "://***@", text))
+
+
+_HIDDEN_SETTING = re.compile(r"(?i)secret|password|token|access[.]?key")
+"""Spark's own default of the setting below."""
+_REDACTION = "spark.redaction.regex"
+_SWITCH = re.compile(r"(?i)true|false|none|null|default|\d{0,7}")
+"""Values that are no secrets, and that many texts contain."""
+_SHORTEST: Final = 4
+
+
+def secrets_in_settings(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Return the values of settings of Spark, or of variables of an environment, that Spark hides in its own logs and pages."""
+    chosen = [_compiled(str(settings[_REDACTION]))] if _REDACTION in settings else []
+    patterns = [_HIDDEN_SETTING, *filter(None, chosen)]
+    for name, value in settings.items():
+        is_text = isinstance(value, str) and len(value) >= _SHORTEST and not _SWITCH.fullmatch(value)
+        if is_text and name != _REDACTION and any(pattern.search(name) for pattern in patterns):
+            yield value
+
+
+def _compiled(pattern: str) -> re.Pattern[str] | None:
+    try:
+        return re.compile(pattern)
+    except re.error:
+        return None  # a form that only Java knows; Spark refuses what is none
 
 
 class _KnownSecrets:

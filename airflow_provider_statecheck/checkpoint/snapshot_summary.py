@@ -12,9 +12,9 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_type_hints
 
-from airflow_provider_statecheck.checkpoint.codec import json_size, storable_text, truncated
+from airflow_provider_statecheck.checkpoint.codec import classes_of, json_size, storable_text, truncated
 
 log = logging.getLogger(__name__)
 
@@ -200,6 +200,10 @@ _COLUMNS: Final[dict[type[Any], tuple[tuple[str, Any], ...]]] = {
     kind: tuple((each.name, each.default) for each in fields(kind)) for kind in (SnapshotSummary, *_ENTRIES.values())
 }
 """Names and defaults of the fields, by class."""
+_CLASSES: Final = {
+    kind: tuple(classes_of(get_type_hints(kind)[name]) for name, _ in columns) for kind, columns in _COLUMNS.items()
+}
+"""Classes of the values, in the order of the fields."""
 
 Entry = TypeVar("Entry")
 
@@ -213,9 +217,12 @@ def _entry(name: str, content: Any) -> Any:
 
 def _as_stored(kind: type[Entry], content: Mapping[str, Any]) -> Entry:
     # Without the constructor, whose bounds take ten times as long. A newer version may have added fields.
+    values = [content[name] if default is MISSING else content.get(name, default) for name, default in _COLUMNS[kind]]
+    if not all(map(isinstance, values, _CLASSES[kind])):
+        raise TypeError(f"a value of another class in a {kind.__name__}")
     stored = object.__new__(kind)
-    for name, default in _COLUMNS[kind]:
-        object.__setattr__(stored, name, content[name] if default is MISSING else content.get(name, default))
+    for (name, _), value in zip(_COLUMNS[kind], values, strict=True):
+        object.__setattr__(stored, name, value)
     return stored
 
 

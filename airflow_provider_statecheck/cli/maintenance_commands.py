@@ -158,7 +158,9 @@ def gc(args: Namespace) -> Exit:
         job_savepoints(storage_conn_id=args.storage_conn_id).take_all(job_ids)
     collected = list(
         each_job(
-            job_ids, lambda job_id: collect_job(gateway, job_id, opener, quarantine=quarantine, dry_run=args.dry_run)
+            job_ids,
+            lambda job_id: collect_job(gateway, job_id, opener, quarantine=quarantine, dry_run=args.dry_run),
+            CollectedJob,
         )
     )
     print_rows([_collected_row(each) for each in collected if _has_news(each)], args.output)
@@ -214,7 +216,7 @@ def rewind(args: Namespace) -> Exit:
 def _prune(args: Namespace, gateway: JobMaintenance, request: PruneRequest) -> Exit:
     opener = storage_opener(args.storage_conn_id)
     job_ids = request.job_ids or _job_ids(gateway, [])
-    pruned = list(each_job(job_ids, lambda job_id: prune_job(gateway, job_id, request, opener)))
+    pruned = list(each_job(job_ids, lambda job_id: prune_job(gateway, job_id, request, opener), PrunedJob))
     print_rows([_pruned_row(each) for each in pruned if each.has_changes], args.output)
     tokens = 0 if request.job_ids else _drop_tokens(gateway, request)
     verb = "would be removed" if request.dry_run else "removed"

@@ -255,7 +255,7 @@ def job_row(overview: JobOverview) -> Row:
         "bytes": overview.full_size_bytes,
         "earlier_bytes": overview.earlier_size_bytes,
         "failed_at": overview.failed_at,
-        "failure": overview.failure,
+        "failure": overview.problem or overview.failure,
     }
 
 

@@ -38,6 +38,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, OnOverlap, RowsVersion
+from airflow_provider_statecheck.checkpoint.secrets import masked
 from airflow_provider_statecheck.checkpoint.store import JobReads
 from airflow_provider_statecheck.exceptions import ConcurrentAttemptError, CoordinatorError, StateCheckError
 
@@ -277,9 +278,10 @@ _RESERVED = ("self", "message")
 
 
 def encode_error(error: StateCheckError) -> dict[str, Any]:
-    """Encode an error as JSON, without attributes that are not plain values."""
-    attributes = {name: value for name, value in vars(error).items() if _is_plain(value)}
-    return {"code": error.code, "message": str(error), "attributes": attributes}
+    """Encode an error as JSON, without the secrets that this process knows and without attributes that are not plain values."""
+    plain = {name: value for name, value in vars(error).items() if _is_plain(value)}
+    attributes = {name: masked(value) if isinstance(value, str) else value for name, value in plain.items()}
+    return {"code": error.code, "message": masked(str(error)), "attributes": attributes}
 
 
 def decode_error(data: dict[str, Any]) -> StateCheckError:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.secrets import remember_secrets, secrets_in_settings
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 _KEY = re.compile(r"[^\s=]+")
@@ -22,7 +23,7 @@ _MISSING = "None"
 
 def checked_settings(argument: str, given: Any) -> dict[str, Any]:
     """
-    Return settings after a check of their names and values.
+    Return settings after a check of their names and values, the secret ones of which are masked in texts from now on.
 
     :param argument: Name of the argument, or description of the place, for errors.
     :param given: Mapping, or ``None`` for no settings.
@@ -35,7 +36,10 @@ def checked_settings(argument: str, given: Any) -> dict[str, Any]:
             f"Expected a mapping as {argument}, found {type(given).__name__}; a template gives one only with "
             f"render_template_as_native_obj=True."
         )
-    return {name: _checked(argument, name, value) for name, value in given.items()}
+    settings = {name: _checked(argument, name, value) for name, value in given.items()}
+    # An error of Spark or of the user's code may quote them.
+    remember_secrets(secrets_in_settings(settings))
+    return settings
 
 
 def _checked(argument: str, name: object, value: object) -> object:

@@ -56,7 +56,7 @@ from airflow_provider_statecheck.checkpoint.store import (
     StoredJobs,
     rolled_back,
 )
-from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptRowError
 
 log = logging.getLogger(__name__)
 
@@ -295,18 +295,25 @@ class JobMaintenance(StoredJobs):
         return tuple(f"run {run_id!r} has not ended" for run_id in open_runs)
 
 
-def each_job(job_ids: Iterable[JobId], work: Callable[[JobId], Report]) -> Iterator[Report]:
+def each_job(
+    job_ids: Iterable[JobId], work: Callable[[JobId], Report], unreadable: Callable[..., Report]
+) -> Iterator[Report]:
     """
     Call ``work`` for each job and yield its reports, skipping jobs that were removed since ``job_ids`` was read.
 
+    A job with a row that cannot be read does not stop the others; its report says why.
+
     :param job_ids: Jobs, in order of processing.
-    :param work: Function of a job; may raise :class:`CheckpointNotFoundError`.
+    :param work: Function of a job; may raise :class:`CheckpointNotFoundError` and :class:`CorruptRowError`.
+    :param unreadable: Makes a report of the id of a job and its ``problems``.
     """
     for job_id in job_ids:
         try:
             report = work(job_id)
         except CheckpointNotFoundError:
             continue
+        except CorruptRowError as error:
+            report = unreadable(job=job_id, problems=[str(error)])
         yield report
 
 

@@ -127,7 +127,7 @@ class RestoredJob:
 
 def read_savepoint(open_storage: Callable[[str], CheckpointStorage], pointer: str, job: JobRecord) -> JobSavepoint:
     """
-    Read and verify a savepoint from which a job can be restored in place.
+    Read and verify a savepoint from which a job can be restored in place: every byte that the metadata has a checksum of.
 
     :param open_storage: Opens the storage of a URI.
     :raises CheckpointNotFoundError: There is nothing at the pointer.
@@ -140,7 +140,7 @@ def read_savepoint(open_storage: Callable[[str], CheckpointStorage], pointer: st
     found = resolve_checkpoint(storage, uri)
     document, file = found.read()
     _require_of_job(document, found.external_pointer, job)
-    problems = CheckpointVerifier(storage).verify_pointer(uri).problems
+    problems = CheckpointVerifier(storage, is_deep=True).verify_pointer(uri).problems
     if problems:
         raise CorruptStateError(
             f"Expected the savepoint {redact(found.external_pointer)} to be complete, found: {'; '.join(problems)}. Nothing was "

@@ -42,7 +42,12 @@ from airflow_provider_statecheck.checkpoint.records import (
     OperatorRecord,
 )
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
-from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, InvalidConfigurationError
+from airflow_provider_statecheck.exceptions import (
+    CheckpointNotFoundError,
+    CorruptRowError,
+    CorruptStateError,
+    InvalidConfigurationError,
+)
 from airflow_provider_statecheck.maintenance.gc import OpenStorage
 from airflow_provider_statecheck.state.progress import named_snapshots
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -128,9 +133,9 @@ class Recoveries:
         if not names:
             problem = "its name is unknown because its metadata cannot be read"
             return RecoveredJob(job=None, job_id=found.job_id, problems=(*found.problems, problem))
-        if self._rows.is_known(found.job_id):
-            problem = "it has rows, which were not changed"
-            return RecoveredJob(job=names[0], job_id=found.job_id, problems=(problem,))
+        known = self._rows.problem_of(found.job_id)
+        if known is not None:
+            return RecoveredJob(job=names[0], job_id=found.job_id, problems=(known,))
         if not is_here:
             # Rows of its savepoints alone would keep the job from a recovery of its checkpoints.
             problem = f"it has savepoints but no files in {redact(storage.base_uri)}; recover it from its checkpoint directory"
@@ -173,7 +178,7 @@ class Recoveries:
     def _save(self, request: RecoverJob) -> tuple[str, ...]:
         try:
             self._rows.recover(request, dry_run=self._dry_run)
-        except InvalidConfigurationError as error:
+        except (InvalidConfigurationError, CorruptRowError) as error:
             # Reported instead of raised, as the other jobs can still be recovered.
             return (str(error),)
         return ()
@@ -371,13 +376,15 @@ class JobRecovery:
     def __init__(self, store: JobStore) -> None:
         self._store = store
 
-    def is_known(self, job_id: JobId) -> bool:
-        """Return whether a job has rows."""
+    def problem_of(self, job_id: JobId) -> str | None:
+        """Return why a job cannot be recovered: it has rows, which may be unreadable; ``None`` if it has none."""
         try:
             self._store.describe(job_id)
         except CheckpointNotFoundError:
-            return False
-        return True
+            return None
+        except CorruptRowError as error:
+            return f"it has rows: {error}"
+        return "it has rows, which were not changed"
 
     def recover(self, request: RecoverJob, *, dry_run: bool = False) -> None:
         """

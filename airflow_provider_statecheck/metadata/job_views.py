@@ -1,14 +1,8 @@
-"""
-Consistent views of a job, and the queries and the figures of the list of jobs.
-
-A page of the list takes three statements: the jobs with their figures, their Dags, and the numbers of jobs by status. The first one looks
-at the operators and checkpoints of the jobs on the page only.
-"""
+"""Consistent views of a job, versions of its rows, and the figures that transitions keep for the list of jobs."""
 
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -16,23 +10,16 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Any, cast
 
-from sqlalchemy import ColumnElement, Row, Select, and_, case, exists, func, not_, or_, select
+from sqlalchemy import Select
 from sqlalchemy.engine import Connection, Engine
 
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, TEST_NAMESPACE, JobId, OperatorId
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.job_list import (
     Failure,
     JobFigures,
-    JobList,
-    JobOverview,
-    JobSort,
-    JobsPage,
-    ListedStatus,
-    ascii_lower,
     dag_of,
     failure_of_attempt,
     failure_of_checkpoint,
-    rank_of,
     status_of,
 )
 from airflow_provider_statecheck.checkpoint.records import (
@@ -48,12 +35,12 @@ from airflow_provider_statecheck.checkpoint.records import (
 from airflow_provider_statecheck.checkpoint.savepoint_restore import newest_readable
 from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobView, LatestCheckpoints
 from airflow_provider_statecheck.metadata import statements
-from airflow_provider_statecheck.metadata.statements import is_own
+from airflow_provider_statecheck.metadata.bad_values import driver_keeping_bad_values
+from airflow_provider_statecheck.metadata.column_types import UtcDateTime
 from airflow_provider_statecheck.metadata.tables import (
     ACTIONS,
     ATTEMPTS,
     CHECKPOINTS,
-    JOB_DAGS,
     JOB_FIGURES,
     JOBS,
     OPERATORS,
@@ -61,7 +48,6 @@ from airflow_provider_statecheck.metadata.tables import (
     STATISTICS,
     Record,
     RecordTable,
-    UtcDateTime,
     keys,
     split,
 )
@@ -130,13 +116,16 @@ class JobVersions:
     def _read(self, job_id: JobId) -> RowsVersion | None:
         connection = self._engine.raw_connection()
         try:
-            row = self._row(connection.driver_connection, job_id)
+            with driver_keeping_bad_values(connection.driver_connection):
+                row = self._row(connection.driver_connection, job_id)
         except BaseException:
             connection.invalidate()
             raise
         # The pool ends the transaction, so that the next read sees later commits.
         connection.close()
-        return None if row is None else RowsVersion(int(row[0]), self._time(row[1]))
+        if row is None:
+            return None
+        return _rows_version(job_id, row[0], self._time(row[1]))
 
     def _row(self, connection: Any, job_id: JobId) -> Any:
         if self._has_autocommit:
@@ -154,7 +143,11 @@ class JobVersions:
 def version_of(connection: Connection, job_id: JobId) -> RowsVersion | None:
     """Return the version of the rows of a job in the transaction of a connection, or ``None`` if it has no row."""
     row = connection.execute(statements.JOB_VERSION, keys(job_id=job_id)).one_or_none()
-    return None if row is None else RowsVersion(*row)
+    return None if row is None else _rows_version(job_id, *row)
+
+
+def _rows_version(job_id: JobId, number: Any, seen_at: Any) -> RowsVersion:
+    return RowsVersion(JOBS.value("version", number, job_id=job_id), JOBS.value("seen_at", seen_at, job_id=job_id))
 
 
 def latest_of(connection: Connection, job_id: JobId) -> LatestCheckpoints | None:
@@ -175,139 +168,6 @@ def latest_of(connection: Connection, job_id: JobId) -> LatestCheckpoints | None
 
 def _checkpoints_in(rows: Iterable[Sequence[Any]]) -> Iterator[CheckpointRecord]:
     return (CHECKPOINTS.read(values) for *_, values in rows if values[0] is not None)
-
-
-_job, _dag, _operator, _attempt = JOBS.c, JOB_DAGS.c, OPERATORS.c, ATTEMPTS.c
-
-_VALUES: dict[JobSort, ColumnElement[Any]] = {
-    JobSort.NAME: _job.name,
-    JobSort.COMPLETED_AT: _job.completed_at,
-    JobSort.SIZE: _job.full_size_bytes,
-    JobSort.STATUS: case({status.value: rank_of(status) for status in ListedStatus}, value=_job.status),
-    JobSort.FAILED_AT: _job.failed_at,
-}
-_SHOWN = (_job.job_id, _job.name, _job.seen_at, *JOB_FIGURES.columns)
-
-
-def job_list(connection: Connection, page: JobsPage) -> JobList:
-    """Return a page of the list of jobs."""
-    rows = connection.execute(_page_query(page)).all()
-    shown = rows[: page.limit]
-    dags = _dags_of(connection, [row.job_id for row in shown])
-    counts = select(_job.status, func.count()).where(*_conditions(page)).group_by(_job.status)
-    following = page.following(shown[-1].sort_value, shown[-1].name) if len(rows) > page.limit else None
-    return JobList(
-        jobs=tuple(_overview(row, dags[row.job_id]) for row in shown),
-        counts=dict(connection.execute(counts).all()),
-        following=following,
-    )
-
-
-def _page_query(page: JobsPage) -> Select[Any]:
-    conditions = _conditions(page)
-    if page.status is not None:
-        conditions.append(_job.status == page.status)
-    value = _VALUES[page.sort]
-    order = (value.is_(None), value.desc() if page.descending else value, _job.name)
-    # One more row shows whether there is another page.
-    jobs = select(*_SHOWN, value.label("sort_value")).where(*conditions, *_after(page)).order_by(*order)
-    return _with_details(jobs.limit(page.limit + 1), page)
-
-
-def _with_details(jobs: Select[Any], page: JobsPage) -> Select[Any]:
-    job = jobs.subquery()
-    order = (job.c.sort_value.is_(None), job.c.sort_value.desc() if page.descending else job.c.sort_value, job.c.name)
-    is_shown = and_(_operator.job_id == job.c.job_id, _is_stage(), _has_attempts())
-    stages = select(func.count()).where(is_shown).scalar_subquery()
-    # A listed job without stages has the coordinator of a program.
-    count = func.coalesce(func.nullif(stages, 0), 1)
-    return select(
-        *job.c,
-        count.label("operators"),
-        _is_of_unknown_dag(job.c).label("is_of_unknown_dag"),
-        _earlier_size(job.c).label("earlier_size_bytes"),
-    ).order_by(*order)
-
-
-def _earlier_size(job: Any) -> ColumnElement[Any]:
-    newest, earlier = CHECKPOINTS.table.alias("newest"), CHECKPOINTS.table.alias("earlier")
-    is_earlier = or_(
-        earlier.c.completed_at < newest.c.completed_at,
-        and_(earlier.c.completed_at == newest.c.completed_at, earlier.c.checkpoint_id < newest.c.checkpoint_id),
-    )
-    is_of_operator = and_(
-        earlier.c.job_id == newest.c.job_id,
-        earlier.c.operator_id == newest.c.operator_id,
-        earlier.c.generation == newest.c.generation,
-        # Implied by the next condition, but a range of the index.
-        earlier.c.completed_at <= newest.c.completed_at,
-    )
-    query = select(earlier.c.full_size_bytes).join_from(newest, earlier, and_(is_of_operator, is_earlier))
-    query = query.where(newest.c.job_id == job.job_id, newest.c.checkpoint_id == job.checkpoint_id, is_own(earlier.c))
-    order = (earlier.c.completed_at.desc(), earlier.c.checkpoint_id.desc())
-    return query.order_by(*order).limit(1).scalar_subquery()
-
-
-def _conditions(page: JobsPage) -> list[ColumnElement[bool]]:
-    conditions: list[ColumnElement[bool]] = [_job.status.is_not(None)]
-    if not page.with_test_jobs:
-        # LIKE ignores the case of letters on SQLite.
-        conditions.append(func.substr(_job.name, 1, len(TEST_NAMESPACE)) != TEST_NAMESPACE)
-    if page.name is not None:
-        # A database lowers either the ASCII letters only or all, according to its locale.
-        forms = (ascii_lower(page.name), page.name.lower())
-        found = (func.lower(_job.name).contains(text, autoescape=True) for text in forms)
-        conditions.append(or_(*found))
-    if page.dag_id is not None:
-        conditions.append(exists().where(_dag.job_id == _job.job_id, _dag.dag_id == page.dag_id))
-    if page.readable_dag_ids is not None:
-        is_hidden = exists().where(_dag.job_id == _job.job_id, _dag.dag_id.not_in(page.readable_dag_ids))
-        conditions += (not_(is_hidden), not_(_is_of_unknown_dag(_job)))
-    return conditions
-
-
-def _is_of_unknown_dag(job: Any) -> ColumnElement[bool]:
-    """Return the condition of ``job_list.is_of_unknown_dag`` in SQL."""
-    other = JOB_DAGS.alias("of_operator").c
-    is_owned = exists().where(other.job_id == _operator.job_id, other.operator_id == _operator.operator_id)
-    has_unowned_operator = exists().where(_operator.job_id == job.job_id, _is_stage(), _has_attempts(), not_(is_owned))
-    prefix = func.substr(job.name, 1, func.length(_dag.dag_id) + 1)
-    is_named_after_one = exists().where(_dag.job_id == job.job_id, prefix == _dag.dag_id + "/")
-    has_dag = exists().where(_dag.job_id == job.job_id)
-    return or_(not_(has_dag), and_(has_unowned_operator, not_(is_named_after_one)))
-
-
-def _is_stage() -> ColumnElement[bool]:
-    return _operator.operator_id != ALIGNED_OPERATOR_ID
-
-
-def _has_attempts() -> ColumnElement[bool]:
-    # A removed job leaves the counters of its operators.
-    return exists().where(_attempt.job_id == _operator.job_id, _attempt.operator_id == _operator.operator_id)
-
-
-def _after(page: JobsPage) -> list[ColumnElement[bool]]:
-    if page.position is None:
-        return []
-    (last, name), value = page.position, _VALUES[page.sort]
-    if last is None:
-        return [value.is_(None), _job.name > name]
-    is_beyond = value < last if page.descending else value > last
-    return [or_(is_beyond, and_(value == last, _job.name > name), value.is_(None))]
-
-
-def _dags_of(connection: Connection, job_ids: list[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = defaultdict(list)
-    for job_id, dag_id in connection.execute(
-        select(_dag.job_id, _dag.dag_id).where(_dag.job_id.in_(job_ids)).distinct()
-    ):
-        found[job_id].append(dag_id)
-    return found
-
-
-def _overview(row: Row[Any], dag_ids: list[str]) -> JobOverview:
-    values = {name: value for name, value in row._mapping.items() if name != "sort_value"}
-    return JobOverview(**values, dag_ids=tuple(sorted(dag_ids)))
 
 
 class FiguresOfTransition:
@@ -370,7 +230,7 @@ class FiguresOfTransition:
 
     def attempts_removed(self, operator_id: OperatorId) -> None:
         """Take note that ended attempts of an operator were removed, and remove the Dags that have no attempt any more."""
-        owners = self._rows.execute(statements.OWNERS_OF_OPERATOR, operator_id=operator_id).scalars()
+        owners = self._rows.values(ATTEMPTS, "owner", statements.OWNERS_OF_OPERATOR, operator_id=operator_id)
         kept = {dag_id for owner in owners if (dag_id := dag_of(owner)) is not None}
         self._rows.execute(statements.remove_other_dags(operator_id, kept))
         self._has_other_status = True
@@ -408,8 +268,11 @@ class FiguresOfTransition:
         return (record.completed_at, record.checkpoint_id) > (known.completed_at, known.checkpoint_id)
 
     def _read_newest_checkpoint(self) -> None:
-        row = self._rows.execute(statements.NEWEST_CHECKPOINT_OF_JOB).one_or_none()
-        self._set_checkpoint(*((None, None, None) if row is None else row))
+        newest = next(iter(self._rows.read(CHECKPOINTS, statements.NEWEST_CHECKPOINT_OF_JOB)), None)
+        if newest is None:
+            self._set_checkpoint(None, None, None)
+        else:
+            self._set_checkpoint(newest.checkpoint_id, newest.completed_at, newest.full_size_bytes)
 
     def _set_checkpoint(self, checkpoint_id: int | None, completed_at: datetime | None, size: int | None) -> None:
         self._figures = replace(

@@ -58,10 +58,11 @@ from airflow_provider_statecheck.checkpoint.store import (
 )
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.metadata import statements
+from airflow_provider_statecheck.metadata.bad_values import keeping_bad_values
+from airflow_provider_statecheck.metadata.job_lists import job_list, listed_jobs
 from airflow_provider_statecheck.metadata.job_views import (
     FiguresOfTransition,
     JobVersions,
-    job_list,
     latest_of,
     version_of,
     view_of,
@@ -126,12 +127,14 @@ class SqlJobStore:
 
     def jobs(self) -> tuple[JobRecord, ...]:
         with executing(), self._connect() as connection:
-            return tuple(JOBS.read(row) for row in connection.execute(statements.VISIBLE_JOBS))
+            return listed_jobs(connection)
 
     def dag_ids(self, *, beside: str | None = None) -> frozenset[str]:
         query = statements.DAG_IDS if beside is None else statements.DAG_IDS_BESIDE
         with executing(), self._connect() as connection:
-            return frozenset(connection.scalars(query, {} if beside is None else keys(dag_id=beside)))
+            found = connection.scalars(query, {} if beside is None else keys(dag_id=beside))
+            # A Dag that cannot be read hides its jobs from users who may not read all Dags.
+            return frozenset(dag_id for dag_id in found if isinstance(dag_id, str))
 
     def jobs_of_run(self, dag_id: str, run_id: str) -> tuple[JobId, ...]:
         with executing(), self._connect() as connection:
@@ -204,7 +207,7 @@ class SqlJobStore:
         return JOBS.read(row)
 
     def _connect(self) -> AbstractContextManager[Connection]:
-        return self._engine.connect()
+        return keeping_bad_values(self._engine.connect())
 
     def _commit(self, connection: Connection) -> None:
         commit(connection)
@@ -253,7 +256,7 @@ class JoinedSqlJobStore(SqlJobStore):
         self._connection = connection
 
     def _connect(self) -> AbstractContextManager[Connection]:
-        return nullcontext(self._connection)
+        return keeping_bad_values(nullcontext(self._connection))
 
     def _version(self, job_id: JobId) -> RowsVersion | None:
         return version_of(self._connection, job_id)
@@ -333,13 +336,14 @@ class SqlJobTransaction:
         return next(iter(found), None)
 
     def owners(self, operator_id: OperatorId) -> tuple[AttemptOwner, ...]:
-        return tuple(self._rows.execute(statements.OWNERS_OF_OPERATOR, operator_id=operator_id).scalars())
+        found = self._rows.values(ATTEMPTS, "owner", statements.OWNERS_OF_OPERATOR, operator_id=operator_id)
+        return tuple(found)
 
     def storage_bases(self, operator_id: OperatorId) -> tuple[str, ...]:
-        return tuple(sorted(self._select(statements.storage_bases(operator_id))))
+        return tuple(sorted(self._rows.values(ATTEMPTS, "storage_base", statements.storage_bases(operator_id))))
 
     def ended_attempts(self, wanted: EndedAttempts, limit: int | None) -> tuple[int, ...]:
-        return self._select(statements.ended_attempts(wanted, limit))
+        return tuple(self._rows.values(ATTEMPTS, "epoch", statements.ended_attempts(wanted, limit)))
 
     def save_attempt(self, record: AttemptRecord) -> None:
         known = self.attempt(record.operator_id, record.epoch)
@@ -354,10 +358,8 @@ class SqlJobTransaction:
         return next(iter(checkpoints), None)
 
     def summary(self, checkpoint_id: int) -> SnapshotSummary | None:
-        summary: SnapshotSummary | None = self._rows.execute(
-            statements.SUMMARY_OF, checkpoint_id=checkpoint_id
-        ).scalar()
-        return summary
+        found = self._rows.values(CHECKPOINTS, "summary", statements.SUMMARY_OF, checkpoint_id=checkpoint_id)
+        return next(iter(found), None)
 
     def open_checkpoints(self, operator_id: OperatorId) -> list[CheckpointRecord]:
         if not self._rows.is_complete(CHECKPOINTS, operator_id):
@@ -366,7 +368,7 @@ class SqlJobTransaction:
         return sorted(rows, key=lambda c: c.checkpoint_id)
 
     def discarded_checkpoints(self, wanted: EndedCheckpoints, limit: int | None) -> tuple[int, ...]:
-        return self._select(statements.discarded_checkpoints(wanted, limit))
+        return tuple(self._rows.values(CHECKPOINTS, "checkpoint_id", statements.discarded_checkpoints(wanted, limit)))
 
     def has_completed(self, operator_id: OperatorId, generation: int | None = None) -> bool:
         if generation is None:
@@ -375,11 +377,12 @@ class SqlJobTransaction:
         return bool(found.scalar())
 
     def advanced_runs(self, operator_id: OperatorId, generation: int) -> frozenset[str]:
-        found = self._rows.execute(statements.ADVANCED_RUNS, operator_id=operator_id, generation=generation)
-        return frozenset(found.scalars())
+        values = {"operator_id": operator_id, "generation": generation}
+        return frozenset(self._rows.values(CHECKPOINTS, "run_key", statements.ADVANCED_RUNS, **values))
 
     def last_checkpoints_of_runs(self, operator_id: OperatorId, generation: int) -> frozenset[int]:
-        return frozenset(self._select(statements.last_checkpoints_of_runs(operator_id, generation)))
+        query = statements.last_checkpoints_of_runs(operator_id, generation)
+        return frozenset(self._rows.values(CHECKPOINTS, "checkpoint_id", query))
 
     def completed_after(self, operator_id: OperatorId, generation: int, checkpoint_id: int) -> list[CheckpointRecord]:
         values = {"operator_id": operator_id, "generation": generation, "checkpoint_id": checkpoint_id}
@@ -425,7 +428,8 @@ class SqlJobTransaction:
         return sorted(rows, key=lambda r: (r.requested_at, r.request_key))
 
     def ended_requests(self, operator_id: OperatorId, before: datetime, limit: int | None) -> tuple[str, ...]:
-        return self._select(statements.ended_requests(operator_id, before, limit))
+        query = statements.ended_requests(operator_id, before, limit)
+        return tuple(self._rows.values(REQUESTS, "request_key", query))
 
     def save_request(self, record: SnapshotRequest) -> None:
         self._rows.save(REQUESTS, record)
@@ -506,9 +510,6 @@ class SqlJobTransaction:
         # Those to the whole job come with those to each operator.
         self._rows.complete(REQUESTS, operator_id)
         self._rows.complete(REQUESTS, ALIGNED_OPERATOR_ID)
-
-    def _select(self, query: Select[Any]) -> tuple[Any, ...]:
-        return tuple(self._rows.execute(query).scalars())
 
     def _remove_each(self, table: Table, name: str, values: Sequence[object], *conditions: ColumnElement[bool]) -> None:
         for start in range(0, len(values), _VALUES_PER_STATEMENT):

@@ -39,6 +39,7 @@ from airflow_provider_statecheck.checkpoint.store import (
     EndedAttempts,
     EndedCheckpoints,
 )
+from airflow_provider_statecheck.metadata.column_types import TRUE, json_text
 from airflow_provider_statecheck.metadata.tables import (
     ACKNOWLEDGEMENTS,
     ACTIONS,
@@ -87,12 +88,16 @@ DAG_IDS_BESIDE = DAG_IDS.where(
 _is_of_run = and_(
     _attempt.job_id == _job.job_id,
     # The coordinates are pairs of a name and a value: the Dag, the run, the task and the map index.
-    _attempt.owner[("airflow", 0, 1)].as_string() == parameter("dag_id"),
-    _attempt.owner[("airflow", 1, 1)].as_string() == parameter("run_id"),
+    json_text(_attempt.owner, "airflow", 0, 1) == parameter("dag_id"),
+    json_text(_attempt.owner, "airflow", 1, 1) == parameter("run_id"),
 )
 # Few jobs have attempts of the Dag; only their attempts are read.
 _is_of_dag = exists().where(JOB_DAGS.c.job_id == _job.job_id, JOB_DAGS.c.dag_id == parameter("dag_id"))
-JOBS_OF_RUN = select(_job.job_id).where(_is_of_dag, exists().where(_is_of_run)).order_by(_job.seen_at.desc())
+# The page of a run names the error of a job whose attempt may be one of the run.
+_is_unreadable = and_(_attempt.job_id == _job.job_id, json_text(_attempt.owner, "airflow").is_(None))
+JOBS_OF_RUN = (
+    select(_job.job_id).where(_is_of_dag, exists().where(or_(_is_of_run, _is_unreadable))).order_by(_job.seen_at.desc())
+)
 VISIBLE_JOB = select(*JOBS.columns).where(given(_job.job_id), _has_attempt)
 
 
@@ -135,7 +140,7 @@ LAST_ATTEMPT_OF_RUN = (
     .where(
         given(_attempt.job_id),
         given(_attempt.operator_id),
-        _attempt.owner["run_key"].as_string() == parameter("run_key"),
+        json_text(_attempt.owner, "run_key") == parameter("run_key"),
     )
     .order_by(_attempt.epoch.desc())
     .limit(1)
@@ -157,8 +162,8 @@ def is_own(checkpoint: Any) -> ColumnElement[bool]:
     """Return the condition that a checkpoint is not a savepoint of a user; see ``CheckpointRecord.is_restorable``."""
     own_types = [t.value for t in CheckpointType if not t.is_savepoint]
     return or_(
-        checkpoint.properties["snapshot_type"].as_string().in_(own_types),
-        checkpoint.properties["unclaimed"].as_boolean(),
+        json_text(checkpoint.properties, "snapshot_type").in_(own_types),
+        json_text(checkpoint.properties, "unclaimed").in_(TRUE),
     )
 
 
@@ -196,7 +201,7 @@ _is_usable = and_(
 """The condition ``CheckpointRecord.is_restorable`` on usable checkpoints, in SQL."""
 _is_unconfirmed = and_(
     _checkpoint.status.in_([CheckpointStatus.PENDING, CheckpointStatus.ABORTED]),
-    _checkpoint.properties["unclaimed"].as_boolean(),
+    json_text(_checkpoint.properties, "unclaimed").in_(TRUE),
 )
 """The condition ``CheckpointRecord.is_unconfirmed``, in SQL."""
 # An expression, for which SQLite has no index: the one with the generation also contains the discarded checkpoints.
@@ -224,7 +229,7 @@ A job with its operators and the checkpoints that ``newest_readable`` chooses fr
 One statement reads one moment.
 """
 NEWEST_CHECKPOINT_OF_JOB = (
-    select(_checkpoint.checkpoint_id, _checkpoint.completed_at, _checkpoint.full_size_bytes)
+    select(*CHECKPOINTS.columns)
     .join_from(OPERATORS.table, CHECKPOINTS.table, _is_restorable)
     .where(given(_operator.job_id))
     .order_by(_checkpoint.completed_at.desc(), _checkpoint.checkpoint_id.desc())

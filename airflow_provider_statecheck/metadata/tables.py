@@ -8,23 +8,19 @@ its annotation. The tables have a separate ``MetaData`` and no foreign keys to t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
-from functools import partial
 from itertools import accumulate
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, Generic, Self, TypeVar, cast, get_args, get_type_hints
 
 from sqlalchemy import (
-    JSON,
     BigInteger,
     BindParameter,
-    Boolean,
     Column,
     ColumnElement,
-    DateTime,
     Float,
     Index,
     Integer,
@@ -38,18 +34,13 @@ from sqlalchemy import (
     select,
     text,
 )
-from sqlalchemy.types import TypeDecorator, TypeEngine
+from sqlalchemy.types import TypeEngine
 
-from airflow_provider_statecheck.checkpoint.codec import decode, encode
+from airflow_provider_statecheck.checkpoint.codec import of_fields
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.job_list import JobFigures
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.properties import (
-    CheckpointProperties,
-    CheckpointType,
-    ClaimRecord,
-    SavepointFormat,
-)
+from airflow_provider_statecheck.checkpoint.properties import ClaimRecord
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
     ActionRecord,
@@ -60,14 +51,16 @@ from airflow_provider_statecheck.checkpoint.records import (
     OperatorRecord,
     SnapshotRequest,
     StatisticsRecord,
-    TaskState,
 )
-from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
-from airflow_provider_statecheck.exceptions import AccessDeniedError
-from airflow_provider_statecheck.overriding import override
-
-if TYPE_CHECKING:
-    from sqlalchemy.engine import Dialect
+from airflow_provider_statecheck.exceptions import AccessDeniedError, CorruptRowError
+from airflow_provider_statecheck.metadata.column_types import (
+    EnumText,
+    Flag,
+    Form,
+    JsonOf,
+    UtcDateTime,
+    json_reader,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,91 +129,9 @@ class TokenRecord:
         )
 
 
-class UtcDateTime(TypeDecorator[datetime]):
-    """An aware UTC time. SQLite stores no time zone, so it is added on reading."""
-
-    impl = DateTime(timezone=True)
-    cache_ok = True
-
-    @override
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        return None if value is None else value.astimezone(UTC)
-
-    @override
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
-
-
-class EnumText(TypeDecorator[Any]):
-    """
-    A member of an enum, stored as its text.
-
-    :param length: Maximum length of the texts.
-    """
-
-    impl = String
-    cache_ok = True
-
-    def __init__(self, members: type[StrEnum], length: int) -> None:
-        super().__init__(length)
-        self.members = members
-
-    @override
-    def process_bind_param(self, value: StrEnum | None, dialect: Dialect) -> str | None:
-        return None if value is None else value.value
-
-    @override
-    def process_result_value(self, value: str | None, dialect: Dialect) -> StrEnum | None:
-        return None if value is None else self.members(value)
-
-
-class JsonOf(TypeDecorator[Any]):
-    """A value that is stored as JSON."""
-
-    impl = JSON(none_as_null=True)
-    cache_ok = True
-
-    def __init__(self, kind: Any) -> None:
-        super().__init__()
-        self.kind = kind
-        self._read = _READERS.get(kind) or partial(decode, kind)
-
-    @override
-    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
-        return encode(value)
-
-    @override
-    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
-        return None if value is None else self._read(value)
-
-
-def _owner_of(values: dict[str, Any]) -> AttemptOwner:
-    pairs = tuple((str(key), str(value)) for key, value in values["airflow"])
-    return AttemptOwner(**values | {"airflow": pairs, "task_state": TaskState(values.get("task_state", ""))})
-
-
-def _properties_of(values: dict[str, Any]) -> CheckpointProperties:
-    written = values["savepoint_format"]
-    typed = {
-        "snapshot_type": CheckpointType(values["snapshot_type"]),
-        "savepoint_format": None if written is None else SavepointFormat(written),
-    }
-    return CheckpointProperties(**values | typed)
-
-
 def _caller_of(values: dict[str, Any]) -> Caller | UserCaller:
-    return UserCaller(**values) if "user" in values else Caller(**values)
-
-
-_READERS: dict[Any, Any] = {
-    AttemptOwner: _owner_of,
-    CheckpointProperties: _properties_of,
-    SnapshotSummary: SnapshotSummary.of,
-    Caller | UserCaller: _caller_of,
-}
-"""Functions that read what many rows have, in a fraction of the time of ``decode``, and what it cannot tell apart."""
+    # Their fields tell them apart; ``decode`` would need a tag.
+    return cast("Caller | UserCaller", of_fields(UserCaller if "user" in values else Caller, values))
 
 
 Record = TypeVar("Record")
@@ -282,14 +193,60 @@ class RecordTable(Generic[Record]):
         self.c = table.c
         self._record = record
         self.names = tuple(field.name for field in fields(cast("Any", record)))
+        hints = get_type_hints(record)
+        self._forms = {name: Form.of(hints[name]) for name in self.names}
+        self._classes = tuple(form.classes for form in self._forms.values())
+        self._numbers = tuple((place, form) for place, form in enumerate(self._forms.values()) if form.highest)
         self.columns = tuple(table.c[name] for name in self.names)
         self.key_names = tuple(column.name for column in table.primary_key)
         self.condition_names = (*self.key_names, *guards)
         self.by_key = select(*self.columns).where(*(given(column) for column in table.primary_key))
 
     def read(self, values: Sequence[Any]) -> Record:
-        """Return the values of :attr:`columns` as a record."""
-        return self._record(**dict(zip(self.names, values, strict=True)))
+        """
+        Return the values of :attr:`columns` as a record.
+
+        :raises CorruptRowError: if a value cannot be read.
+        """
+        found = dict(zip(self.names, values, strict=True))
+        # Transitions and views read many rows, so the values are compared with their forms only if one of them is bad.
+        if not (
+            all(map(isinstance, values, self._classes))
+            and all(form.is_in_range(values[i]) for i, form in self._numbers)
+        ):
+            raise self._bad_row(found)
+        return self._record(**found)
+
+    def value(self, name: str, value: Any, **key: object) -> Any:
+        """
+        Return the value of one column.
+
+        :param key: What is known of the key of the row, for the error.
+        :raises CorruptRowError: if the value cannot be read.
+        """
+        if not self._forms[name].fits(value):
+            raise self._bad_row(key | {name: value})
+        return value
+
+    def problem(self, values: Mapping[str, Any]) -> CorruptRowError | None:
+        """Return the error of the first value that cannot be read, by columns of the table; values of others are ignored."""
+        return self._bad_row(values) if any(self.bad_columns(values)) else None
+
+    def bad_columns(self, values: Mapping[str, Any]) -> Iterator[str]:
+        """Return the columns whose values cannot be read."""
+        return (name for name, form in self._forms.items() if name in values and not form.fits(values[name]))
+
+    def _bad_row(self, values: Mapping[str, Any]) -> CorruptRowError:
+        column = next(self.bad_columns(values))
+        key = ", ".join(f"{name}={values[name]}" for name in (*self.key_names, "pointer") if name in values)
+        return CorruptRowError(
+            f"Expected {self._forms[column].description} in column {column} of table {self.table.name}, found a value that "
+            f"cannot be read in the row with {key}; correct it, or restore the row from a backup of the database. Only the "
+            f"job of the row stops.",
+            table=self.table.name,
+            key=key,
+            column=column,
+        )
 
     def key_of(self, record: Record) -> Key:
         """Return the primary key of a record."""
@@ -343,10 +300,12 @@ def _type_of(name: str, kind: Any) -> TypeEngine[Any]:
         return _text_of(name)
     if kind is int:
         return Integer() if name in SMALL_NUMBERS else BigInteger()
-    return _PLAIN[kind]() if kind in _PLAIN else JSON() if get_origin(kind) is dict else JsonOf(kind)
+    if kind in _PLAIN:
+        return _PLAIN[kind]()
+    return JsonOf(_caller_of if kind == Caller | UserCaller else json_reader(kind))
 
 
-_PLAIN: dict[Any, type[TypeEngine[Any]]] = {bool: Boolean, float: Float, datetime: UtcDateTime}
+_PLAIN: dict[Any, type[TypeEngine[Any]]] = {bool: Flag, float: Float, datetime: UtcDateTime}
 
 
 def _text_of(name: str) -> TypeEngine[str]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import ColumnElement, and_, delete, exists, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Row, Select, and_, delete, exists, func, insert, or_, select, update
 from sqlalchemy.engine import CursorResult, Engine
 from sqlalchemy.orm import Session
 
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
+from airflow_provider_statecheck.metadata.bad_values import keeping_bad_values
+from airflow_provider_statecheck.metadata.column_types import json_text
 from airflow_provider_statecheck.metadata.tables import (
     ATTEMPTS,
     OPERATORS,
@@ -94,18 +98,30 @@ class SqlTokenStore:
 
     def find(self, token_hash: str) -> TokenState | None:
         """Return a token with the state of its attempt, or ``None`` if the hash is unknown."""
-        with executing(), Session(self._engine) as session:
-            row = session.execute(_with_attempt, keys(token_hash=token_hash)).one_or_none()
+        row = self._row(_with_attempt, token_hash=token_hash)
         if row is None:
             return None
-        *values, current_epoch, uid, ended_at = row
-        return TokenState(token=TOKENS.read(values), current_epoch=current_epoch, uid=uid, attempt_ended_at=ended_at)
+        *values, current_epoch, uid, ended_at = tuple(row)
+        token = TOKENS.read(values)
+        if current_epoch is not None:
+            key = {"job_id": token.job_id, "operator_id": token.operator_id}
+            OPERATORS.value("epoch", current_epoch, **key)
+            OPERATORS.value("uid", uid, **key)
+            ATTEMPTS.value("ended_at", ended_at, **key, epoch=token.epoch)
+        return TokenState(token=token, current_epoch=current_epoch, uid=uid, attempt_ended_at=ended_at)
 
     def owner_of(self, attempt: AttemptRef) -> AttemptOwner | None:
         """Return the owner of an attempt, or ``None`` if there is no such attempt."""
-        with executing(), Session(self._engine) as session:
-            row = session.execute(ATTEMPTS.by_key, keys(**asdict(attempt))).one_or_none()
+        row = self._row(ATTEMPTS.by_key, **asdict(attempt))
         return None if row is None else ATTEMPTS.read(row).owner
+
+    def _row(self, query: Select[Any], **values: object) -> Row[Any] | None:
+        with (
+            executing(),
+            Session(self._engine) as session,
+            keeping_bad_values(nullcontext(session.connection())) as rows,
+        ):
+            return rows.execute(query, keys(**values)).one_or_none()
 
     def claim(self, token: TokenRecord, attempt_key: str) -> bool:
         """Reserve a token for one registration; return ``False`` if it is reserved for another one."""
@@ -132,9 +148,7 @@ class SqlTokenStore:
 
 
 def _is_field(name: str, value: str | int) -> ColumnElement[bool]:
-    stored = _token.caller[name]
-    is_equal: ColumnElement[bool] = (stored.as_integer() if isinstance(value, int) else stored.as_string()) == value
-    return is_equal
+    return json_text(_token.caller, name) == str(value)
 
 
 def _is_token_of(attempt: AttemptRef) -> ColumnElement[bool]:

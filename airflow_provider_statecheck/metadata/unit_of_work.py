@@ -113,6 +113,11 @@ class UnitOfWork:
         """Return the rows of a query on the job, and hold them."""
         return [self.hold(table, row) for row in self.execute(query, **values)]
 
+    def values(self, table: RecordTable[Any], name: str, query: Executable, **values: object) -> list[Any]:
+        """Return the values of a query for one column of the job's rows; the other parameters name the rows in an error."""
+        found = self.execute(query, **values).scalars()
+        return [table.value(name, each, job_id=self._job_id, **values) for each in found]
+
     def read_once(self, table: RecordTable[Record], query: Select[Any], **values: object) -> None:
         """Hold the rows of a query, unless they are complete."""
         if not self.is_complete(table, *values.values()):

@@ -18,7 +18,12 @@ from airflow.sdk import dag, get_current_context, task
 from airflow.sdk.exceptions import AirflowSkipException
 
 from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE
-from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, StorageError
+from airflow_provider_statecheck.exceptions import (
+    CheckpointNotFoundError,
+    CorruptRowError,
+    CorruptStateError,
+    StorageError,
+)
 from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID, storage_opener
 from airflow_provider_statecheck.hooks.transport import job_savepoints, maintenance_gateway
 from airflow_provider_statecheck.maintenance.gc import CollectedJob, PrunedJob, PruneRequest, collect_job, prune_job
@@ -101,7 +106,10 @@ def collect_all(
     """
     gateway, opener = maintenance_gateway(conn_id), storage_opener(storage_conn_id)
     job_savepoints(conn_id, storage_conn_id).take_all(_all(gateway))
-    done = list(each_job(_all(gateway), lambda job_id: collect_job(gateway, job_id, opener, quarantine=quarantine)))
+    collected = each_job(
+        _all(gateway), lambda job_id: collect_job(gateway, job_id, opener, quarantine=quarantine), CollectedJob
+    )
+    done = list(collected)
     for each in done:
         _log_result(each.job, each.deleted_bytes, each.kept)
     _require_deleted(done)
@@ -123,7 +131,7 @@ def prune_all(
     """
     request = PruneRequest(older_than=older_than, test_jobs=True)
     gateway, opener = maintenance_gateway(conn_id), storage_opener(storage_conn_id)
-    done = list(each_job(_all(gateway), lambda job_id: prune_job(gateway, job_id, request, opener)))
+    done = list(each_job(_all(gateway), lambda job_id: prune_job(gateway, job_id, request, opener), PrunedJob))
     for each in done:
         _log_result(each.job, each.deleted_bytes, each.kept)
     tokens = gateway.drop_tokens(age_seconds=older_than.total_seconds())
@@ -141,12 +149,13 @@ def verify_all(*, is_deep: bool = False, conn_id: str = DEFAULT_CONN_ID, storage
     :param conn_id: Connection to the coordinator.
     :param storage_conn_id: Connection with the credentials of the checkpoint storage.
     :return: Number of verified checkpoints.
-    :raises CorruptStateError: A checkpoint cannot be restored; raised after all jobs.
+    :raises CorruptStateError: A checkpoint cannot be restored, or a row of a job cannot be read; raised after all jobs.
     :raises StorageError: The storage of a job is unavailable; raised after all jobs.
     """
     gateway, opener = maintenance_gateway(conn_id), storage_opener(storage_conn_id)
     found: list[Verification] = []
     unreachable: list[str] = []
+    unreadable: list[str] = []
     for job in gateway.jobs():
         try:
             # extend() retains the results that were yielded before a StorageError.
@@ -154,9 +163,11 @@ def verify_all(*, is_deep: bool = False, conn_id: str = DEFAULT_CONN_ID, storage
         except CheckpointNotFoundError:
             # The job was removed after the list was read.
             continue
+        except CorruptRowError as error:
+            unreadable.append(f"{job.name}: {error}")
         except StorageError as error:
             unreachable.append(f"{job.name}: {redact(str(error))}")
-    _require_restorable(found, unreachable)
+    _require_restorable(found, unreachable, unreadable)
     return len(found)
 
 
@@ -164,11 +175,12 @@ def _all(gateway: JobMaintenance) -> list[JobId]:
     return [job.job_id for job in gateway.jobs()]
 
 
-def _require_restorable(found: list[Verification], unreachable: list[str]) -> None:
+def _require_restorable(found: list[Verification], unreachable: list[str], unreadable: list[str]) -> None:
     unavailable = (
         f"The storage of {len(unreachable)} job(s) is unavailable: {'; '.join(unreachable)}" if unreachable else ""
     )
     damaged = [f"{redact(each.pointer)}: {'; '.join(each.problems)}" for each in found if not each.is_restorable]
+    damaged += unreadable
     if damaged:
         raise CorruptStateError(
             f"Expected {len(found)} restorable checkpoints, found {len(damaged)} that cannot be restored: "

@@ -4,7 +4,7 @@ URIs: schemes, valid and allowed directories, deletable paths, display, and rela
 URIs are never percent-encoded or decoded, because neither Spark nor fsspec does it. A relative URI remains valid if the
 metadata moves with its directory.
 
-Options of filesystems may contain credentials. Messages are therefore redacted, see :mod:`.checkpoint.secrets`, before they reach an error or a log.
+Options of filesystems may contain credentials. Messages are therefore redacted before they reach an error or a log.
 
 A savepoint may come from an untrusted source. Without a limit to allowed locations, its metadata could make the driver open any URI, such as
 a page of the internal network or a local file.

@@ -37,7 +37,7 @@ from airflow_provider_statecheck.checkpoint.job_list import JobList, JobOverview
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.retention import SILENCE
 from airflow_provider_statecheck.checkpoint.store import CheckpointPage
-from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StateCheckError
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptRowError, StateCheckError
 from airflow_provider_statecheck.gateway.verbs import JOB_PAGES
 from airflow_provider_statecheck.maintenance.rewind import fork_point
 from airflow_provider_statecheck.metadata.tables import Caller
@@ -230,10 +230,11 @@ def task_page(
     # The UI leaves its placeholder in the address of a task that is not mapped.
     index = int(map_index) if map_index.isdecimal() else -1
     task = Caller(dag_id=dag_id, run_id=run_id, task_id=task_id, map_index=index)
-    shown, state = _of_run(jobs, dag_id, run_id, *task.coordinates), task_state(task)
+    (shown, unreadable), state = _of_run(jobs, dag_id, run_id, *task.coordinates), task_state(task)
     refreshes = state in _LIVE_STATES or any(job.is_changing for job in shown)
     name = f"{dag_id}.{task_id}" + (f" [{index}]" if index >= 0 else "")
-    return render(request, "task.html", task=task, name=name, state=state, jobs=shown, refreshes=refreshes)
+    more: dict[str, Any] = {"jobs": shown, "unreadable": unreadable, "refreshes": refreshes}
+    return render(request, "task.html", task=task, name=name, state=state, **more)
 
 
 @router.get("/dags/{dag_id}/runs/{run_id:path}")
@@ -242,12 +243,16 @@ def run_page(
 ) -> Response:
     """Return the page of a Dag run."""
     jobs.readable.require(dag_id)
-    shown = _of_run(jobs, dag_id, run_id, ("dag_id", dag_id), ("run_id", run_id))
+    shown, unreadable = _of_run(jobs, dag_id, run_id, ("dag_id", dag_id), ("run_id", run_id))
     refreshes = any(job.is_changing for job in shown)
     table, now = query.table(row for job in shown for row in job.rows), services.clock.now()
-    return render(request, "run.html", dag_id=dag_id, run_id=run_id, table=table, now=now, refreshes=refreshes)
+    more: dict[str, Any] = {"table": table, "unreadable": unreadable, "now": now, "refreshes": refreshes}
+    return render(request, "run.html", dag_id=dag_id, run_id=run_id, **more)
 
 
-def _of_run(jobs: UserJobs, dag_id: str, run_id: str, *task: tuple[str, str]) -> list[ShownJob]:
-    found = (shown_job(view, task, is_editable=jobs.editable.permits_all(view)) for view in jobs.of_run(dag_id, run_id))
-    return [each for each in found if each.rows]
+def _of_run(
+    jobs: UserJobs, dag_id: str, run_id: str, *task: tuple[str, str]
+) -> tuple[list[ShownJob], list[CorruptRowError]]:
+    views, unreadable = jobs.of_run(dag_id, run_id)
+    found = (shown_job(view, task, is_editable=jobs.editable.permits_all(view)) for view in views)
+    return [each for each in found if each.rows], unreadable

@@ -233,7 +233,9 @@ class CheckpointFutures:
 
 def failure_of(failed: SnapshotRequest | CheckpointRecord) -> CheckpointException:
     """Return the error of a failed request or checkpoint."""
-    reason = CheckpointFailureReason(failed.failure_reason or CheckpointFailureReason.UNSPECIFIED)
+    # A newer version may have written a reason that this one does not know.
+    known = CheckpointFailureReason.__members__.values()
+    reason = next((each for each in known if each == failed.failure_reason), CheckpointFailureReason.UNSPECIFIED)
     message = failed.failure_message
     cause = RuntimeError(message) if message and message != reason.message else None
     return CheckpointException(reason, cause, checkpoint_id=failed.checkpoint_id)

@@ -29,7 +29,7 @@ from airflow_provider_statecheck.gateway.time_travel import find_fork_source, fo
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import INLINE_STATE_BYTES
 from airflow_provider_statecheck.spark.driver.readiness import make_ready, require_reachable
-from airflow_provider_statecheck.spark.driver.session import give_workers_this_python
+from airflow_provider_statecheck.spark.driver.session import give_workers_this_python, mask_settings
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import find_source
 from airflow_provider_statecheck.storage.uris import normalise_savepoint_dir, parse_locations, require_known_filesystem
@@ -133,6 +133,7 @@ def begin_submitted(handover: Handover, spark: SparkSession | None = None) -> tu
     """
     session = spark or _session()
     _hide_from_workers(session)
+    mask_settings(session)
     return session, _repeat_registration(session, handover)
 
 
@@ -210,6 +211,7 @@ def open_attempt(
         require_known_filesystem(savepoint_dir)
     storage = storage.allowing(savepoint_dir, locations=parse_locations(allowed_locations))
     give_workers_this_python(spark)
+    mask_settings(spark)
     make_ready(spark, storage)
     gateway = open_gateway(metadata)
     source = None

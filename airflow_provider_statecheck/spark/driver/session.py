@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
+from airflow_provider_statecheck.checkpoint.secrets import remember_secrets, secrets_in_settings
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -165,6 +166,12 @@ def give_workers_this_python(spark: SparkSession) -> None:
     _default_worker_python(dict(context.getConf().getAll()), context.master)
     # The context read the variable when it was created.
     context.pythonExec = os.environ.get("PYSPARK_PYTHON", context.pythonExec)
+
+
+def mask_settings(spark: SparkSession) -> None:
+    """Let texts of this process hide the secret settings of a session, which may come from files that only Spark has read."""
+    settings = spark.conf.getAll if is_connect(spark) else dict(spark.sparkContext.getConf().getAll())
+    remember_secrets(secrets_in_settings(settings))
 
 
 def jvm_pid() -> int | None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote, quote_plus
 
@@ -39,7 +41,10 @@ from airflow_provider_statecheck.checkpoint.secrets import masked, remember_secr
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary, StepSummary
 from airflow_provider_statecheck.cli.output import print_message
 from airflow_provider_statecheck.exceptions import StateCheckError
+from airflow_provider_statecheck.gateway.verbs import encode_error
+from airflow_provider_statecheck.hooks.spark_settings import checked_settings
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.spark.driver.session import mask_settings
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
 from airflow_provider_statecheck.spark.tables.databases import Database
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -263,3 +268,53 @@ def test_credentials_in_uris_are_masked_without_being_known() -> None:
     text = "jdbc:postgresql://db/sales?user=ada&password=hunter22 and s3://key:hunter22@bucket/x"
 
     assert masked(text) == "jdbc:postgresql://db/sales?user=ada&password=*** and s3://***@bucket/x"
+
+
+@pytest.mark.usefixtures("known_secret")
+def test_an_error_crosses_the_wire_without_a_known_secret() -> None:
+    error = StateCheckError(TEXT, holder=TEXT, checkpoint_id=7)
+
+    sent = encode_error(error)
+
+    assert SECRET not in json.dumps(sent)
+    assert sent["attributes"] == {"holder": "ValueError: cannot log in with ***", "checkpoint_id": 7}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"spark.hadoop.fs.s3a.secret.key": SECRET},
+        {"spark.hadoop.fs.s3a.access.key": SECRET},
+        {"spark.ssl.keyPassword": SECRET},
+        {"AWS_SESSION_TOKEN": SECRET},
+        {"spark.redaction.regex": "(?i)licence", "spark.vendor.licence": SECRET},
+        {"spark.redaction.regex": "(?<name", "spark.my.password": SECRET},
+    ],
+)
+def test_the_secret_settings_of_spark_are_masked(settings: dict[str, str]) -> None:
+    checked_settings("conf", settings)
+
+    assert masked(TEXT) == "ValueError: cannot log in with ***"
+
+
+@pytest.mark.parametrize("value", ["true", "False", "1000", "none"])
+def test_a_switch_with_the_name_of_a_secret_is_no_secret(value: str) -> None:
+    checked_settings("conf", {"spark.security.token.enabled": value})
+
+    assert masked(f"found {value}") == f"found {value}"
+
+
+@pytest.mark.parametrize("is_connect", [True, False])
+def test_a_driver_masks_the_secret_settings_of_its_session(*, is_connect: bool) -> None:
+    found = {"spark.my.password": SECRET}
+    conf = SimpleNamespace(getAll=found) if is_connect else SimpleNamespace(getAll=found.items)
+    context = SimpleNamespace(getConf=lambda: conf)
+    kind = type(
+        "SparkSession", (), {"__module__": "pyspark.sql.connect.session" if is_connect else "pyspark.sql.session"}
+    )
+    session: Any = kind()
+    session.conf, session.sparkContext = conf, context
+
+    mask_settings(session)
+
+    assert masked(TEXT) == "ValueError: cannot log in with ***"

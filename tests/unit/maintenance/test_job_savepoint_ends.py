@@ -22,7 +22,7 @@ from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJ
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.messages import make_owner
 from tests.unit.maintenance.test_job_savepoints import SavedJob
-from tests.unit.written_stage import JOB
+from tests.unit.written_stage import JOB, local_path
 
 FIRST, SECOND = "2026-01-01T00:00:00+00:00", "2026-01-02T00:00:00+00:00"
 
@@ -194,3 +194,22 @@ def test_a_stage_without_a_part_ignores_the_savepoint_that_its_task_names(job: S
     )
     late = job.begin("late", owner=make_owner(clear_marker="cleared"), restore_from=own)
     assert late.restore() is None
+
+
+@pytest.mark.parametrize("kind", ["state", "data"])
+def test_a_savepoint_with_changed_bytes_is_not_restored_in_place(job: SavedJob, kind: str) -> None:
+    attempt = job.begin("extract")
+    job.take(attempt, state=["an item that is finished"] * 2000)
+    attempt.finish(AttemptStatus.FINISHED)
+    row = job.savepoint(job.saved())
+    folder = local_path(row.location)
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name[0] != "_"]
+    changed = [path for path in files if ("/data/" in str(path)) is (kind == "data")]
+    assert changed
+    for path in changed:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 3] ^= 1
+        path.write_bytes(content)
+
+    with pytest.raises(CorruptStateError, match="Nothing was changed"):
+        read_savepoint(CheckpointStorage.open, row.location, job.view.job)

@@ -25,7 +25,7 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import decode_metadata, encode_metadata
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
 from tests.messages import ManualClock, make_owner
-from tests.sqlite_rows import new_store
+from tests.sqlite_rows import new_store, write_bad_value
 from tests.unit.storage.keyed_files import state_file, take
 from tests.unit.written_stage import JOB, WrittenStage, collect, local_path
 
@@ -367,3 +367,18 @@ def test_a_checkpoint_whose_state_is_damaged_is_told_and_not_recovered(stage, lo
     (done,) = recover(lost)
     assert [c.rpartition("/")[2] for c in done.checkpoints] == ["chk-1"]
     assert any("state of operator 'aggregate/balance'" in problem for problem in done.problems)
+
+
+@pytest.mark.parametrize("table", ["job", "attempt"])
+def test_a_job_whose_rows_cannot_be_read_is_told_and_the_others_are_recovered(stage, lost, table):
+    for job in ("orders", "sales"):
+        worked(stage, job_name=job)
+    worked(lost, job_name="sales")
+    column = {"job": "name", "attempt": "status"}[table]
+    write_bad_value(lost.store, "sales", f"UPDATE statecheck_{table} SET {column} = x'FF' WHERE job_id = :job")
+
+    found = {each.job: each for each in recover(lost)}
+
+    assert found["orders"].is_recovered
+    (problem,) = found["sales"].problems
+    assert f"column {column} of table statecheck_{table}" in problem

@@ -14,6 +14,7 @@ from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidCon
 from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from airflow_provider_statecheck.operators import maintenance_dag
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from tests.sqlite_rows import write_bad_value
 from tests.unit.written_stage import WrittenStage, local_path
 
 
@@ -128,3 +129,18 @@ def test_a_checkpoint_that_cannot_be_restored_fails_the_task(stage, is_deep):
     local_path(str(row.metadata_uri)).unlink()
     with pytest.raises(CorruptStateError, match="2 restorable checkpoints, found 1"):
         maintenance_dag.verify_all(is_deep=is_deep)
+
+
+def test_a_job_whose_rows_cannot_be_read_fails_the_tasks_after_all_jobs(stage):
+    for job in ("first", "sales", "last"):
+        stage.run(job)
+    write_bad_value(stage.store, "sales", "UPDATE statecheck_attempt SET owner = '{' WHERE job_id = :job")
+    named = r"column owner of table statecheck_attempt"
+
+    with pytest.raises(StorageError, match=f"found 1 failure.*{named}"):
+        maintenance_dag.collect_all()
+    with pytest.raises(CorruptStateError, match=named):
+        maintenance_dag.verify_all()
+    with pytest.raises(StorageError, match=f"found 1 failure.*{named}"):
+        maintenance_dag.prune_all()
+    assert stage.statuses("first") == stage.statuses("last") == {1: "subsumed", 2: "subsumed", 3: "completed"}

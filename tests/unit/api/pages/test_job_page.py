@@ -14,6 +14,7 @@ from airflow_provider_statecheck.checkpoint.retention import SILENCE
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.metadata.tables import Caller
 from tests.messages import make_owner
+from tests.sqlite_rows import write_bad_value
 from tests.unit.api.pages.html import Page
 from tests.unit.api.pages.site import ROOT, MadeJob, Site
 
@@ -355,3 +356,20 @@ def test_an_operator_of_an_unreadable_dag_is_not_found(site: Site) -> None:
     operators = mapped(site, 2)
     site.user.dag_ids = ()
     site.read(f"/jobs/{operators[0].attempt.job_id}/operators/{operator_id_of('load[1]')}", status=404)
+
+
+def test_a_row_that_cannot_be_read_is_told_on_the_pages_of_its_job_its_run_and_all_jobs(site: Site) -> None:
+    bad, good = site.job("sales").begin(), site.job("orders").begin()
+    good.checkpoint()
+    statement = "UPDATE statecheck_job SET seen_at = 'yesterday' WHERE job_id = :job"
+    write_bad_value(bad.store, "sales", statement)
+    told = "column seen_at of table statecheck_job"
+
+    listed = site.read("/jobs").text
+    assert told in listed
+    assert "orders" in listed
+    for path in ("/dags/nightly/runs/run-1", "/dags/nightly/runs/run-1/tasks/features"):
+        page = site.read(path).text
+        assert told in page
+        assert "aggregate" in page
+    assert told in site.client.get(f"{ROOT}{path_of(bad)}").text
