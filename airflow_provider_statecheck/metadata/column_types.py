@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _HIGHEST = {int: 2**63 - 1, float: LONGEST_CHECKPOINT.total_seconds()}
 """Highest numbers in rows. The floats are durations in seconds."""
-_COORDINATES = ("dag_id", "run_id", "task_id", "map_index")
+_COORDINATES = {"dag_id", "run_id", "task_id", "map_index"}
 _YEARS = range(2, 9999)
 """Years from which a year may be subtracted, and to which one may be added. PostgreSQL also has infinite times."""
 _FLAGS = {None: None, 0: False, 1: True}
@@ -195,7 +195,7 @@ def json_reader(kind: Any) -> Callable[[Any], Any]:
 
 def _owner_of(values: dict[str, Any]) -> AttemptOwner:
     pairs = tuple((str(key), str(value)) for key, value in values["airflow"])
-    if pairs and (tuple(key for key, _ in pairs) != _COORDINATES or int(pairs[3][1]) < -1):
+    if not dict(pairs).keys() <= _COORDINATES or int(dict(pairs).get("map_index", -1)) < -1:
         raise ValueError("coordinates of another form")
     typed = {"airflow": pairs, "task_state": TaskState(values.get("task_state", ""))}
     return of_fields(AttemptOwner, values | typed)

@@ -169,7 +169,7 @@ def test_a_job_with_rows_is_refused(stage, lost):
 def test_a_job_that_registered_while_it_was_looked_at_is_refused(stage, lost, monkeypatch):
     worked(stage)
     lost.attempt()
-    monkeypatch.setattr(JobRecovery, "is_known", lambda *_: False)
+    monkeypatch.setattr(JobRecovery, "problem_of", lambda *_: None)
     (done,) = recover(lost)
     assert not done.is_recovered
     assert "no rows" in done.problems[0]
