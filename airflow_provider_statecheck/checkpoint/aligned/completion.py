@@ -119,7 +119,7 @@ class CheckpointFinalizer:
             manifest = self._components.storage.write_manifest(checkpoint, content)
         assessment = self._components.rows.acknowledge(replace(asked, is_written=True, manifest=manifest))
         if assessment.verdict is not AcknowledgeResult.SUCCESS and manifest is not None:
-            self._delete_surplus(manifest, assessment.acknowledgements)
+            self._delete_surplus(manifest, assessment)
         if assessment.finalizing is not None:
             self.finalize(assessment.finalizing)
         return assessment
@@ -133,11 +133,14 @@ class CheckpointFinalizer:
             self._aborter.abort_one(message.checkpoint_id, error, attempt_id=message.attempt_id)
             raise
 
-    def _delete_surplus(self, manifest: FileStateHandle, acknowledgements: Iterable[AcknowledgementRecord]) -> None:
-        if manifest.uri in {a.manifest_uri for a in acknowledgements}:
-            return
+    def _delete_surplus(self, manifest: FileStateHandle, assessment: Assessment) -> None:
+        is_named = manifest.uri in {a.manifest_uri for a in assessment.acknowledgements}
+        if not is_named or _keeps_no_manifest(assessment.checkpoint):
+            self._delete_manifest(manifest.uri)
+
+    def _delete_manifest(self, uri: str) -> None:
         try:
-            self._components.storage.delete_manifest(manifest.uri)
+            self._components.storage.delete_manifest(uri)
         except StateCheckError as error:
             log.warning("An unreferenced manifest is left to garbage collection: %s", error)
 
@@ -159,10 +162,16 @@ class CheckpointFinalizer:
             try:
                 found += contents(self._components.storage, [acknowledgement])
             except CheckpointNotFoundError:
-                # The manifests of an aborted checkpoint are deleted with it; a missing one refers to no state.
-                if assessment.checkpoint is None or assessment.checkpoint.status is not CheckpointStatus.ABORTED:
+                if assessment.checkpoint is None:
                     raise
+                found += self._content_of_ended(assessment.checkpoint)
         return merged(found).operator_states
+
+    def _content_of_ended(self, checkpoint: CheckpointRecord) -> list[SnapshotContent]:
+        """Return what a checkpoint refers to whose manifests are deleted."""
+        if checkpoint.status is CheckpointStatus.ABORTED:
+            return []
+        return [self._components.storage.read(metadata_of(checkpoint))]
 
     def try_finalize(self, acknowledged: AcknowledgedCheckpoint) -> None:
         """Finalize a checkpoint and log a failure, which the rows and the future report."""
@@ -204,8 +213,15 @@ class CheckpointFinalizer:
             if settled is None:
                 return
             checkpoint = settled
+        self._delete_manifests(acknowledged)
         self._announce(checkpoint, subsumed, retained)
         self._ended()
+
+    def _delete_manifests(self, acknowledged: AcknowledgedCheckpoint) -> None:
+        """Delete the manifests of a completed savepoint: its metadata has their content, and its directory is the user's."""
+        if acknowledged.checkpoint.properties.is_savepoint:
+            for uri in filter(None, (a.manifest_uri for a in acknowledged.acknowledgements)):
+                self._delete_manifest(uri)
 
     def _written(self, acknowledged: AcknowledgedCheckpoint) -> CompletedCheckpoint:
         acknowledgements = acknowledged.acknowledgements
@@ -282,6 +298,15 @@ def _filled(record: CheckpointRecord, acknowledged: Iterable[AcknowledgementReco
         record,
         completed_at=max(times, default=record.triggered_at),
         state_size_bytes=sum(a.state_size_bytes for a in acknowledged),
+    )
+
+
+def _keeps_no_manifest(checkpoint: CheckpointRecord | None) -> bool:
+    # The manifests of a checkpoint are deleted with its directory.
+    return (
+        checkpoint is not None
+        and checkpoint.properties.is_savepoint
+        and checkpoint.status is CheckpointStatus.COMPLETED
     )
 
 

@@ -558,3 +558,13 @@ def test_a_stage_that_has_ended_with_only_the_savepoint_that_it_started_from_ref
         job.service.request(job.stage.coordinator.describe(job_id_of("heir")), request_key=new_key())
     job.run("load", job="heir", restore_from=source)
     job.service.request(job.stage.coordinator.describe(job_id_of("heir")), request_key=new_key())
+
+
+def test_a_complete_savepoint_keeps_no_manifest_of_an_acknowledgement(job: SavedJob) -> None:
+    job.run("extract")
+    job.run("load[de]")
+
+    savepoint = job.savepoint(job.saved())
+
+    top = CheckpointStorage.open(savepoint.location).list_files(savepoint.location)
+    assert [path for path in top if "/" not in path] == ["_metadata"]
