@@ -41,8 +41,8 @@ class CommittingSink(ABC):
         """Place of the opened sink, which checkpoints record."""
 
     def __getstate__(self) -> dict[str, Any]:
-        # Tasks write; only the driver commits.
-        return {**self.__dict__, "_committer": None, "_former": None}
+        # Tasks write; only the driver commits, and knows the database or catalog of a place.
+        return {**self.__dict__, "_committer": None, "_former": None, "place": None}
 
     @abstractmethod
     def _destination(self, context: SinkContext) -> CommitDestination:

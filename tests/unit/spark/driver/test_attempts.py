@@ -90,6 +90,7 @@ def test_second_call_after_a_failed_one_does_not_miss_the_handover(monkeypatch) 
 
     monkeypatch.setattr("airflow_provider_statecheck.spark.driver.attempts._repeat_registration", refuse)
     monkeypatch.setattr("airflow_provider_statecheck.spark.driver.attempts._session", object)
+    monkeypatch.setattr("airflow_provider_statecheck.spark.driver.attempts.mask_settings", id)
     monkeypatch.setenv(HANDOVER_VARIABLE, make_handover().environment()[HANDOVER_VARIABLE])
     current = CurrentContext()
     for _ in range(2):
@@ -101,6 +102,7 @@ def test_second_call_gives_the_same_context(monkeypatch) -> None:
     monkeypatch.setattr(
         "airflow_provider_statecheck.spark.driver.attempts._repeat_registration", lambda _, handover: handover
     )
+    monkeypatch.setattr("airflow_provider_statecheck.spark.driver.attempts.mask_settings", id)
     monkeypatch.setenv(HANDOVER_VARIABLE, make_handover().environment()[HANDOVER_VARIABLE])
     current, made = CurrentContext(), []
 
