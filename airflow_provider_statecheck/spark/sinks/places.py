@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from airflow_provider_statecheck.checkpoint.codec import decode, encode
@@ -20,8 +20,8 @@ class Place:
     """Kind of the sink."""
     address: str
     """URI or name of the directory, of the table, or of the commit log of a custom sink."""
-    store: str = ""
-    """Database or catalog of a table."""
+    store: str = field(default="", repr=False)
+    """Database or catalog of a table, without credentials."""
     staging: str = ""
     """Directory of rows that wait for their commit, if it is not in the place."""
 
