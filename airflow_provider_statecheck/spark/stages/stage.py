@@ -42,6 +42,11 @@ class Aggregate:
     combine: ClassVar[str]
     """Name of the Arrow function that combines partial results."""
 
+    @property
+    def text(self) -> str:
+        """Return the aggregate for messages."""
+        return f"{type(self).__name__}({self.expression!r})"
+
 
 class Sum(Aggregate):
     """Sum of the non-null values; null if there are none."""
@@ -75,7 +80,8 @@ class Count(Aggregate):
     combine = "sum"
 
     def __init__(self, expression: str = "1") -> None:
-        super().__init__(expression)
+        # A star is no expression of a single row.
+        super().__init__("1" if expression == "*" else expression)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
