@@ -169,7 +169,7 @@ class StagePlanner:
         for position, node in enumerate(vertex.functions):
             key = vertex.key if position == 0 else None
             operators.append(self._plan_operator(node, key, schema))
-            output, schema = operators[-1].output_schema, _schema_after(operators[-1], schema)
+            output, schema = operators[-1].output_schema, self._schema_after(operators[-1], schema)
         return PlannedVertex(key=vertex.key, operators=tuple(operators), output_schema=output), schema
 
     def _plan_operator(self, node: FunctionNode, key: KeyNode | None, schema: StructType) -> PlannedOperator:
@@ -182,7 +182,7 @@ class StagePlanner:
             key_serializer=serializer,
             time_column=None if key is None else _time_column(key, schema),
             aggregates=self._aggregates(node, schema, output) if isinstance(node, AggregateNode) else (),
-            is_ansi=self._spark.conf.get("spark.sql.ansi.enabled") == "true",
+            is_ansi=str(self._spark.conf.get("spark.sql.ansi.enabled")).lower() == "true",
         )
 
     def _aggregates(self, node: AggregateNode, schema: StructType, output: Any) -> tuple[AggregateSchema, ...]:
@@ -199,6 +199,16 @@ class StagePlanner:
             )
             for name, aggregate in node.aggregates.items()
         )
+
+    def _schema_after(self, operator: PlannedOperator, schema: StructType) -> StructType:
+        from pyspark.sql.types import StructType
+
+        # Arrow knows less about types: it has no collations.
+        declared = None if isinstance(operator.node, AggregateNode) else operator.node.output
+        if isinstance(declared, str | StructType):
+            return _parse_ddl(self._spark, declared, operator.uid) if isinstance(declared, str) else declared
+        is_passed_on = isinstance(operator.node, MapNode) and declared is None
+        return schema if is_passed_on or operator.output_schema is None else spark_schema(operator.output_schema)
 
     def _output_schema(self, node: FunctionNode, key: KeyNode | None, schema: StructType) -> Any:
         if isinstance(node, AggregateNode):
@@ -292,7 +302,7 @@ def arrow_schema_of(spark: SparkSession, declared: Any, uid: str) -> Any:
     )
 
 
-def _parse_ddl(spark: SparkSession, ddl: str, uid: str) -> Any:
+def _parse_ddl(spark: SparkSession, ddl: str, uid: str) -> StructType:
     from pyspark.errors import PySparkException
 
     try:
@@ -301,12 +311,6 @@ def _parse_ddl(spark: SparkSession, ddl: str, uid: str) -> Any:
         raise InvalidConfigurationError(
             f"Expected output= of {uid!r} to be columns such as 'account string, balance double', found {ddl!r}: {error}"
         ) from error
-
-
-def _schema_after(operator: PlannedOperator, schema: StructType) -> StructType:
-    # A function without output= passes columns on, whose types Arrow knows less about.
-    is_passed_on = isinstance(operator.node, MapNode) and operator.node.output is None
-    return schema if is_passed_on or operator.output_schema is None else spark_schema(operator.output_schema)
 
 
 def _time_column(key: KeyNode, schema: StructType) -> str | None:

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from functools import partial
@@ -26,8 +26,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NAN, INFINITY = float("nan"), float("inf")
-TIMES = [datetime(1900, 1, 1, 0, 1), datetime(2026, 3, 29, 2, 30), datetime(2026, 10, 25, 2, 30, 0, 1), datetime(9999, 12, 31)]
-IN_UTC = [each.replace(tzinfo=UTC) for each in TIMES]
+IN_UTC = [
+    datetime(1900, 1, 1, 0, 1, tzinfo=UTC),
+    datetime(2026, 3, 29, 2, 30, tzinfo=UTC),
+    datetime(2026, 10, 25, 2, 30, 0, 1, tzinfo=UTC),
+    datetime(9999, 12, 31, tzinfo=UTC),
+]
+TIMES = [each.replace(tzinfo=None) for each in IN_UTC]
 PAIR = pa.struct([("at", pa.timestamp("us", "UTC")), ("x", pa.float64())])
 PAIRS = [{"at": at, "x": x} for at in (None, *IN_UTC[:2]) for x in (None, NAN, -0.0, 1.5)]
 
@@ -97,7 +102,9 @@ KEYS = {
 
 def drawn(chance: random.Random, rows: int) -> Any:
     """Return a table of all columns; keys are never null, and some columns of some tables are only null."""
-    columns = {name: pa.array([chance.choice(each.values) for _ in range(rows)], each.type) for name, each in KEYS.items()}
+    columns = {
+        name: pa.array([chance.choice(each.values) for _ in range(rows)], each.type) for name, each in KEYS.items()
+    }
     for name, each in (COLUMNS | LARGE).items():
         nulls = chance.choice((0.0, 0.3, 0.8, 1.0))
         values = [None if chance.random() < nulls else chance.choice(each.values) for _ in range(rows)]
@@ -129,7 +136,7 @@ class Case:
     seed: int
     tables: list[Any]
     keys: tuple[str, ...]
-    aggregates: dict[str, Aggregate]
+    aggregates: dict[str, Any]
     is_ansi: bool
     runs: list[Run]
     backend: str
@@ -178,7 +185,9 @@ class Case:
         failing = set(run.failing)
         source = DataFrameSource(list(range(run.splits)), partial(self._load, failing))
         for parallelism in run.parallelisms:
-            stage = Stage("stage", max_parallelism=8, parallelism=parallelism, state_backend=self.backend).source(source)
+            stage = Stage("stage", max_parallelism=8, parallelism=parallelism, state_backend=self.backend).source(
+                source
+            )
             stage = stage.key_by(*self.keys).aggregate(**self.aggregates)
             try:
                 tries.run(stage, StageSettings(combines=run.combines), owner=make_owner(run_key=key))
@@ -237,7 +246,9 @@ def outcome(work: Callable[[], Any]) -> Any:
     try:
         return work()
     except Exception as error:
-        if not any(text in str(error) for text in ("ARITHMETIC_OVERFLOW", "NUMERIC_VALUE_OUT_OF_RANGE", "Expected sums of")):
+        if not any(
+            text in str(error) for text in ("ARITHMETIC_OVERFLOW", "NUMERIC_VALUE_OUT_OF_RANGE", "Expected sums of")
+        ):
             raise
         return "too large"
 
@@ -277,3 +288,28 @@ def _plain(kind: Any) -> str:
     if pa.types.is_list(kind):
         return f"list {_plain(kind.value_type)}"
     return "timestamp with zone" if pa.types.is_timestamp(kind) and kind.tz else str(kind)
+
+
+def case_of(*, is_ansi: bool, combines: bool, **changes: Any) -> Case:
+    """Return a case with one run, by default over all types."""
+    chance = random.Random(0)
+    run = Run(splits=3, failing=(), parallelisms=(2,), combines=combines, zone="Europe/Berlin")
+    values: dict[str, Any] = {
+        "seed": 0,
+        "tables": [drawn(chance, 40) for _ in range(3)],
+        "keys": ("k_text",),
+        "aggregates": ALL,
+        "is_ansi": is_ansi,
+        "runs": [run],
+        "backend": "arrow",
+    }
+    return Case(**values | changes)
+
+
+def compare(tries: StageTries, case: Case) -> None:
+    """Require that a case gives the rows of plain Spark; a failure tells how to repeat it."""
+    try:
+        require_equal(outcome(lambda: case.found(tries)), outcome(lambda: case.expected(tries.spark)), case.keys)
+    except Exception as error:
+        error.add_note(f"Repeat with WALK_SEED={case.seed}: {case.keys}, {case.runs}, ANSI: {case.is_ansi}.")
+        raise

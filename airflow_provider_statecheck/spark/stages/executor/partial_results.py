@@ -52,7 +52,9 @@ def _with_numbers(column: Any, numbers: Any, wanted: Any) -> Any:
     first = np.zeros(len(known) + 1, dtype=np.int64)
     valid = np.flatnonzero(numbers.is_valid().to_numpy(zero_copy_only=False))
     first[known[valid].astype(np.int64)] = valid
-    places = pc.if_else(wanted.is_valid(), pa.array(first[pc.fill_null(wanted, 0).to_numpy()]), pa.scalar(None, pa.int64()))
+    places = pc.if_else(
+        wanted.is_valid(), pa.array(first[pc.fill_null(wanted, 0).to_numpy()]), pa.scalar(None, pa.int64())
+    )
     return single(column).take(places)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from decimal import Context, Decimal, localcontext
+from datetime import UTC, datetime
+from decimal import Context, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,12 @@ from airflow_provider_statecheck.checkpoint.states.handles import OperatorSubtas
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.spark.stages.executor import elements
 from airflow_provider_statecheck.spark.stages.executor.aggregate_run import AggregateRun
-from airflow_provider_statecheck.spark.stages.executor.elements import KeyedChunk, python_values, table_of
+from airflow_provider_statecheck.spark.stages.executor.elements import (
+    OVERFLOW_PREFIX,
+    KeyedChunk,
+    python_values,
+    table_of,
+)
 from airflow_provider_statecheck.spark.stages.executor.operator_run import (
     OperatorTask,
     SnapshotMoment,
@@ -76,6 +81,17 @@ def test_key_groups_come_whole_and_in_order(
     assert sum(map(len, groups)) == 10
     assert all(table.num_rows >= chunk_rows for table in tables[:-1])
     assert list(elements.tables_by_key_group([], (KEY_GROUP_COLUMN,))) == []
+
+
+@pytest.mark.parametrize("buffer_bytes", [1, 1 << 20], ids=["on disk", "in memory"])
+def test_rows_of_a_key_come_in_the_order_of_spark(monkeypatch: pytest.MonkeyPatch, buffer_bytes: int) -> None:
+    monkeypatch.setattr(elements, "_BUFFER_BYTES", buffer_bytes)
+    ordered = [None, {"x": None}, {"x": -1.0}, {"x": NAN}]
+    values = pa.array(ordered[::-1] * 2, pa.struct([("x", pa.float64())]))
+    columns = {KEY_GROUP_COLUMN: pa.array([1] * 4 + [0] * 4, pa.int32()), "v": values}
+    batches = pa.table(columns).to_batches(max_chunksize=3)
+    tables = elements.tables_by_key_group(batches, (KEY_GROUP_COLUMN, "v"))
+    assert str(pa.concat_tables(tables).column("v").to_pylist()) == str(ordered * 2)
 
 
 def test_null_is_no_key() -> None:
@@ -221,7 +237,9 @@ def totals(tmp_path: Path, increments: list[list[Any]], kind: Any, **changes: An
     """Return the sum of one key after each increment."""
     output = pa.schema([("id", pa.int64()), ("total", kind)])
     node = AggregateNode(uid="sums", aggregates={"total": Sum("v")}, emits_changes=True)
-    run = run_of(CheckpointStorage.open(tmp_path.as_uri()), OperatorSubtaskState(), node=node, output_schema=output, **changes)
+    run = run_of(
+        CheckpointStorage.open(tmp_path.as_uri()), OperatorSubtaskState(), node=node, output_schema=output, **changes
+    )
     found = []
     for values in increments:
         same = pa.array([1] * len(values))
@@ -283,11 +301,45 @@ def test_sum_of_decimals_passes_its_range_within_an_increment_and_comes_back(tmp
     assert totals(tmp_path, [[high], [high, low, low]], kind) == [high, 0]
 
 
-def declared(names: list[str], **aliases: tuple[str, ...]) -> dict[str, Any]:
+def saved(run: AggregateRun, storage: CheckpointStorage) -> OperatorSubtaskState:
+    """Return the state of a run after a snapshot."""
+    moment = SnapshotMoment(checkpoint=CheckpointMetaData(1, datetime.fromtimestamp(0, UTC)))
+    state = run.snapshot(moment, file_streams(storage)).state
+    assert state is not None
+    return state.subtask_states[0]
+
+
+@pytest.mark.parametrize("backend", ["arrow", "hashmap"])
+@pytest.mark.parametrize("name", ["total", "amount"], ids=["same name", "renamed"])
+def test_sum_of_decimals_that_spark_found_too_large_stays_so_in_later_runs(
+    tmp_path: Path, backend: str, name: str
+) -> None:
+    storage, kind = CheckpointStorage.open(tmp_path.as_uri()), pa.decimal128(38, 0)
+    changes = declared(["total", "other"], kind=kind) | {"is_ansi": False}
+    first = run_of(storage, OperatorSubtaskState(), backend_of_stage(backend, {}), **changes)
+    columns = {OVERFLOW_PREFIX + "total": [True, None], "total": pa.nulls(2, kind), "other": pa.array([None, 1], kind)}
+    ids = pa.array([1, 2])
+    groups = SERIALIZER.key_groups_of([ids], GROUPS)
+    first.process_keyed(pa.table({KEY_GROUP_COLUMN: groups, "id": ids, **columns}).sort_by(KEY_GROUP_COLUMN))
+    state, types = saved(first, storage), first.schemas()
+    changes = declared([name, "other"], kind=kind, **({} if name == "total" else {name: ("total",)}))
+    both = [one_row(id=id, **{name: Decimal(5), "other": Decimal(5)}) for id in (1, 2)]
+    later = run_of(storage, state, backend_of_stage(backend, {}), schemas=types, is_ansi=False, **changes)
+    for rows in sorted(both, key=lambda rows: rows[KEY_GROUP_COLUMN][0].as_py()):
+        later.process_keyed(rows)
+    emitted = pa.concat_tables(each.table() for each in later.end()).sort_by("id").to_pylist()
+    assert emitted == [{"id": 1, name: None, "other": 5}, {"id": 2, name: 5, "other": 6}]
+    in_ansi_mode = run_of(storage, state, backend_of_stage(backend, {}), schemas=types, is_ansi=True, **changes)
+    in_ansi_mode.process_keyed(both[1])
+    with pytest.raises(UnsupportedStateError, match=f"larger ones of {name} decimal128"):
+        list(in_ansi_mode.end())
+
+
+def declared(names: list[str], kind: Any = pa.int64(), **aliases: tuple[str, ...]) -> dict[str, Any]:  # noqa: B008
     """Return the plan of sums with these names."""
     return {
         "node": AggregateNode(uid="sums", aggregates={name: Sum(name) for name in names}),
-        "output_schema": pa.schema([("id", pa.int64()), *((name, pa.int64()) for name in names)]),
+        "output_schema": pa.schema([("id", pa.int64()), *((name, kind) for name in names)]),
         "aggregates": tuple(
             AggregateSchema(name=name, is_nullable=True, function="sum", aliases=aliases.get(name, ()))
             for name in names
@@ -295,8 +347,8 @@ def declared(names: list[str], **aliases: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def one_row(**values: int) -> Any:
-    ids = pa.array([1])
+def one_row(id: int = 1, **values: Any) -> Any:
+    ids = pa.array([id])
     columns = {name: pa.array([value]) for name, value in values.items()}
     return pa.table({KEY_GROUP_COLUMN: SERIALIZER.key_groups_of([ids], GROUPS), "id": ids, **columns})
 

@@ -79,4 +79,6 @@ def test_numbers_compare_as_values_of_any_type_do_in_spark(data: Any) -> None:
 )
 def test_rows_are_ordered_with_null_first_and_nan_last(values: list[Any], kind: Any) -> None:
     table = pa.table({"group": [1] * len(values) + [0] * len(values), "v": pa.array(values[::-1] * 2, kind)})
-    assert repr(sorted_by(table, ("group", "v")).column("v").to_pylist()) == repr(pa.array(values * 2, kind).to_pylist())
+    assert repr(sorted_by(table, ("group", "v")).column("v").to_pylist()) == repr(
+        pa.array(values * 2, kind).to_pylist()
+    )
