@@ -84,8 +84,8 @@ def _reasons(data_type: DataType) -> Iterator[str]:
     part = uncompared_part(data_type)
     if isinstance(part, StringType) and not is_plain_text(part):
         yield (
-            "and tasks have no collations; aggregate the text with its sort key in front, such as "
-            "Max(\"struct(collation_key(name) AS sort_key, collate(name, 'UTF8_BINARY') AS name)\")"
+            "and tasks have no collations; convert the text, and put its lower case in front if case does not matter, as in "
+            "Max(\"struct(lower(collate(name, 'UTF8_BINARY')) AS lower, collate(name, 'UTF8_BINARY') AS name)\")"
         )
     elif part is not None:
         yield f"with {part.simpleString()}; convert it, such as by cast(... AS string)"

@@ -336,8 +336,8 @@ def _require_columns(vertex: Vertex, schema: StructType) -> None:
         part = uncompared_part(schema[name].dataType)
         if part is not None:
             raise UnsupportedStateError(
-                f"Expected order_by of a type whose values Spark tasks compare as Spark does, found {name} with {part.simpleString()}; add "
-                "a column to order by, such as a number, or collation_key(name) for a text with a collation."
+                f"Expected order_by of a type whose values Spark tasks compare as Spark does, found {name} with {part.simpleString()}; "
+                "order by another column, such as a number, or collate(name, 'UTF8_BINARY') of a text with a collation."
             )
 
 

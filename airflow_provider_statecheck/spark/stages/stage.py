@@ -228,7 +228,7 @@ class Stage:
         :param aggregates: Aggregates by the names of their output columns.
         :raises InvalidConfigurationError: if there is no aggregate, or ``emit`` is invalid.
         """
-        if not aggregates or not all(isinstance(aggregate, Aggregate) for aggregate in aggregates.values()):
+        if not aggregates or not all(map(_is_complete, aggregates.values())):
             raise InvalidConfigurationError(
                 f"Expected aggregates by name, such as total=Sum('price'), found {aggregates!r}."
             )
@@ -261,6 +261,10 @@ class Stage:
             raise InvalidConfigurationError(
                 "Expected a stage in the order source, functions, sink, found a step before the source or after the sink."
             )
+
+
+def _is_complete(aggregate: object) -> bool:
+    return isinstance(aggregate, Aggregate) and isinstance(aggregate.expression, str)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
