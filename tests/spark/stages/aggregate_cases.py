@@ -113,8 +113,8 @@ def drawn(chance: random.Random, rows: int) -> Any:
 
 
 def frame_of(spark: SparkSession, table: Any) -> Any:
-    """Return a DataFrame of a table; without the schema, times without a zone would get one."""
-    return spark.createDataFrame(table, spark_schema(table.schema))
+    """Return a DataFrame of a table; without the schema, times without a zone would get one, and Spark stops at an empty chunk."""
+    return spark.createDataFrame(table.combine_chunks(), spark_schema(table.schema))
 
 
 def aggregates_of(columns: Mapping[str, Column]) -> dict[str, Aggregate]:

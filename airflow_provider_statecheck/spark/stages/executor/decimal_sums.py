@@ -1,8 +1,8 @@
 """
 Sums of decimals in state, which can be too large for their type.
 
-Without ANSI mode, Spark returns null for such a sum, whatever is added later. A sum without values is null as well, but the
-next value replaces it. A flag in state tells them apart.
+Without ANSI mode, Spark returns null for such a sum, also after further values. A sum without values is null as well, but
+the next value replaces it. A flag in state tells them apart.
 """
 
 from __future__ import annotations
