@@ -1,5 +1,5 @@
 """
-Results of declared aggregates as Spark computes them, and the refusal of those that Spark tasks cannot continue.
+Results of declared aggregates in Spark, and the refusal of those that its tasks cannot combine.
 
 Spark tasks combine partial results. What they would combine in another way than Spark is refused by its type.
 """

@@ -1,4 +1,4 @@
-"""Declared aggregates in a Spark task: partial results are added to the state of their keys, on whole columns."""
+"""Declared aggregates in a Spark task: partial results are added to the state of their keys."""
 
 from __future__ import annotations
 
