@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, cast
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL, EMPTY_MESSAGE, ROWS_COLUMN
+from airflow_provider_statecheck.spark.stages.aggregates import aggregated
+from airflow_provider_statecheck.spark.stages.executor.elements import (
+    CONTROL,
+    EMPTY_MESSAGE,
+    OVERFLOW_PREFIX,
+    ROWS_COLUMN,
+)
 from airflow_provider_statecheck.spark.stages.executor.operator_run import OperatorTask, SnapshotMoment, SubtaskContext
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport, VertexTask
 from airflow_provider_statecheck.spark.stages.planning import (
@@ -22,7 +28,6 @@ from airflow_provider_statecheck.spark.stages.planning import (
     SUBTASK_COLUMN,
     PlannedOperator,
     PlannedVertex,
-    aggregated,
     with_key_groups,
 )
 from airflow_provider_statecheck.spark.stages.stage import Aggregate, AggregateNode, KeyNode
@@ -159,17 +164,26 @@ def _partial_aggregates(
     """
     Return the key columns and, under the name of each aggregate, its partial result; messages are passed through.
 
-    Combined rows have their number as their last column.
+    Combined rows have their number as their last column, and before it whether a sum of decimals is too large.
     """
     from pyspark.sql import functions as F
 
     node = cast("AggregateNode", operator.node)
     if combines and not has_control:
-        return aggregated(frame, key, node, F.count(F.lit(1)).alias(ROWS_COLUMN))
+        flags = [_is_too_large(node.aggregates[name]).alias(OVERFLOW_PREFIX + name) for name in operator.decimal_sums]
+        return aggregated(frame, key, node, *flags, F.count(F.lit(1)).alias(ROWS_COLUMN))
     keys = [quoted_column(name) for name in key.columns]
     types = {field.name: field.dataType for field in spark_schema(operator.output_schema).fields}
     single = [_of_one_row(aggregate).cast(types[name]).alias(name) for name, aggregate in node.aggregates.items()]
     return frame.select(*keys, *single, *([F.col(CONTROL)] if has_control else []))
+
+
+def _is_too_large(aggregate: Aggregate) -> Column:
+    from pyspark.sql import functions as F
+
+    # Without ANSI mode, a sum of values that is too large is null.
+    value = F.expr(aggregate.expression)
+    return F.sum(value).isNull() & (F.count(value) > 0)
 
 
 def _of_one_row(aggregate: Aggregate) -> Column:

@@ -22,6 +22,8 @@ from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.spark.plan_digest import expression_text
 from airflow_provider_statecheck.spark.sinks.sink import Sink
 from airflow_provider_statecheck.spark.sources.source import Source
+from airflow_provider_statecheck.spark.stages.aggregates import result_schema
+from airflow_provider_statecheck.spark.stages.ordered_types import is_plain_text, uncompared_part
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, KeyNode, MapNode, Node, ProcessNode, Stage
 from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, quoted_column, spark_schema
 from airflow_provider_statecheck.state.aggregates import AggregateSchema
@@ -33,7 +35,8 @@ from airflow_provider_statecheck.state.functions.user_functions import (
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 
 FunctionNode = MapNode | ProcessNode | AggregateNode
@@ -153,23 +156,23 @@ class StagePlanner:
         :raises UnsupportedStateError: if a column of a key has an unsupported type.
         """
         planned: list[PlannedVertex] = []
-        schema = arrow_schema(frame.schema)
+        schema = frame.schema
         for vertex in vertices:
-            planned.append(self._plan_vertex(vertex, schema))
-            schema = planned[-1].output_schema
+            vertex_plan, schema = self._plan_vertex(vertex, schema)
+            planned.append(vertex_plan)
         return tuple(planned)
 
-    def _plan_vertex(self, vertex: Vertex, schema: Any) -> PlannedVertex:
+    def _plan_vertex(self, vertex: Vertex, schema: StructType) -> tuple[PlannedVertex, StructType]:
         _require_columns(vertex, schema)
         operators: list[PlannedOperator] = []
-        output = schema
+        output = arrow_schema(schema)
         for position, node in enumerate(vertex.functions):
             key = vertex.key if position == 0 else None
-            operators.append(self._plan_operator(node, key, output))
-            output = operators[-1].output_schema
-        return PlannedVertex(key=vertex.key, operators=tuple(operators), output_schema=output)
+            operators.append(self._plan_operator(node, key, schema))
+            output, schema = operators[-1].output_schema, self._schema_after(operators[-1], schema)
+        return PlannedVertex(key=vertex.key, operators=tuple(operators), output_schema=output), schema
 
-    def _plan_operator(self, node: FunctionNode, key: KeyNode | None, schema: Any) -> PlannedOperator:
+    def _plan_operator(self, node: FunctionNode, key: KeyNode | None, schema: StructType) -> PlannedOperator:
         serializer = None if key is None else key_serializer_of(_empty(self._spark, schema), key.columns)
         output = self._output_schema(node, key, schema)
         return PlannedOperator(
@@ -179,9 +182,10 @@ class StagePlanner:
             key_serializer=serializer,
             time_column=None if key is None else _time_column(key, schema),
             aggregates=self._aggregates(node, schema, output) if isinstance(node, AggregateNode) else (),
+            is_ansi=str(self._spark.conf.get("spark.sql.ansi.enabled")).lower() == "true",
         )
 
-    def _aggregates(self, node: AggregateNode, schema: Any, output: Any) -> tuple[AggregateSchema, ...]:
+    def _aggregates(self, node: AggregateNode, schema: StructType, output: Any) -> tuple[AggregateSchema, ...]:
         frame = _empty(self._spark, schema)
         return tuple(
             AggregateSchema(
@@ -196,20 +200,22 @@ class StagePlanner:
             for name, aggregate in node.aggregates.items()
         )
 
-    def _output_schema(self, node: FunctionNode, key: KeyNode | None, schema: Any) -> Any:
-        if isinstance(node, AggregateNode):
-            return self._aggregate_schema(node, cast("KeyNode", key), schema)
-        if node.output is None:
-            return schema if isinstance(node, MapNode) else None
-        return arrow_schema_of(self._spark, node.output, node.uid)
+    def _schema_after(self, operator: PlannedOperator, schema: StructType) -> StructType:
+        from pyspark.sql.types import StructType
 
-    def _aggregate_schema(self, node: AggregateNode, key: KeyNode, schema: Any) -> Any:
-        clash = set(key.columns) & set(node.aggregates)
-        if clash:
-            raise InvalidConfigurationError(
-                f"Expected names of aggregates that differ from the key columns, found {sorted(clash)}; rename them."
-            )
-        return arrow_schema(aggregated(_empty(self._spark, schema), key, node).schema)
+        # Arrow knows less about types: it has no collations.
+        declared = None if isinstance(operator.node, AggregateNode) else operator.node.output
+        if isinstance(declared, str | StructType):
+            return _parse_ddl(self._spark, declared, operator.uid) if isinstance(declared, str) else declared
+        is_passed_on = isinstance(operator.node, MapNode) and declared is None
+        return schema if is_passed_on or operator.output_schema is None else spark_schema(operator.output_schema)
+
+    def _output_schema(self, node: FunctionNode, key: KeyNode | None, schema: StructType) -> Any:
+        if isinstance(node, AggregateNode):
+            return result_schema(_empty(self._spark, schema), cast("KeyNode", key), node)
+        if node.output is None:
+            return arrow_schema(schema) if isinstance(node, MapNode) else None
+        return arrow_schema_of(self._spark, node.output, node.uid)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +256,15 @@ class PlannedOperator:
     """Column with the timestamp of an element: the first ordering column, if it is a timestamp."""
     aggregates: tuple[AggregateSchema, ...] = ()
     """Declared aggregates, with the names under which restored state has them."""
+    is_ansi: bool = True
+    """Whether a sum that is too large is an error, as Spark decides by ``spark.sql.ansi.enabled``."""
+
+    @property
+    def decimal_sums(self) -> tuple[str, ...]:
+        """Return the names of the sums of decimals."""
+        declared = self.node.aggregates if isinstance(self.node, AggregateNode) else {}
+        sums = [name for name, aggregate in declared.items() if aggregate.combine == "sum"]
+        return tuple(name for name in sums if pa.types.is_decimal(self.output_schema.field(name).type))
 
     @property
     def reads_results(self) -> bool:
@@ -260,21 +275,6 @@ class PlannedOperator:
     def operator_id(self) -> OperatorId:
         """The ID under which checkpoints store its state."""
         return operator_id_of(self.uid)
-
-
-def aggregated(frame: DataFrame, key: KeyNode, node: AggregateNode, *further: Column) -> DataFrame:
-    """
-    Return the key columns and, under the name of each aggregate, its result, as Spark computes them.
-
-    :param further: Further aggregates, for the last columns.
-    """
-    from pyspark.sql import functions as F
-
-    columns = [
-        getattr(F, aggregate.spark_function)(F.expr(aggregate.expression)).alias(name)
-        for name, aggregate in node.aggregates.items()
-    ]
-    return frame.groupBy(*map(quoted_column, key.columns)).agg(*columns, *further)
 
 
 def arrow_schema_of(spark: SparkSession, declared: Any, uid: str) -> Any:
@@ -302,7 +302,7 @@ def arrow_schema_of(spark: SparkSession, declared: Any, uid: str) -> Any:
     )
 
 
-def _parse_ddl(spark: SparkSession, ddl: str, uid: str) -> Any:
+def _parse_ddl(spark: SparkSession, ddl: str, uid: str) -> StructType:
     from pyspark.errors import PySparkException
 
     try:
@@ -313,16 +313,18 @@ def _parse_ddl(spark: SparkSession, ddl: str, uid: str) -> Any:
         ) from error
 
 
-def _time_column(key: KeyNode, schema: Any) -> str | None:
+def _time_column(key: KeyNode, schema: StructType) -> str | None:
+    from pyspark.sql.types import TimestampNTZType, TimestampType
+
     first = key.order_by[0] if key.order_by else None
-    return first if first is not None and pa.types.is_timestamp(schema.field(first).type) else None
+    return first if first and isinstance(schema[first].dataType, TimestampType | TimestampNTZType) else None
 
 
-def _empty(spark: SparkSession, schema: Any) -> DataFrame:
-    return spark.createDataFrame([], spark_schema(schema))
+def _empty(spark: SparkSession, schema: StructType) -> DataFrame:
+    return spark.createDataFrame([], schema)
 
 
-def _require_columns(vertex: Vertex, schema: Any) -> None:
+def _require_columns(vertex: Vertex, schema: StructType) -> None:
     required = () if vertex.key is None else (*vertex.key.columns, *vertex.key.order_by)
     missing = [name for name in required if schema.names.count(name) != 1]
     if missing:
@@ -330,6 +332,13 @@ def _require_columns(vertex: Vertex, schema: Any) -> None:
             f"Expected each column of key_by exactly once in {schema.names}, found {missing} missing or repeated; correct "
             "key_by or the output columns before it."
         )
+    for name in () if vertex.key is None else vertex.key.order_by:
+        part = uncompared_part(schema[name].dataType)
+        if part is not None:
+            raise UnsupportedStateError(
+                f"Expected order_by of a type whose values Spark tasks compare as Spark does, found {name} with {part.simpleString()}; "
+                "order by another column, such as a number, or collate(name, 'UTF8_BINARY') of a text with a collation."
+            )
 
 
 def load_stage(stage: str | Stage, *, parallelism: int | None = None) -> Stage:
@@ -454,7 +463,7 @@ def shuffled(df: DataFrame, key_columns: Sequence[str], max_parallelism: int, pa
 def _arrow_type(name: str, data_type: Any) -> Any:
     from pyspark.sql.types import StructField, StructType
 
-    if _is_plain_text(data_type):
+    if is_plain_text(data_type):
         return pa.string()
     if data_type.typeName() not in _TYPES_OF_KEYS:
         raise UnsupportedStateError(
@@ -462,11 +471,3 @@ def _arrow_type(name: str, data_type: Any) -> Any:
             f"{data_type.simpleString()}; convert it to a simple type, such as a string."
         )
     return arrow_schema(StructType([StructField(name, data_type)])).field(name).type
-
-
-def _is_plain_text(data_type: Any) -> bool:
-    # Under a collation, strings of different bytes are equal and have the same hash in Spark.
-    from pyspark.sql.types import CharType, StringType, VarcharType
-
-    is_text = isinstance(data_type, StringType) and data_type.isUTF8BinaryCollation()
-    return is_text or isinstance(data_type, CharType | VarcharType)

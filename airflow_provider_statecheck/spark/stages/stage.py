@@ -42,6 +42,11 @@ class Aggregate:
     combine: ClassVar[str]
     """Name of the Arrow function that combines partial results."""
 
+    @property
+    def text(self) -> str:
+        """Return the aggregate for messages."""
+        return f"{type(self).__name__}({self.expression!r})"
+
 
 class Sum(Aggregate):
     """Sum of the non-null values; null if there are none."""
@@ -75,7 +80,8 @@ class Count(Aggregate):
     combine = "sum"
 
     def __init__(self, expression: str = "1") -> None:
-        super().__init__(expression)
+        # A star is no expression of a single row.
+        super().__init__("1" if expression == "*" else expression)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +228,7 @@ class Stage:
         :param aggregates: Aggregates by the names of their output columns.
         :raises InvalidConfigurationError: if there is no aggregate, or ``emit`` is invalid.
         """
-        if not aggregates or not all(isinstance(aggregate, Aggregate) for aggregate in aggregates.values()):
+        if not aggregates or not all(map(_is_complete, aggregates.values())):
             raise InvalidConfigurationError(
                 f"Expected aggregates by name, such as total=Sum('price'), found {aggregates!r}."
             )
@@ -255,6 +261,10 @@ class Stage:
             raise InvalidConfigurationError(
                 "Expected a stage in the order source, functions, sink, found a step before the source or after the sink."
             )
+
+
+def _is_complete(aggregate: object) -> bool:
+    return isinstance(aggregate, Aggregate) and isinstance(aggregate.expression, str)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

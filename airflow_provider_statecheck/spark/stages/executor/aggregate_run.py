@@ -1,29 +1,27 @@
-"""Declared aggregates in a Spark task: partial results are added to the state, on whole columns."""
+"""Declared aggregates in a Spark task: partial results are added to the state of their keys."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
 
-from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.lazy import pa, pc
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.stages.executor.elements import (
-    Elements,
-    combined_by_group,
-    key_columns_of,
-    merged_values,
+from airflow_provider_statecheck.spark.stages.executor.decimal_sums import (
+    DecimalSums,
+    record_descriptor,
+    too_large,
 )
+from airflow_provider_statecheck.spark.stages.executor.elements import OVERFLOW_PREFIX, Elements, key_columns_of
 from airflow_provider_statecheck.spark.stages.executor.operator_run import OperatorRun
+from airflow_provider_statecheck.spark.stages.executor.partial_results import combined_by_group, merged_values
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.state.schemas import OperatorSchemas
-from airflow_provider_statecheck.state.serializers.record_serializer import RecordSerializer
-from airflow_provider_statecheck.state.serializers.resolve import serializer_of
 
 STATE_NAME = "aggregates"
 
@@ -42,12 +40,13 @@ class AggregateRun(OperatorRun):
     def open(self) -> None:
         super().open()
         self._state = self.keyed.batch_state(self._descriptor)
+        self._decimal_sums = DecimalSums(self.task, self.keyed)
 
     @override
     def process_keyed(self, table: Any) -> Elements:
         # The keys of a group may be in any order.
         keys, partial = self._combine_rows(table)
-        merged = self._merge(self._state.get(keys), partial)
+        merged = self._merge(keys, partial)
         self._state.put(keys, merged)
         self.keys += len(keys)
         self.keyed.advance_to(int(keys.key_groups[-1].as_py()) + 1)
@@ -59,6 +58,7 @@ class AggregateRun(OperatorRun):
     def end(self) -> Iterator[Elements]:
         if self._node.emits_changes:
             return
+        self._require_sums_within_types()
         for keys, values in scan_values(self.keyed, self._descriptor, self._state):
             yield self._output(keys, values)
 
@@ -71,26 +71,29 @@ class AggregateRun(OperatorRun):
         for name, column in zip(self._key_columns, key_columns_of(table, self.keyed.key_serializer), strict=True):
             table = table.set_column(table.column_names.index(name), name, column)
         functions = {name: aggregate.combine for name, aggregate in self._node.aggregates.items()}
-        columns, values = combined_by_group(table, by, functions)
+        flags = {name: "any" for name in table.column_names if name.startswith(OVERFLOW_PREFIX)}
+        columns, values = combined_by_group(table, by, functions | flags, wraps=not self.task.is_ansi)
         return KeyBatch(columns[0], tuple(columns[1:])), values
 
-    def _merge(self, old: Any, partial: dict[str, Any]) -> Any:
-        fields = list(self._value_type)
+    def _merge(self, keys: KeyBatch, partial: Mapping[str, Any]) -> Any:
+        old, fields = self._state.get(keys), list(self._value_type)
         try:
-            merged = [
-                merged_values(
-                    self._node.aggregates[field.name].combine,
-                    pc.struct_field(old, field.name),
-                    partial[field.name].cast(field.type),
-                )
-                for field in fields
-            ]
+            merged = {field.name: self._merge_one(field.name, old, partial) for field in fields}
         except pa.ArrowInvalid as error:
-            raise UnsupportedStateError(
-                f"Expected sums of {self.task.uid!r} within the range of their types, found a larger one: {error}. Sum "
-                "a larger type, such as Sum('cast(amount as decimal(38, 0))')."
-            ) from error
-        return pa.StructArray.from_arrays(merged, fields=fields)
+            raise too_large(self.task.uid, f"a larger one: {error}") from error
+        self._decimal_sums.put_into_types(keys, merged, partial)
+        return pa.StructArray.from_arrays([merged[field.name].cast(field.type) for field in fields], fields=fields)
+
+    def _merge_one(self, name: str, old: Any, partial: Mapping[str, Any]) -> Any:
+        combine = self._node.aggregates[name].combine
+        return merged_values(combine, pc.struct_field(old, name), partial[name], wraps=not self.task.is_ansi)
+
+    def _require_sums_within_types(self) -> None:
+        # Keys whose sum was too large in an earlier run without ANSI mode may have no rows in this one.
+        sums = self._decimal_sums
+        if self.task.is_ansi and sums.descriptor is not None:
+            for _, flags in scan_values(self.keyed, sums.descriptor, sums.state):
+                sums.require_within({name: pc.struct_field(flags, name) for name in self.task.decimal_sums})
 
     def _output(self, keys: KeyBatch, values: Any) -> Elements:
         schema = self.task.output_schema
@@ -113,10 +116,7 @@ class AggregateRun(OperatorRun):
 
     @cached_property
     def _descriptor(self) -> ValueStateDescriptor[Any]:
-        declared = cast("RecordSerializer", serializer_of(self._value_type))
-        former = {each.name: each.aliases for each in self.task.aggregates}
-        fields = [replace(field, aliases=former.get(field.name, ())) for field in declared.fields]
-        return ValueStateDescriptor(STATE_NAME, RecordSerializer(declared.shape, fields))
+        return record_descriptor(STATE_NAME, self._value_type, self.task.aggregates)
 
 
 def scan_values(backend: Any, descriptor: Any, state: Any) -> Iterator[tuple[KeyBatch, Any]]:

@@ -1,11 +1,11 @@
-"""Elements of a Spark task: rows, tables, and their order and aggregates by key group."""
+"""Elements of a Spark task: rows, tables, and their order by key group."""
 
 from __future__ import annotations
 
 import dataclasses
 import tempfile
 from collections import namedtuple
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.lazy import np, pa, pc
+from airflow_provider_statecheck.spark.stages.executor.ordering import sorted_by
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.spark.tables.data_files import scratch_directory
 from airflow_provider_statecheck.spark.tables.schemas import exact_array
@@ -22,6 +23,8 @@ CONTROL = "__statecheck_control"
 """Column with a message instead of data; null in rows with data."""
 ROWS_COLUMN = "__statecheck_rows"
 """Column with the number of rows that Spark has combined to one before the shuffle."""
+OVERFLOW_PREFIX = "__statecheck_overflow_"
+"""Start of the name of a column that tells whether a sum of rows that Spark has combined is too large for its type."""
 EMPTY_MESSAGE = b""
 """A message without content, sent to make a subtask run."""
 
@@ -235,84 +238,14 @@ def _require_keys(serializer: KeySerializer, columns: Sequence[Any]) -> None:
             )
 
 
-_DECIMAL128_DIGITS = 38
-
-
-def combined_by_group(table: Any, by: Sequence[str], functions: Mapping[str, str]) -> tuple[list[Any], dict[str, Any]]:
-    """
-    Return the columns of the groups of a table, ordered by the first one, and their combined values by name.
-
-    As in Spark, NaN is the largest number, and a sum that is too large for its type does not wrap around.
-
-    :param functions: ``sum``, ``max`` or ``min`` by the names of the columns to combine.
-    """
-    columns = {name: _groupable(table.column(name), function) for name, function in functions.items()}
-    nan = {f"{name} is NaN": name for name, function in functions.items() if _ignores_nan(columns[name], function)}
-    columns |= {flag: pc.is_nan(columns[name]) for flag, name in nan.items()}
-    values = pa.table({**{name: table.column(name) for name in by}, **columns})
-    grouped = values.group_by(list(by), use_threads=False).aggregate([*functions.items(), *((f, "any") for f in nan)])
-    # Hash collisions can change the order of groups.
-    grouped = grouped.sort_by(by[0]).combine_chunks()
-    found = {name: single(grouped.column(f"{name}_{function}")) for name, function in functions.items()}
-    for flag, name in nan.items():
-        is_nan = pc.fill_null(single(grouped.column(f"{flag}_any")), False)
-        found[name] = pc.if_else(is_nan, pa.scalar(float("nan"), found[name].type), found[name])
-    return [single(grouped.column(name)) for name in by], found
-
-
-def _ignores_nan(column: Any, function: str) -> bool:
-    return function == "max" and pa.types.is_floating(column.type)
-
-
-def _groupable(column: Any, function: str) -> Any:
-    if pa.types.is_duration(column.type):
-        # Arrow has no groups of durations.
-        column = column.cast(pa.int64())
-    if function == "sum" and pa.types.is_decimal128(column.type):
-        # Arrow adds without a check. A sum has at most the digits of the number of rows in addition.
-        precision = column.type.precision + len(str(len(column)))
-        column = column.cast(pa.decimal256(precision, column.type.scale)) if precision > _DECIMAL128_DIGITS else column
-    if function == "sum" and pa.types.is_int64(column.type):
-        low, high = (limit.as_py() or 0 for limit in pc.min_max(column).values())
-        if max(-low, high) * len(column) >= 2**63:
-            column = column.cast(pa.decimal128(_DECIMAL128_DIGITS, 0))
-    return column
-
-
-def merged_values(function: str, old: Any, new: Any) -> Any:
-    """
-    Return the combined values of two arrays of one type; null counts as no value.
-
-    :param function: ``sum``, ``max`` or ``min``.
-    :raises pyarrow.ArrowInvalid: if a sum is too large for the type.
-    """
-    if function == "sum":
-        return pc.coalesce(_added(old, new), old, new)
-    # Only NaN differs from itself. Arrow's own functions lack types such as timestamps with a time zone.
-    if function == "max":
-        is_old = pc.or_(pc.greater(old, new), pc.not_equal(old, old))
-    else:
-        is_old = pc.or_(pc.less(old, new), pc.not_equal(new, new))
-    return pc.coalesce(pc.if_else(is_old, old, new), old, new)
-
-
-def _added(old: Any, new: Any) -> Any:
-    if pa.types.is_decimal(old.type):
-        # A sum has one more digit, and decimals of 128 bits have at most 38.
-        wide = pa.decimal256(old.type.precision, old.type.scale)
-        return pc.add(old.cast(wide), new.cast(wide)).cast(old.type)
-    return pc.add_checked(old, new)
-
-
 def tables_by_key_group(batches: Iterable[Any], order: tuple[str, ...]) -> Iterator[Any]:
     """
     Read all record batches, then yield sorted tables of complete key groups, in ascending order; none without rows.
 
     Sorted runs that exceed the buffer are spilled to local files. A single key group must fit into memory.
 
-    :param order: Columns that order the rows of a table, the key group first.
+    :param order: Columns that order the rows of a table as Spark orders them, the key group first.
     """
-    ordering = [(name, "ascending") for name in order]
     with scratch_directory() as folder:
         runs: list[_MemoryRun] = []
         buffered: list[Any] = []
@@ -321,17 +254,13 @@ def tables_by_key_group(batches: Iterable[Any], order: tuple[str, ...]) -> Itera
             buffered.append(batch)
             size += batch.nbytes
             if size >= _BUFFER_BYTES:
-                runs.append(_SpilledRun(_sorted(pa.Table.from_batches(buffered), ordering), folder))
+                runs.append(_SpilledRun(sorted_by(pa.Table.from_batches(buffered), order), folder))
                 buffered, size = [], 0
         if buffered:
-            runs.append(_MemoryRun(_sorted(pa.Table.from_batches(buffered), ordering)))
+            runs.append(_MemoryRun(sorted_by(pa.Table.from_batches(buffered), order)))
         for groups in _chunks_of_groups(runs):
             tables = [run.read(groups[0], groups[-1]) for run in runs]
-            yield tables[0] if len(tables) == 1 else _sorted(pa.concat_tables(tables), ordering)
-
-
-def _sorted(table: Any, ordering: list[tuple[str, str]]) -> Any:
-    return table.combine_chunks().sort_by(ordering).combine_chunks()
+            yield tables[0] if len(tables) == 1 else sorted_by(pa.concat_tables(tables), order)
 
 
 def _chunks_of_groups(runs: list[_MemoryRun]) -> Iterator[list[int]]:

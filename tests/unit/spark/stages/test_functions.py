@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from decimal import Context, Decimal, localcontext
+from datetime import UTC, datetime
+from decimal import Context, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,8 @@ from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.spark.stages.executor import elements
 from airflow_provider_statecheck.spark.stages.executor.aggregate_run import AggregateRun
 from airflow_provider_statecheck.spark.stages.executor.elements import (
+    OVERFLOW_PREFIX,
     KeyedChunk,
-    combined_by_group,
-    merged_values,
     python_values,
     table_of,
 )
@@ -82,6 +81,17 @@ def test_key_groups_come_whole_and_in_order(
     assert sum(map(len, groups)) == 10
     assert all(table.num_rows >= chunk_rows for table in tables[:-1])
     assert list(elements.tables_by_key_group([], (KEY_GROUP_COLUMN,))) == []
+
+
+@pytest.mark.parametrize("buffer_bytes", [1, 1 << 20], ids=["on disk", "in memory"])
+def test_rows_of_a_key_come_in_the_order_of_spark(monkeypatch: pytest.MonkeyPatch, buffer_bytes: int) -> None:
+    monkeypatch.setattr(elements, "_BUFFER_BYTES", buffer_bytes)
+    ordered = [None, {"x": None}, {"x": -1.0}, {"x": NAN}]
+    values = pa.array(ordered[::-1] * 2, pa.struct([("x", pa.float64())]))
+    columns = {KEY_GROUP_COLUMN: pa.array([1] * 4 + [0] * 4, pa.int32()), "v": values}
+    batches = pa.table(columns).to_batches(max_chunksize=3)
+    tables = elements.tables_by_key_group(batches, (KEY_GROUP_COLUMN, "v"))
+    assert str(pa.concat_tables(tables).column("v").to_pylist()) == str(ordered * 2)
 
 
 def test_null_is_no_key() -> None:
@@ -220,65 +230,116 @@ def test_every_key_keeps_its_state_over_increments(tmp_path: Path) -> None:
     assert rows["top"].to_pylist() == (ids * 10 + INCREMENTS - 1).tolist()
 
 
-NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+AT_LIMIT = [[[2**62, 2**62]], [[2**62], [2**62]]]
 
 
-@pytest.mark.parametrize(
-    ("function", "kind", "low", "high", "expected"),
-    [
-        ("max", pa.timestamp("us", "UTC"), NOON, NOON + timedelta(hours=1), NOON + timedelta(hours=1)),
-        ("min", pa.timestamp("us", "UTC"), NOON, NOON + timedelta(hours=1), NOON),
-        ("max", pa.bool_(), False, True, True),
-        ("max", pa.float64(), 1.0, NAN, NAN),
-        ("min", pa.float64(), 1.0, NAN, 1.0),
-        ("max", pa.duration("us"), timedelta(1), timedelta(2), timedelta(2)),
-        ("sum", pa.duration("us"), timedelta(1), timedelta(2), timedelta(3)),
-        ("sum", pa.decimal128(38, 2), Decimal("1.25"), Decimal("2.25"), Decimal("3.50")),
-        ("sum", pa.int64(), -(2**62), 2**62, 0),
-    ],
-)
-def test_aggregates_of_rows_and_of_increments_are_those_of_spark(
-    function: str, kind: Any, low: Any, high: Any, expected: Any
-) -> None:
-    single = [pa.array([value], kind) for value in (low, high)]
-    rows = pa.table({KEY_GROUP_COLUMN: [1, 0, 1], "v": pa.array([low, None, high], kind)})
-    (groups,), values = combined_by_group(rows, [KEY_GROUP_COLUMN], {"v": function})
-    found = [values["v"].cast(kind)[1], *(merged_values(function, *pair)[0] for pair in (single, single[::-1]))]
-    assert groups.to_pylist() == [0, 1]
-    assert [str(each.as_py()) for each in found] == [str(expected)] * 3
-
-
-@pytest.mark.parametrize("kind", [pa.decimal128(38, 0), pa.decimal128(37, 10)])
-def test_sum_of_decimals_that_is_too_large_does_not_wrap_around(kind: Any) -> None:
-    largest = Decimal("9" * kind.precision).scaleb(-kind.scale, Context(prec=kind.precision))
-    rows = pa.table({KEY_GROUP_COLUMN: [0] * 20, "v": pa.array([largest] * 20, kind)})
-    with localcontext() as exact:
-        exact.prec = 40
-        _, values = combined_by_group(rows, [KEY_GROUP_COLUMN], {"v": "sum"})
-        assert values["v"].to_pylist() == [largest * 20]
-    with pytest.raises(pa.ArrowInvalid):
-        values["v"].cast(kind)
-
-
-@pytest.mark.parametrize("increments", [[[2**62, 2**62]], [[2**62], [2**62]]])
-def test_sum_that_is_too_large_is_refused_and_does_not_wrap_around(tmp_path: Path, increments: list[list[int]]) -> None:
-    run = run_of(CheckpointStorage.open(tmp_path.as_uri()), OperatorSubtaskState())
-    tables = []
+def totals(tmp_path: Path, increments: list[list[Any]], kind: Any, **changes: Any) -> list[Any]:
+    """Return the sum of one key after each increment."""
+    output = pa.schema([("id", pa.int64()), ("total", kind)])
+    node = AggregateNode(uid="sums", aggregates={"total": Sum("v")}, emits_changes=True)
+    run = run_of(
+        CheckpointStorage.open(tmp_path.as_uri()), OperatorSubtaskState(), node=node, output_schema=output, **changes
+    )
+    found = []
     for values in increments:
         same = pa.array([1] * len(values))
-        columns = {KEY_GROUP_COLUMN: same.cast(pa.int32()), "id": same, "total": values, "n": same, "top": same}
-        tables.append(pa.table(columns))
-    for table in tables[:-1]:
-        run.process_keyed(table)
-    with pytest.raises(UnsupportedStateError, match="Sum a larger type"):
-        run.process_keyed(tables[-1])
+        rows = pa.table({KEY_GROUP_COLUMN: same.cast(pa.int32()), "id": same, "total": pa.array(values, kind)})
+        found += run.process_keyed(rows).table()["total"].to_pylist()
+    return found
 
 
-def declared(names: list[str], **aliases: tuple[str, ...]) -> dict[str, Any]:
+@pytest.mark.parametrize("increments", AT_LIMIT)
+def test_sum_that_is_too_large_is_refused_in_ansi_mode(tmp_path: Path, increments: list[list[int]]) -> None:
+    with pytest.raises(UnsupportedStateError, match="Sum a type with more digits"):
+        totals(tmp_path, increments, pa.int64())
+
+
+@pytest.mark.parametrize("increments", AT_LIMIT)
+def test_sum_of_integers_that_is_too_large_wraps_around_without_ansi_mode(
+    tmp_path: Path, increments: list[list[int]]
+) -> None:
+    assert totals(tmp_path, [*increments, [5]], pa.int64(), is_ansi=False)[-2:] == [-(2**63), 5 - 2**63]
+
+
+@pytest.mark.parametrize("is_ansi", [True, False])
+@pytest.mark.parametrize("increments", AT_LIMIT)
+def test_sum_of_intervals_that_is_too_large_is_refused_in_each_mode(
+    tmp_path: Path, increments: list[list[int]], is_ansi: bool
+) -> None:
+    with pytest.raises(UnsupportedStateError, match="larger"):
+        totals(tmp_path, increments, pa.duration("us"), is_ansi=is_ansi)
+
+
+DECIMALS = [pa.decimal128(38, 0), pa.decimal128(38, 10), pa.decimal128(20, 2)]
+
+
+def largest(kind: Any) -> Decimal:
+    return Decimal("9" * kind.precision).scaleb(-kind.scale, Context(prec=kind.precision))
+
+
+@pytest.mark.parametrize("kind", DECIMALS)
+@pytest.mark.parametrize("within_one", [True, False], ids=["in one increment", "over increments"])
+def test_sum_of_decimals_that_was_too_large_stays_null_without_ansi_mode(
+    tmp_path: Path, kind: Any, within_one: bool
+) -> None:
+    high, low = largest(kind), largest(kind).copy_negate()
+    before = [[high, high]] if within_one else [[high], [high]]
+    found = totals(tmp_path, [[None], *before, [low, low], [None]], kind, is_ansi=False)
+    assert found == [None, *([] if within_one else [high]), None, None, None]
+
+
+@pytest.mark.parametrize("kind", DECIMALS)
+def test_sum_of_decimals_that_was_too_large_is_refused_in_ansi_mode(tmp_path: Path, kind: Any) -> None:
+    assert totals(tmp_path, [[None], [largest(kind), None]], kind) == [None, largest(kind)]
+    with pytest.raises(UnsupportedStateError, match=re.escape(f"larger ones of total {kind}")):
+        totals(tmp_path, [[largest(kind)], [1]], kind)
+
+
+def test_sum_of_decimals_passes_its_range_within_an_increment_and_comes_back(tmp_path: Path) -> None:
+    kind = pa.decimal128(38, 0)
+    high, low = largest(kind), largest(kind).copy_negate()
+    assert totals(tmp_path, [[high], [high, low, low]], kind) == [high, 0]
+
+
+def saved(run: AggregateRun, storage: CheckpointStorage) -> OperatorSubtaskState:
+    """Return the state of a run after a snapshot."""
+    moment = SnapshotMoment(checkpoint=CheckpointMetaData(1, datetime.fromtimestamp(0, UTC)))
+    state = run.snapshot(moment, file_streams(storage)).state
+    assert state is not None
+    return state.subtask_states[0]
+
+
+@pytest.mark.parametrize("backend", ["arrow", "hashmap"])
+@pytest.mark.parametrize("name", ["total", "amount"], ids=["same name", "renamed"])
+def test_sum_of_decimals_that_spark_found_too_large_stays_so_in_later_runs(
+    tmp_path: Path, backend: str, name: str
+) -> None:
+    storage, kind = CheckpointStorage.open(tmp_path.as_uri()), pa.decimal128(38, 0)
+    changes = declared(["total", "other"], kind=kind) | {"is_ansi": False}
+    first = run_of(storage, OperatorSubtaskState(), backend_of_stage(backend, {}), **changes)
+    columns = {OVERFLOW_PREFIX + "total": [True, None], "total": pa.nulls(2, kind), "other": pa.array([None, 1], kind)}
+    ids = pa.array([1, 2])
+    groups = SERIALIZER.key_groups_of([ids], GROUPS)
+    first.process_keyed(pa.table({KEY_GROUP_COLUMN: groups, "id": ids, **columns}).sort_by(KEY_GROUP_COLUMN))
+    state, types = saved(first, storage), first.schemas()
+    changes = declared([name, "other"], kind=kind, **({} if name == "total" else {name: ("total",)}))
+    both = [one_row(id=id, **{name: Decimal(5), "other": Decimal(5)}) for id in (1, 2)]
+    later = run_of(storage, state, backend_of_stage(backend, {}), schemas=types, is_ansi=False, **changes)
+    for rows in sorted(both, key=lambda rows: rows[KEY_GROUP_COLUMN][0].as_py()):
+        later.process_keyed(rows)
+    emitted = pa.concat_tables(each.table() for each in later.end()).sort_by("id").to_pylist()
+    assert emitted == [{"id": 1, name: None, "other": 5}, {"id": 2, name: 5, "other": 6}]
+    in_ansi_mode = run_of(storage, state, backend_of_stage(backend, {}), schemas=types, is_ansi=True, **changes)
+    in_ansi_mode.process_keyed(both[1])
+    with pytest.raises(UnsupportedStateError, match=f"larger ones of {name} decimal128"):
+        list(in_ansi_mode.end())
+
+
+def declared(names: list[str], kind: Any = pa.int64(), **aliases: tuple[str, ...]) -> dict[str, Any]:  # noqa: B008
     """Return the plan of sums with these names."""
     return {
         "node": AggregateNode(uid="sums", aggregates={name: Sum(name) for name in names}),
-        "output_schema": pa.schema([("id", pa.int64()), *((name, pa.int64()) for name in names)]),
+        "output_schema": pa.schema([("id", pa.int64()), *((name, kind) for name in names)]),
         "aggregates": tuple(
             AggregateSchema(name=name, is_nullable=True, function="sum", aliases=aliases.get(name, ()))
             for name in names
@@ -286,8 +347,8 @@ def declared(names: list[str], **aliases: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def one_row(**values: int) -> Any:
-    ids = pa.array([1])
+def one_row(id: int = 1, **values: Any) -> Any:
+    ids = pa.array([id])
     columns = {name: pa.array([value]) for name, value in values.items()}
     return pa.table({KEY_GROUP_COLUMN: SERIALIZER.key_groups_of([ids], GROUPS), "id": ids, **columns})
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck import DataFrameSource, Stage
+from airflow_provider_statecheck import DataFrameSource, Stage, Sum
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.stages.planning import load_stage
 
@@ -72,3 +72,10 @@ def test_parallelism_that_is_given_comes_before_the_stages_own() -> None:
 def test_what_is_no_stage_is_refused_with_what_was_found(place: str, message: str) -> None:
     with pytest.raises(InvalidConfigurationError, match=message):
         load_stage(place)
+
+
+@pytest.mark.parametrize("aggregate", [Sum, "amount", Sum(5)], ids=["class", "text", "number"])  # type: ignore[arg-type]
+def test_what_is_no_aggregate_of_an_expression_is_refused(aggregate: Any) -> None:
+    keyed = Stage().source(DataFrameSource([1], lambda spark, _: spark.range(1))).key_by("id")
+    with pytest.raises(InvalidConfigurationError, match=r"such as total=Sum\('price'\), found"):
+        keyed.aggregate(total=aggregate)
