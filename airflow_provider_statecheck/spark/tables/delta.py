@@ -26,7 +26,8 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
 from airflow_provider_statecheck.spark.tables.data_files import WrittenFile
-from airflow_provider_statecheck.spark.tables.schemas import partition_values, storage_failures
+from airflow_provider_statecheck.spark.tables.partition_directories import partition_values
+from airflow_provider_statecheck.spark.tables.schemas import storage_failures
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact, scheme_of
 
@@ -298,7 +299,8 @@ class DeltaLog:
         """
         uri = f"{self.storage.base_uri}/_delta_log/{version:020d}.json"
         try:
-            lines = self.storage.read_bytes(uri).decode().splitlines()
+            # Only at line feeds: the texts of the log may contain other separators, such as U+2028.
+            lines = self.storage.read_bytes(uri).split(b"\n")
             return LogEntry(version, tuple(json.loads(line) for line in lines if line.strip()))
         except CheckpointNotFoundError:
             return None

@@ -19,7 +19,11 @@ from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.lazy import pa, pc
 from airflow_provider_statecheck.spark.tables.delta import Action, DeltaLog, DeltaSnapshot, LogEntry, deltalake
-from airflow_provider_statecheck.spark.tables.schemas import partition_path, partition_values
+from airflow_provider_statecheck.spark.tables.partition_directories import (
+    PartitionValues,
+    partition_path,
+    partition_values,
+)
 from airflow_provider_statecheck.state.source_items import Item, decoding
 from airflow_provider_statecheck.storage.file_operations import in_parallel
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -42,8 +46,6 @@ _ZONE = re.compile(r"(Z|[+-]\d{2}:\d{2})$")
 
 # Number of log entries that are read, and held in memory, at a time.
 _VERSIONS_PER_READ = 64
-
-PartitionValues = Mapping[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
