@@ -24,7 +24,7 @@ DAYS = (datetime.date(1, 1, 1), datetime.date(1500, 2, 28), datetime.date(1970, 
 TIMES = tuple(datetime.datetime.combine(day, datetime.time(23, 59, 58, 123456)) for day in DAYS)
 INTEGERS = (0, 1, -1, 7, 100, 127)
 DOUBLES = (0.0, -0.0, 1.5, float("nan"), float("inf"), 1e300)
-DECIMALS = tuple(map(decimal.Decimal, ("0.00", "1.50", "-999.99")))
+DECIMALS = tuple(map(decimal.Decimal, ("0.00", "1.50", "999.99")))
 ROWS, ROWS_OF_A_GROUP = 8, 3
 
 Maker = Callable[[random.Random], Any]
@@ -125,7 +125,6 @@ SPARK = (
     "make_ym_interval(cast(id as int))",
     "make_dt_interval(cast(id as int))",
     "parse_json(concat('{\"n\": ', id, '}'))",
-    "time '10:11:12'",
 )
 WRITING = {
     "spark.sql.parquet.outputTimestampType": ("INT96", "TIMESTAMP_MICROS", "TIMESTAMP_MILLIS"),
@@ -175,8 +174,8 @@ MESSAGES: tuple[tuple[str, str], ...] = (
     ("optional fixed_len_byte_array(4) money (DECIMAL(9,2))", "bytes"),
     ("optional int32 money (DECIMAL(9,2))", "int"),
     ("optional int32 small (UINT_8)", "int"),
-    ("optional int64 large (UINT_64)", "int"),
-    ("optional int64 at (TIMESTAMP_MILLIS)", "int"),
+    ("optional int64 large (UINT_64)", "long"),
+    ("optional int64 at (TIMESTAMP_MILLIS)", "long"),
     ("optional binary text (ENUM)", "bytes"),
     ("optional binary text (JSON)", "bytes"),
     ("optional binary text", "bytes"),
@@ -189,7 +188,7 @@ def write_with_java(spark: Any, chance: random.Random, folder: Callable[[], Path
     column, form = chance.choice(MESSAGES)
     jvm = spark._jvm
     schema = jvm.org.apache.parquet.schema.MessageTypeParser.parseMessageType(
-        f"message m {{ required int32 id; {column}; }}"
+        f"message m {{ required int32 id; {column}{'' if column.endswith('}') else ';'} }}"
     )
     path = jvm.org.apache.hadoop.fs.Path(f"{folder()}/{chance.random()}.parquet")
     builder = jvm.org.apache.parquet.hadoop.example.ExampleParquetWriter.builder(path).withType(schema)
@@ -218,7 +217,7 @@ def _append(jvm: Any, group: Any, name: str, form: str, number: int) -> None:
     elif form == "bytes":
         group.append(name, jvm.org.apache.parquet.io.api.Binary.fromConstantByteArray(bytes((0, 0, number, 65))))
     else:
-        group.append(name, number)
+        group.append(name, number + (form == "long") * 2**40)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

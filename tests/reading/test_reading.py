@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from airflow_provider_statecheck.spark.context import StageContext
 from airflow_provider_statecheck.spark.sources.delta_source import DeltaSource
 from airflow_provider_statecheck.spark.sources.file_source import ParquetSource
 from airflow_provider_statecheck.spark.tables.schemas import quoted_column
@@ -40,6 +42,7 @@ from tests.reading.folders import (
     write_with_spark,
 )
 from tests.shared_spark import setting, shared_session
+from tests.soak import rest_in_soak
 
 pytestmark = pytest.mark.spark
 log = logging.getLogger(__name__)
@@ -93,11 +96,18 @@ def outcome(read: Callable[[], Any]) -> Any:
         frame = read()
         columns = sorted(frame.columns)
         rows = frame.select([quoted_column(name) for name in columns]).collect()
-        types = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
-        return types, sorted(repr(tuple(row)) for row in rows)
+        return sorted(_types(frame.schema)), sorted(repr(tuple(row)) for row in rows)
     except Exception as error:  # the classes of Spark and of the source differ
         log.info("Refused: %s", str(error)[:300])
         return "refused"
+
+
+def require_equal(found: Any, expected: Any, how: Any) -> None:
+    """Fail with what differs."""
+    if "refused" in (found, expected) or found[0] != expected[0]:
+        assert found == expected, how
+    differences = [pair for pair in zip(found[1], expected[1], strict=True) if pair[0] != pair[1]]
+    assert not differences, how
 
 
 def all_increments(source: Any, spark: Any) -> Any:
@@ -105,11 +115,15 @@ def all_increments(source: Any, spark: Any) -> Any:
     for increment in iter(enumerator.next_increment, None):
         frames.append(enumerator.load(increment))
         enumerator.finish(increment)
-    assert all(frame.schema == frames[0].schema for frame in frames)
+    assert len({_types(frame.schema) for frame in frames}) == 1
     found = frames[0]
     for frame in frames[1:]:
         found = found.unionAll(frame)
     return found
+
+
+def _types(schema: Any) -> tuple[tuple[str, str], ...]:
+    return tuple((field.name, field.dataType.simpleString()) for field in schema.fields)
 
 
 def compare_folder(kind: str, seed: int, root: Path) -> None:
@@ -124,7 +138,7 @@ def compare_folder(kind: str, seed: int, root: Path) -> None:
         expected = outcome(lambda: _selected(reader.parquet(str(root)), schema))
         for limit in (WHOLE, CUT):
             found = outcome(lambda limit=limit: all_increments(ParquetSource(root, schema=schema, **limit), spark))
-            assert found == expected, (limit, folder.settings, schema)
+            require_equal(found, expected, (limit, folder.settings, schema))
 
 
 def _selected(frame: Any, schema: Any) -> Any:
@@ -135,27 +149,23 @@ def compare_delta(_kind: str, seed: int, root: Path) -> None:
     spark, chance = shared_session(), random.Random(seed)
     names = chance.sample(NAMES[:-1], 4)
     kinds = [(pa.string(), one_of(*TEXTS)), *(chance.choice(_DELTA) for _ in names[1:])]
+    partition_by = names[: chance.randint(1, 2)]
     for _ in range(2):
         columns = {
             name: pa.array([None if chance.random() < 0.2 else make(chance) for _ in range(ROWS)], kind)
             for name, (kind, make) in zip(names, kinds, strict=True)
         }
-        write_deltalake(str(root), pa.table(columns), mode="append", partition_by=names[: chance.randint(1, 2)])
+        write_deltalake(str(root), pa.table(columns), mode="append", partition_by=partition_by)
     with settings(spark, chosen(chance, READING, 0.15)):
         expected = pa.table(DeltaTable(str(root)).to_pyarrow_table())
         source = DeltaSource(str(root), files_per_increment=chance.choice((1, 100)))
         found = outcome(lambda: all_increments(source, spark))
-        library = outcome(lambda: _as_frame(spark, expected))
-        assert found == library
+        require_equal(found, outcome(lambda: spark.createDataFrame(expected)), source)
 
 
 _DELTA = tuple(
     each for each in ARROW if each[0] in (pa.int32(), pa.int64(), pa.bool_(), pa.date32(), pa.decimal128(18, 2))
 )
-
-
-def _as_frame(spark: Any, table: Any) -> Any:
-    return spark.createDataFrame(table)
 
 
 def compare(kind: str, seed: int, folder: Path) -> None:
@@ -178,6 +188,35 @@ def test_an_input_gives_the_same_rows_whole_cut_and_in_its_own_reader(tmp_path: 
 def test_inputs_give_the_same_rows_for_a_long_time(tmp_path: Path, kind: str) -> None:
     for seed in new_seeds(SOAK_SECONDS):
         compare(kind, seed, tmp_path)
+
+
+SCANS: dict[str, tuple[dict[str, str], str]] = {
+    "base": ({"basePath": ""}, "Day=1"),
+    "below a pattern": ({}, "Day=*"),
+    "pattern and base": ({"basePath": ""}, "Day=*/*.parquet"),
+    "one file": ({}, "Day=1/a.parquet"),
+    "recursive": ({"recursiveFileLookup": "true"}, ""),
+    "hidden": ({}, "*"),
+}
+
+
+@pytest.mark.parametrize(("options", "below"), rest_in_soak(SCANS.values(), *list(SCANS.values())[:2]))
+def test_a_step_over_a_scan_has_the_partition_columns_that_spark_has_found(
+    tmp_path: Path, options: dict[str, str], below: str
+) -> None:
+    spark, root = shared_session(), tmp_path / "in"
+    for number, name in enumerate(
+        ("Day=1/a", "Day=1/b", "Day=2/a", "_old/a") if below == "*" else ("Day=1/a", "Day=2/a")
+    ):
+        path = root / f"{name}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"id": [number, 7], "day": ["in", "file"]}), path, row_group_size=1)
+    given = {name: f"{root}/{value}" if name == "basePath" else value for name, value in options.items()}
+    scan = spark.read.options(**given).parquet(f"{root}/{below}")
+    places = {"checkpoint_dir": str(tmp_path / "checkpoints"), "metadata": f"sqlite:///{tmp_path}/state.db"}
+    with StageContext.open(spark, job="scan", **places) as checkpoint:
+        copy = checkpoint.snapshot("copy", lambda rows: rows, over=scan)
+        require_equal(outcome(lambda: copy), outcome(lambda: scan), options)
 
 
 def new_seeds(seconds: float) -> Iterator[int]:

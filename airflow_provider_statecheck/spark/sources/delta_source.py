@@ -109,7 +109,8 @@ class DeltaReader(FileReader):
         from pyspark.sql.types import StructType
 
         plain = StructType([field for field in self.schema.fields if field.name not in values])
-        frame = self._read(self._storage.base_uri, uris, plain)
+        # Without a base: Spark refuses some of the names that other writers give to directories.
+        frame = self._read("", uris, plain)
         return frame.select(
             [
                 functions.lit(values[field.name]).cast(field.dataType).alias(field.name)

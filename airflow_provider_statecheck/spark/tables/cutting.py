@@ -168,6 +168,8 @@ def _of_leaves(footer: Any, leaves: Sequence[int]) -> Iterator[str]:
         # INT96 timestamps have no logical type; Spark rejects all other nanosecond timestamps.
         if "timeUnit=nanoseconds" in str(column.logical_type):
             yield f"only Spark decides about nanoseconds in {column.path!r}"
+        if column.physical_type == "BYTE_ARRAY" and column.logical_type.type == "DECIMAL":
+            yield f"only Spark decides about decimals of any length in {column.path!r}"
         codecs = {footer.row_group(i).column(leaf).compression for i in range(footer.num_row_groups)}
         for codec in sorted(codecs - {"UNCOMPRESSED"}):
             if not _is_known_codec(codec):

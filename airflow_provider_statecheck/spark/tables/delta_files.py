@@ -194,8 +194,8 @@ def _unsupported_features(snapshot: DeltaSnapshot) -> Iterator[str]:
     yield from (f"the table feature {name}" for name in features if name not in _READER_FEATURES)
     if snapshot.handle.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
         yield "column mapping"
-    if '"variant"' in snapshot.handle.schema().to_json():
-        yield "columns of type variant"
+    schema = snapshot.handle.schema().to_json()
+    yield from (f"columns of type {kind}" for kind in ("variant", "void") if f'"{kind}"' in schema)
     if "deletionVectors" in features and _has_deletion_vectors(snapshot):
         yield "deletion vectors"
 
@@ -212,7 +212,11 @@ def _with_zone(text: str | None, *, is_instant: bool) -> str | None:
 
 
 def _has_deletion_vectors(snapshot: DeltaSnapshot) -> bool:
-    return bool(pa.table(snapshot.handle.deletion_vectors()).num_rows)
+    try:
+        return bool(pa.table(snapshot.handle.deletion_vectors()).num_rows)
+    except deltalake().exceptions.DeltaError:
+        # The vectors themselves are read, and one of them is missing or damaged.
+        return True
 
 
 def _partition_texts(partitions: Any, columns: tuple[str, ...]) -> list[dict[str, str | None]]:
