@@ -8,6 +8,7 @@ tests take ten minutes, with seeds that are new each time.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import random
@@ -47,7 +48,8 @@ from tests.soak import rest_in_soak
 pytestmark = pytest.mark.spark
 log = logging.getLogger(__name__)
 
-WHOLE, CUT = {"bytes_per_increment": None}, {"row_groups_per_increment": 1}
+WHOLE: dict[str, Any] = {"bytes_per_increment": None}
+CUT: dict[str, Any] = {"row_groups_per_increment": 1}
 SEEDS = {"arrow": range(14), "spark": range(7), "java": range(4), "delta": range(4)}
 """Seeds of the short tests."""
 SOAK_SECONDS = 150.0
@@ -137,7 +139,8 @@ def compare_folder(kind: str, seed: int, root: Path) -> None:
         reader = spark.read if schema is None else spark.read.schema(schema)
         expected = outcome(lambda: _selected(reader.parquet(str(root)), schema))
         for limit in (WHOLE, CUT):
-            found = outcome(lambda limit=limit: all_increments(ParquetSource(root, schema=schema, **limit), spark))
+            source = ParquetSource(root, schema=schema, **limit)
+            found = outcome(functools.partial(all_increments, source, spark))
             require_equal(found, expected, (limit, folder.settings, schema))
 
 
@@ -213,7 +216,10 @@ def test_a_step_over_a_scan_has_the_partition_columns_that_spark_has_found(
         pq.write_table(pa.table({"id": [number, 7], "day": ["in", "file"]}), path, row_group_size=1)
     given = {name: f"{root}/{value}" if name == "basePath" else value for name, value in options.items()}
     scan = spark.read.options(**given).parquet(f"{root}/{below}")
-    places = {"checkpoint_dir": str(tmp_path / "checkpoints"), "metadata": f"sqlite:///{tmp_path}/state.db"}
+    places: dict[str, Any] = {
+        "checkpoint_dir": str(tmp_path / "checkpoints"),
+        "metadata": f"sqlite:///{tmp_path}/state.db",
+    }
     with StageContext.open(spark, job="scan", **places) as checkpoint:
         copy = checkpoint.snapshot("copy", lambda rows: rows, over=scan)
         require_equal(outcome(lambda: copy), outcome(lambda: scan), options)

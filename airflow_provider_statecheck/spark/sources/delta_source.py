@@ -28,8 +28,9 @@ from airflow_provider_statecheck.spark.sources.source import (
     some_of,
 )
 from airflow_provider_statecheck.spark.tables.delta import DeltaSnapshot, DeltaTableAccess
-from airflow_provider_statecheck.spark.tables.delta_files import DataFile, PartitionValues, PlainTable, Position
+from airflow_provider_statecheck.spark.tables.delta_files import DataFile, PlainTable, Position
 from airflow_provider_statecheck.spark.tables.partition_directories import (
+    PartitionValues,
     decoded_values,
     is_cast_like_a_directory,
     raw_partition_values,

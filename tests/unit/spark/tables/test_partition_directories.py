@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -100,4 +101,5 @@ def test_columns_in_another_case_are_others_only_where_spark_tells_them_apart():
     ],
 )
 def test_values_whose_parsing_by_spark_is_a_cast_are_known(raw, kind, expected):
-    assert is_cast_like_a_directory(raw, SimpleNamespace(simpleString=lambda: kind)) is expected
+    data_type: Any = SimpleNamespace(simpleString=lambda: kind)
+    assert is_cast_like_a_directory(raw, data_type) is expected
