@@ -88,7 +88,7 @@ def expression_text(df: DataFrame, expression: str) -> str | None:
     value = df.select(F.expr(expression).alias("value"))
     tree = _connect_tree(value) if is_connect(df) else _tree(cast("Any", value)._jdf.queryExecution().analyzed())
     # The lines below the first are the columns of the DataFrame, and the plans of subqueries.
-    text = tree if "subquery#" in tree else tree.splitlines()[0]
+    text = tree if "subquery#" in tree else tree.partition("\n")[0]
     return None if " more fields" in text else stable_text(_named(text, df.columns))
 
 
@@ -154,7 +154,8 @@ def _sources(plan: Any, by_path: Mapping[str, str]) -> Iterator[str]:
             continue
         relation = leaf.relation()
         if relation.getClass().getSimpleName() == "HadoopFsRelation":
-            roots = relation.location().rootPaths().mkString("\n").splitlines()
+            # The name of a directory may contain any separator of lines.
+            roots = relation.location().rootPaths().mkString("\0").split("\0")
             yield "source " + " ".join(_without_parts(_source(comparable(root), by_path) for root in roots))
 
 

@@ -33,7 +33,7 @@ def orders(first, last):
     return pa.table(
         {
             "key": pa.array(keys, pa.int64()),
-            "name": pa.array([f"a/b {key % 3}%" for key in keys]),
+            "name": pa.array([f"Zürich/日本 {key % 3}%" for key in keys]),
             "day": pa.array([DAYS[key % 3] for key in keys], pa.date32()),
             "at": pa.array([moment] * len(keys), pa.timestamp("us", "UTC")),
             "money": pa.array([decimal.Decimal(key) for key in keys], pa.decimal128(12, 2)),

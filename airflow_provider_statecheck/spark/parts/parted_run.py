@@ -12,7 +12,6 @@ snapshot does not change. If it was computed again, its files have other names, 
 from __future__ import annotations
 
 import functools
-import glob
 import hashlib
 import logging
 import re
@@ -49,7 +48,8 @@ from airflow_provider_statecheck.spark.sources.enumerator import (
     moved_pieces,
     state_after,
 )
-from airflow_provider_statecheck.spark.sources.file_source import FileSource, ParquetSource
+from airflow_provider_statecheck.spark.sources.file_listing import SourcePath, parse_paths
+from airflow_provider_statecheck.spark.sources.file_source import FileReader, FileSource, ParquetReader
 from airflow_provider_statecheck.spark.sources.item_source import (
     CuttingReader,
     ItemSource,
@@ -60,13 +60,15 @@ from airflow_provider_statecheck.spark.sources.item_source import (
 from airflow_provider_statecheck.spark.sources.source import OnChange, Source
 from airflow_provider_statecheck.spark.step_kinds import is_cached
 from airflow_provider_statecheck.spark.steps import StageSteps
-from airflow_provider_statecheck.spark.tables.schemas import reads_like_spark
+from airflow_provider_statecheck.spark.tables.cutting import obstacle
 from airflow_provider_statecheck.state.progress import PartedStep, StepKey, describe
 from airflow_provider_statecheck.state.source_items import Item, Ledger
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotFile, SnapshotWriter
+from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 
 log = logging.getLogger(__name__)
@@ -75,11 +77,14 @@ log = logging.getLogger(__name__)
 _FORMATS = ("parquet", "csv", "json", "orc", "text")
 # The schema of the DataFrame replaces them.
 _DROPPED_OPTIONS = frozenset({"path", "mergeschema", "inferschema"})
+# Options that decide which directories have partition columns.
+_BASE, _IS_RECURSIVE = "basepath", "recursivefilelookup"
 _NOT_IDENTIFYING = frozenset(
     {"_bytes", "_files", "_row_groups", "_is_auto", "_cuts", "_limits", "_readers", "_checkpoints", "_on_change"}
 )
 """Attributes of sources that do not change which rows they read."""
 _SECRET = frozenset({"_options", "_delta_options"})
+_STARS = re.compile(r"\*+")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -150,9 +155,11 @@ class _SnapshotReader(CuttingReader):
         return self._frames.options_for(root)
 
     @override
-    def _can_cut(self, item: Item, footer: Any) -> bool:
+    def _obstacle(self, item: Item, footer: Any) -> str | None:
         stored = self._files[item.name].stored
-        return stored.manifest.writer is SnapshotWriter.EXECUTORS or reads_like_spark(footer, _columns_of(stored)[0])
+        # PyArrow reads what PyArrow has written, also as a whole.
+        is_of_executors = stored.manifest.writer is SnapshotWriter.EXECUTORS
+        return None if is_of_executors else obstacle(footer, _columns_of(stored)[0], self.rules)
 
 
 def _columns_of(stored: StoredSnapshot) -> tuple[Any, Callable[[DataFrame], DataFrame]]:
@@ -213,18 +220,31 @@ def _scan(frame: DataFrame, step: str) -> FileSource:
         raise _not_a_scan(step, "another plan")
     if found.format not in _FORMATS:
         raise _not_a_scan(step, f"a scan of the format {found.format!r}")
-    options = {name: value for name, value in found.options.items() if name.lower() not in _DROPPED_OPTIONS}
-    if found.format == "parquet":
-        return ParquetSource(found.paths, schema=frame.schema, options=options)
-    return _ScannedFiles(found.format, found.paths, schema=frame.schema, options=options)
+    return _ScannedFiles(found, frame.schema)
 
 
 class _ScannedFiles(FileSource):
-    """Files of a DataFrame in any format of Spark, each read as a whole."""
+    """The files of a DataFrame in any format of Spark, with the partition columns that Spark has found."""
 
-    def __init__(self, file_format: str, paths: list[str], *, schema: Any, options: Mapping[str, Any]) -> None:
-        self._format = file_format
-        super().__init__(paths, schema=schema, options=options)
+    def __init__(self, scan: _FileScan, schema: StructType) -> None:
+        self._format = scan.format
+        self._reader = ParquetReader if scan.format == "parquet" else FileReader
+        given = {name.lower(): value for name, value in scan.options.items() if name.lower() not in _DROPPED_OPTIONS}
+        base, is_recursive = given.pop(_BASE, None), given.pop(_IS_RECURSIVE, "false").lower() == "true"
+        found = "" if is_recursive else base and _base_above(base, scan.paths)
+        paths = [replace(path, base=found, is_expanded=True) for path in scan.paths]
+        super().__init__(paths, schema=schema, options=given)
+
+
+def _base_above(text: str, paths: Sequence[SourcePath]) -> str:
+    """Return the option ``basePath`` of a scan as a URI, with the scheme and the host of its paths if it has none."""
+    place = "/".join(paths[0].root.split("/")[:3])
+    (base,) = parse_paths(f"{place}{text}" if text.startswith("/") else comparable(text))
+    if base.pattern or not all(f"{path.root}/".startswith(f"{base.root}/") for path in paths):
+        raise InvalidConfigurationError(
+            f"Expected the option basePath to be a directory above all paths of the input, found {redact(text)!r}; correct it."
+        )
+    return base.root
 
 
 def _not_a_scan(step: str, found: str) -> UnsupportedPlanError:
@@ -238,7 +258,7 @@ def _not_a_scan(step: str, found: str) -> UnsupportedPlanError:
 @dataclass(frozen=True, slots=True)
 class _FileScan:
     format: str
-    paths: list[str]
+    paths: Sequence[SourcePath]
     options: Mapping[str, str]
 
 
@@ -252,7 +272,7 @@ def _classic_scan(frame: Any) -> _FileScan | None:
     if not is_files or relation.location().getClass().getSimpleName() != "InMemoryFileIndex":
         return None
     # Spark has expanded the patterns of the user; brackets in what they matched are no patterns.
-    paths = [glob.escape(comparable(root.toString())) for root in items(relation.location().rootPaths())]
+    paths = [SourcePath(comparable(root.toString())) for root in items(relation.location().rootPaths())]
     options = {each._1(): each._2() for each in items(relation.options().toSeq())}
     return _FileScan(str(relation.fileFormat().toString()).lower(), paths, options)
 
@@ -265,7 +285,9 @@ def _connect_scan(frame: Any) -> _FileScan | None:
     scan = read.data_source
     if scan.predicates:
         return None
-    return _FileScan(scan.format.lower() or _default_format(frame.sparkSession), list(scan.paths), dict(scan.options))
+    # Hadoop knows no pattern for any number of directories: two stars are one.
+    paths = parse_paths([_STARS.sub("*", path) for path in scan.paths])
+    return _FileScan(scan.format.lower() or _default_format(frame.sparkSession), paths, dict(scan.options))
 
 
 def _default_format(spark: SparkSession) -> str:

@@ -58,10 +58,10 @@ from airflow_provider_statecheck.spark.tables.data_files import (
     WrittenFile,
     require_partitionable,
 )
+from airflow_provider_statecheck.spark.tables.partition_directories import partition_names
 from airflow_provider_statecheck.spark.tables.schemas import (
     conflicts,
     merged_schema,
-    partition_names,
     schema_differences,
     spark_schema,
 )
@@ -427,7 +427,7 @@ def _require_fitting_foreign_files(
         return
     ours = pa.schema([field for field in schema if field.name not in partition_by])
     found = conflicts(ours, _schema_of(files, name))
-    found += _partition_differences(partition_names(name.rpartition("/")[0]), partition_by)
+    found += _partition_differences(partition_names("", name), partition_by)
     _require_no_misfit(files, f"the output of another writer, {name}", found)
 
 

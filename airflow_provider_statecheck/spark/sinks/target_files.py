@@ -42,7 +42,7 @@ from airflow_provider_statecheck.spark.tables.data_files import (
     scratch_directory,
     split,
 )
-from airflow_provider_statecheck.spark.tables.schemas import partition_names
+from airflow_provider_statecheck.spark.tables.partition_directories import partition_names
 from airflow_provider_statecheck.storage import file_operations
 from airflow_provider_statecheck.storage.file_operations import in_parallel
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -178,7 +178,7 @@ class TargetFiles:
         if found > limit:
             raise UnsupportedStateError(
                 f"Expected values of partition_by with names of directories of at most {limit} bytes in {self.target}, found "
-                f"{found} bytes for {', '.join(partition_names(directory))}; shorten the values in the stage, or partition by "
+                f"{found} bytes for {', '.join(partition_names('', f'{directory}/'))}; shorten the values in the stage, or partition by "
                 "another column."
             )
 

@@ -58,7 +58,7 @@ def refuse_unsupported(schema: StructType) -> None:
             "Expected a DataFrame with columns for a snapshot, found none; add a column, or save its count as state."
         )
     for field in schema.fields:
-        for part in _nested_types(field.dataType):
+        for part in nested_types(field.dataType):
             _refuse_type(field.name, part)
 
 
@@ -66,7 +66,7 @@ def contains_timestamp(schema: StructType) -> bool:
     """Return whether a column, or a part of one, is a timestamp with a time zone."""
     from pyspark.sql.types import TimestampType
 
-    return any(isinstance(part, TimestampType) for field in schema.fields for part in _nested_types(field.dataType))
+    return any(isinstance(part, TimestampType) for field in schema.fields for part in nested_types(field.dataType))
 
 
 def _refuse_type(column: str, part: DataType) -> None:
@@ -87,18 +87,19 @@ def _refuse_type(column: str, part: DataType) -> None:
     )
 
 
-def _nested_types(data_type: DataType) -> Iterator[DataType]:
+def nested_types(data_type: DataType) -> Iterator[DataType]:
+    """Yield a type and the types of all its parts."""
     from pyspark.sql.types import ArrayType, MapType, StructType
 
     yield data_type
     if isinstance(data_type, ArrayType):
-        yield from _nested_types(data_type.elementType)
+        yield from nested_types(data_type.elementType)
     elif isinstance(data_type, MapType):
-        yield from _nested_types(data_type.keyType)
-        yield from _nested_types(data_type.valueType)
+        yield from nested_types(data_type.keyType)
+        yield from nested_types(data_type.valueType)
     elif isinstance(data_type, StructType):
         for field in data_type.fields:
-            yield from _nested_types(field.dataType)
+            yield from nested_types(field.dataType)
 
 
 Leaf = Callable[[Any], "DataType"]
@@ -212,7 +213,7 @@ def _transfer_type(field: StructField) -> DataType:
     from pyspark.sql.types import MapType, NullType
 
     stored = file_type(field.dataType)
-    for part in _nested_types(stored):
+    for part in nested_types(stored):
         # Arrow has no map with keys of the null type, because keys must not be null.
         if isinstance(part, MapType) and isinstance(part.keyType, NullType):
             raise _not_transferable(field.name, part)

@@ -28,8 +28,14 @@ from airflow_provider_statecheck.spark.sources.source import (
     some_of,
 )
 from airflow_provider_statecheck.spark.tables.delta import DeltaSnapshot, DeltaTableAccess
-from airflow_provider_statecheck.spark.tables.delta_files import DataFile, PartitionValues, PlainTable, Position
-from airflow_provider_statecheck.spark.tables.schemas import partition_values, quoted_column, union_all
+from airflow_provider_statecheck.spark.tables.delta_files import DataFile, PlainTable, Position
+from airflow_provider_statecheck.spark.tables.partition_directories import (
+    PartitionValues,
+    decoded_values,
+    is_cast_like_a_directory,
+    raw_partition_values,
+)
+from airflow_provider_statecheck.spark.tables.schemas import quoted_column, union_all
 from airflow_provider_statecheck.state.source_items import Item, Ledger
 from airflow_provider_statecheck.storage.file_operations import in_parallel
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -90,7 +96,7 @@ class DeltaReader(FileReader):
         in_directories: dict[str, list[str]] = {}
         by_values: dict[tuple[tuple[str, str | None], ...], list[str]] = {}
         for file in (DataFile.of(split.item) for split in splits):
-            root = _partition_root(file)
+            root = self._partition_root(file)
             if root is None:
                 by_values.setdefault(tuple(file.values.items()), []).append(self._uri(file.path))
             else:
@@ -104,7 +110,8 @@ class DeltaReader(FileReader):
         from pyspark.sql.types import StructType
 
         plain = StructType([field for field in self.schema.fields if field.name not in values])
-        frame = self._read(self._storage.base_uri, uris, plain)
+        # Without a base: Spark refuses some of the names that other writers give to directories.
+        frame = self._read("", uris, plain)
         return frame.select(
             [
                 functions.lit(values[field.name]).cast(field.dataType).alias(field.name)
@@ -114,24 +121,25 @@ class DeltaReader(FileReader):
             ]
         )
 
+    def _partition_root(self, file: DataFile) -> str | None:
+        # Spark can read thousands of partitions in one scan if their values are in the directory names.
+        directories = file.path.split("/")[:-1]
+        count = len(file.values)
+        root = directories[: len(directories) - count]
+        if len(directories) < count or any("=" in directory for directory in root):
+            return None
+        # A text is percent-encoded by some writers as UTF-8, which Spark decodes in another way.
+        raw = raw_partition_values("/".join(root), file.path) if count else {}
+        if decoded_values(raw) != file.values:
+            return None
+        is_alike = all(is_cast_like_a_directory(text, self.schema[name].dataType) for name, text in raw.items())
+        return ("/".join(root) if count else "") if is_alike else None
+
     def _exists(self, file: DataFile) -> bool:
         return self._storage.exists(self._uri(file.path))
 
     def _uri(self, path: str) -> str:
         return f"{self._storage.base_uri}/{path}" if path else self._storage.base_uri
-
-
-def _partition_root(file: DataFile) -> str | None:
-    # Spark can read thousands of partitions in one scan if their values are in the directory names.
-    directories = file.path.split("/")[:-1]
-    count = len(file.values)
-    in_names = partition_values("", "/".join([*directories[-count:], ""])) if count else {}
-    if len(directories) < count or in_names != file.values:
-        return None
-    root = directories[: len(directories) - count]
-    if any("=" in directory for directory in root):
-        return None
-    return "/".join(root) if count else ""
 
 
 class DeltaSource(ItemSource):

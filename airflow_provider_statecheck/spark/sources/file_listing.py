@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,7 +20,8 @@ from typing import Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, LocationNotAllowedError
 from airflow_provider_statecheck.spark.sources.source import Changes
-from airflow_provider_statecheck.spark.tables.schemas import partition_values, storage_failures
+from airflow_provider_statecheck.spark.tables.partition_directories import partition_names
+from airflow_provider_statecheck.spark.tables.schemas import storage_failures
 from airflow_provider_statecheck.state.source_items import Item
 from airflow_provider_statecheck.storage.failures import RetryPolicy
 from airflow_provider_statecheck.storage.file_operations import find
@@ -82,7 +83,7 @@ class FileListing:
 
         :raises LocationNotAllowedError: if no path contains it, because a restored state may name any file.
         """
-        roots = [path.root for path in self.paths if f"{uri}/".startswith(f"{path.root}/")]
+        roots = [path.root for path in self._paths_of(uri)]
         if not roots or ".." in uri.split("/"):
             known = ", ".join(redact(path.root) for path in self.paths)
             raise LocationNotAllowedError(
@@ -91,6 +92,21 @@ class FileListing:
                 uri=redact(uri),
             )
         return max(roots, key=len)
+
+    def base_of(self, uri: str) -> str:
+        """
+        Return the directory below which the names of directories are values of partition columns; empty if none is.
+
+        :raises LocationNotAllowedError: if no path contains the file.
+        """
+        root = self.root_of(uri)
+        path = next(path for path in self._paths_of(uri) if path.root == root)
+        base = path.base_of(uri)
+        return "" if base == uri else base
+
+    def _paths_of(self, uri: str) -> list[SourcePath]:
+        found = [path for path in self.paths if f"{uri}/".startswith(f"{path.root}/")]
+        return [path for path in found if path.matches(_below(path.root, uri))] or found
 
     def _current_item(self, item: Item) -> Item | None:
         with self._storage_failures(item.name):
@@ -108,7 +124,9 @@ class FileListing:
             found = RetryPolicy().call(lambda: _find(filesystem, root), redact(path.root))
         for name, info in found.items():
             relative = name.removeprefix(root).lstrip("/")
-            if not _is_hidden(relative) and (path.matches(relative) or name == root):
+            # Spark reads no hidden file either that is a path itself.
+            listed = path.listed_part(relative) or name.rpartition("/")[2]
+            if (path.matches(relative) or name == root) and not _is_hidden(listed):
                 uri = f"{path.root}/{relative}" if relative else path.root
                 yield uri, self._followed(filesystem, name, info, uri)
 
@@ -148,13 +166,40 @@ class SourcePath:
     """Absolute URI without wildcards and without a trailing slash."""
     pattern: str = ""
     """Pattern relative to the root; ``*`` matches within a path segment, ``**`` across segments."""
+    base: str | None = None
+    """
+    Directory below which the names of directories are values of partition columns: the root for ``None``; empty if none is.
+    """
+    is_expanded: bool = False
+    """Whether what the pattern matches counts as a path of its own, as in Spark, and not as part of the root."""
 
     def matches(self, relative_path: str) -> bool:
         """Return whether the pattern matches a file or one of its parent directories."""
+        return not self.pattern or self._match(relative_path) is not None
+
+    def base_of(self, uri: str) -> str:
+        """Return the directory below which the names of directories above a file are values of partition columns."""
+        if self.base is not None:
+            return self.base
+        match = self._match(_below(self.root, uri)) if self.is_expanded else None
+        return self.root if match is None else f"{self.root}/{match}"
+
+    def listed_part(self, relative_path: str) -> str:
+        """Return the part of the path of a file that was found by listing, in which hidden names are left out."""
+        match = self._match(relative_path) if self.is_expanded else None
+        return relative_path if match is None else relative_path.removeprefix(match).lstrip("/")
+
+    def _match(self, relative_path: str) -> str | None:
+        """Return the shortest path above a file, or the file, that the pattern matches."""
         if not self.pattern:
-            return True
+            return None
         segments, expression = relative_path.split("/"), _expression(self.pattern)
-        return any(expression.fullmatch("/".join(segments[:length])) for length in range(1, len(segments) + 1))
+        parts = ("/".join(segments[:length]) for length in range(1, len(segments) + 1))
+        return next((part for part in parts if expression.fullmatch(part)), None)
+
+
+def _below(root: str, uri: str) -> str:
+    return uri.removeprefix(root).removeprefix("/")
 
 
 def parse_paths(paths: Any) -> tuple[SourcePath, ...]:
@@ -170,6 +215,8 @@ def parse_paths(paths: Any) -> tuple[SourcePath, ...]:
 
 
 def _parse_path(path: Any) -> SourcePath:
+    if isinstance(path, SourcePath):
+        return path
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
     if not isinstance(text, str) or not text.strip():
         raise InvalidConfigurationError(f"Expected a path or a URI such as s3://lake/orders/, found {path!r}.")
@@ -206,8 +253,8 @@ def _without_dots(path: str) -> str:
 def _expression(pattern: str) -> re.Pattern[str]:
     from fsspec.utils import glob_translate
 
-    # Two stars next to other characters of a segment are one.
-    segments = (part if part == "**" else re.sub(r"\*+", "*", part) for part in pattern.split("/"))
+    # Two stars next to other characters of a segment are one; Hadoop, too, excludes characters by [^ab].
+    segments = (part if part == "**" else re.sub(r"\*+", "*", part) for part in pattern.replace("[^", "[!").split("/"))
     return re.compile(glob_translate("/".join(segments)))
 
 
@@ -250,19 +297,24 @@ def _timestamp(value: Any) -> float:
     return float(value)
 
 
-def require_same_partition_columns(files: Iterable[tuple[str, str]]) -> None:
+def require_same_partition_columns(files: Iterable[tuple[str, str]], is_case_sensitive: Callable[[], bool]) -> None:
     """
     Require that all files have the same partition columns.
 
-    :param files: Pairs of the root and the URI of a file.
+    :param files: Pairs of the directory below which a file has partition columns, and its URI.
+    :param is_case_sensitive: Returns whether columns differ whose names differ in case only.
     :raises InvalidConfigurationError: if their partition columns differ.
     """
     known: dict[tuple[str, ...], str] = {}
-    for root, uri in files:
-        known.setdefault(tuple(partition_values(root, uri)), uri)
-    if len(known) > 1:
+    for base, uri in files:
+        known.setdefault(partition_names(base, uri) if base else (), uri)
+    if len(known) > 1 and (len({_in_lower_case(names) for names in known}) > 1 or is_case_sensitive()):
         (columns, uri), (other_columns, other_uri) = list(known.items())[:2]
         raise InvalidConfigurationError(
             f"Expected the same partition columns in all directories, found {list(columns)} in {redact(uri)} and "
             f"{list(other_columns)} in {redact(other_uri)}; read them as separate sources."
         )
+
+
+def _in_lower_case(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(name.lower() for name in names)

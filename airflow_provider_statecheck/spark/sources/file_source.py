@@ -8,13 +8,12 @@ checkpoints, so all attempts of a run read the same columns.
 from __future__ import annotations
 
 import functools
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from os import PathLike
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.codec import require_one_of
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
@@ -25,6 +24,7 @@ from airflow_provider_statecheck.spark.snapshots.dataframes import VERIFIED_PAGE
 from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit, parse_limits
 from airflow_provider_statecheck.spark.sources.file_listing import (
     FileListing,
+    SourcePath,
     parse_paths,
     require_same_partition_columns,
 )
@@ -38,10 +38,10 @@ from airflow_provider_statecheck.spark.sources.item_source import (
 )
 from airflow_provider_statecheck.spark.sources.replaced_files import ReplacedFiles
 from airflow_provider_statecheck.spark.sources.source import OnChange, require_unchanged, restart_or_rewind
+from airflow_provider_statecheck.spark.tables.cutting import is_case_sensitive, is_on, obstacle
+from airflow_provider_statecheck.spark.tables.partition_directories import decoded_values, raw_partition_values
 from airflow_provider_statecheck.spark.tables.schemas import (
-    partition_values,
     quoted_column,
-    reads_like_spark,
     select_fields,
     to_struct_type,
     union_all,
@@ -53,13 +53,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
     from pyspark.sql.types import StructType
 
-log = logging.getLogger(__name__)
-
-
 # Characters that Spark expands as wildcards even in the names of existing files.
 _EXPANDED = re.compile(r"([\\*?\[\]{}])")
 
-Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
+Paths = str | PathLike[str] | Sequence[str | PathLike[str] | SourcePath]
+
+_MERGE_SCHEMA = "spark.sql.parquet.mergeSchema"
 
 # Options that let Spark skip listed files, or return other columns than the schema of the source.
 _REFUSED_OPTIONS = frozenset(
@@ -140,15 +139,15 @@ class FileReader(ItemReader):
 
         :raises InvalidConfigurationError: if Spark has no filesystem for the files.
         """
-        pairs = sorted((self._root_of(uri), uri) for uri in uris)
-        by_root = groupby(pairs, key=lambda pair: pair[0])
-        return union_all([self._whole_files(root, [uri for _, uri in group]) for root, group in by_root])
+        pairs = sorted((self.listing.base_of(uri), uri) for uri in uris)
+        by_base = groupby(pairs, key=lambda pair: pair[0])
+        return union_all([self._whole_files(base, [uri for _, uri in group]) for base, group in by_base])
 
-    def _whole_files(self, root: str, uris: Sequence[str]) -> DataFrame:
+    def _whole_files(self, base: str, uris: Sequence[str]) -> DataFrame:
         columns = [quoted_column(field.name) for field in self.selected_schema.fields]
-        return self._read(root, uris, self.schema).select(columns)
+        return self._read(base, uris, self.schema).select(columns)
 
-    def _read(self, root: str, uris: Sequence[str], schema: StructType | None) -> DataFrame:
+    def _read(self, base: str, uris: Sequence[str], schema: StructType | None) -> DataFrame:
         verified = VERIFIED_PAGES if self.format.name == "parquet" else {}
         # The user's options come last, to allow reading files with damaged or unusual checksums.
         reader: DataFrameReader = self.spark.read.format(self.format.name).options(
@@ -156,8 +155,8 @@ class FileReader(ItemReader):
         )
         if schema is not None:
             reader = reader.schema(schema)
-        if root and all(uri != root for uri in uris):
-            reader = reader.option("basePath", self._spark_uri(root))
+        if base:
+            reader = reader.option("basePath", self._spark_uri(base))
         return reader.load([_EXPANDED.sub(r"\\\1", self._spark_uri(uri)) for uri in uris])
 
     def _spark_uri(self, uri: str) -> str:
@@ -169,24 +168,22 @@ class FileReader(ItemReader):
             )
         return found
 
-    def _root_of(self, uri: str) -> str:
-        root = self.listing.root_of(uri)
-        # Files that are paths of the source themselves have no directories with partition values: one scan reads them.
-        return "" if root == uri else root
-
     def _infer_schema(self) -> StructType:
         # One file of each partition, because Spark infers the type of a partition column from all its values.
-        root = self.listing.root_of(self._items[0].name)
-        uris = [item.name for item in self._items if self.listing.root_of(item.name) == root]
-        first = {tuple(partition_values(root, uri).items()): uri for uri in reversed(uris)}
-        return self._read(root, sorted(first.values()), None).schema
+        base = self.listing.base_of(self._items[0].name)
+        uris = sorted(item.name for item in self._items if self.listing.base_of(item.name) == base)
+        first = (
+            {tuple(raw_partition_values(base, uri).items()): uri for uri in reversed(uris)} if base else {(): uris[0]}
+        )
+        merges = self.format.name == "parquet" and is_on(self.spark, _MERGE_SCHEMA)
+        return self._read(base, uris if merges else sorted(first.values()), None).schema
 
 
 class FileSource(ItemSource):
     """Base class of the sources of files."""
 
     _format = ""
-    _reader: ClassVar[type[FileReader]] = FileReader
+    _reader: type[FileReader] = FileReader
 
     def __init__(
         self,
@@ -217,7 +214,10 @@ class FileSource(ItemSource):
         if opening.before is None:
             self._require_files(listing, files)
         ledger = self._reconciled(opening, files)
-        require_same_partition_columns((listing.root_of(item.name), item.name) for item in ledger.items)
+        require_same_partition_columns(
+            ((listing.base_of(item.name), item.name) for item in ledger.items),
+            lambda: is_case_sensitive(opening.spark),
+        )
         reader = self._reader(
             opening.spark,
             self._file_format,
@@ -329,27 +329,35 @@ class ParquetReader(CuttingReader, FileReader):
 
     @override
     def _load_tasks(self, tasks: Sequence[RowGroups]) -> DataFrame:
-        return load_row_groups(self.spark, tasks, self.selected_schema, self.listing.options)
+        return load_row_groups(
+            self.spark,
+            tasks,
+            self.selected_schema,
+            self.listing.options,
+            is_case_sensitive=self.rules.is_case_sensitive,
+        )
 
     @override
     def _row_groups_of(self, item: Item, start: int, end: int) -> RowGroups:
-        root = self.listing.root_of(item.name)
-        return RowGroups(root, item.name, item.size_bytes, start, end, partition_values(root, item.name))
+        root, values = self.listing.root_of(item.name), decoded_values(self._directories_of(item))
+        return RowGroups(root, item.name, item.size_bytes, start, end, values)
+
+    def _directories_of(self, item: Item) -> dict[str, str]:
+        """Return the values in the path of a file, as they are written there, by the columns of the source."""
+        base, names = self.listing.base_of(item.name), self.selected_schema.names
+        found = raw_partition_values(base, item.name) if base else {}
+        pairs = ((self.rules.find(names, name), value) for name, value in found.items())
+        return {name: value for name, value in pairs if name is not None}
 
     @override
     def _options_of(self, root: str) -> Mapping[str, Any]:
         return self.listing.options
 
     @override
-    def _can_cut(self, item: Item, footer: Any) -> bool:
-        from pyspark.sql.types import StructType
-
-        partition = self._row_groups_of(item, 0, 0).partition
-        stored = StructType([field for field in self.selected_schema.fields if field.name not in partition])
-        if not self.format.options and reads_like_spark(footer, stored):
-            return True
-        log.warning("Reading %s as a whole, because its types or options require Spark's reader", redact(item.name))
-        return False
+    def _obstacle(self, item: Item, footer: Any) -> str | None:
+        if self.format.options:
+            return f"Spark's reader has options ({', '.join(self.format.options)})"
+        return obstacle(footer, self.selected_schema, self.rules, self._directories_of(item))
 
 
 class ParquetSource(FileSource):

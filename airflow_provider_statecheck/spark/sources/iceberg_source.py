@@ -181,21 +181,26 @@ class IcebergRanges:
         if snapshots.until is None:
             return []
         if snapshots.after is None:
-            return sorted(self._scanned(snapshots.until), key=lambda task: str(task.file.file_path))
-        return list(self._appended(snapshots.after, snapshots.until))
+            found = sorted(self._scanned(snapshots.until), key=lambda task: str(task.file.file_path))
+        else:
+            found = list(self._appended(snapshots.after, snapshots.until))
+        self._require_readable(found)
+        return found
 
     def _scanned(self, snapshot_id: int) -> list[Any]:
-        from pyiceberg.manifest import FileFormat
-
         try:
-            found = list(self.table.scan(snapshot_id=snapshot_id).plan_files())
+            return list(self.table.scan(snapshot_id=snapshot_id).plan_files())
         except ValueError as error:
             raise self._unreadable(str(error)) from error
-        if any(
-            file.file_format is not FileFormat.PARQUET for task in found for file in (task.file, *task.delete_files)
-        ):
-            raise self._unreadable("files or deletion vectors that are not Parquet")
-        return found
+
+    def _require_readable(self, tasks: Iterable[Any]) -> None:
+        from pyiceberg.manifest import FileFormat
+
+        for file in (file for task in tasks for file in (task.file, *task.delete_files)):
+            if file.file_format is not FileFormat.PARQUET:
+                raise self._unreadable(f"{redact(file.file_path)} in the format {file.file_format.value}")
+            if file.key_metadata:
+                raise self._unreadable(f"{redact(file.file_path)}, which is encrypted")
 
     def _unreadable(self, found: str) -> UnsupportedStateError:
         return UnsupportedStateError(

@@ -10,6 +10,7 @@ to its end even if a filter on ``_metadata.file_block_start`` or ``_metadata.row
 from __future__ import annotations
 
 import functools
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ from airflow_provider_statecheck.spark.sources.enumerator import (
     decode_source_state,
 )
 from airflow_provider_statecheck.spark.sources.source import OnChange, reconcile
+from airflow_provider_statecheck.spark.tables.cutting import ReadingRules, Unreadable, find_column
 from airflow_provider_statecheck.spark.tables.schemas import (
     TASK_BYTES,
     TaskReader,
@@ -41,7 +43,6 @@ from airflow_provider_statecheck.spark.tables.schemas import (
     batches_of,
     concealed_failures,
     consecutive,
-    find_column,
     group_sizes,
     open_file,
     pack_tasks,
@@ -54,6 +55,9 @@ from airflow_provider_statecheck.storage.uris import AllowedLocations, open_file
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,15 +257,19 @@ class CuttingReader(ItemReader):
     def row_groups(self, item: Item) -> list[int] | None:
         if item.name not in self._sizes:
             footer = self._footer(item)
-            self._sizes[item.name] = group_sizes(footer) if self._can_cut(item, footer) else None
+            reason = self._obstacle(item, footer)
+            if reason is not None:
+                log.warning("%s cannot be cut, and is read as a whole: %s", redact(item.name), reason)
+            self._sizes[item.name] = None if reason is not None else group_sizes(footer)
         return self._sizes[item.name]
 
     @override
     def rows_of(self, split: ItemSplit) -> range | None:
         try:
-            return rows_of_groups(self._footer(split.item), split.groups)
+            footer = self._footer(split.item)
         except StateCheckError:
             return None
+        return None if isinstance(footer, Unreadable) else rows_of_groups(footer, split.groups)
 
     @override
     def load(self, splits: Sequence[ItemSplit]) -> DataFrame:
@@ -301,8 +309,13 @@ class CuttingReader(ItemReader):
         """Return the options of the filesystem of a root."""
 
     @abstractmethod
-    def _can_cut(self, item: Item, footer: Any) -> bool:
-        """Return whether PyArrow reads the same rows from a file as Spark."""
+    def _obstacle(self, item: Item, footer: Any) -> str | None:
+        """Return why PyArrow would not read the same rows from a file as Spark; ``None`` if it would."""
+
+    @functools.cached_property
+    def rules(self) -> ReadingRules:
+        """Settings of the session on which it depends what Spark reads."""
+        return ReadingRules.of(self.spark)
 
 
 def _partition_columns(task: RowGroups) -> list[str]:
@@ -322,7 +335,12 @@ class RowGroups:
 
 
 def load_row_groups(
-    spark: SparkSession, tasks: Sequence[RowGroups], schema: StructType, options: Mapping[str, Any]
+    spark: SparkSession,
+    tasks: Sequence[RowGroups],
+    schema: StructType,
+    options: Mapping[str, Any],
+    *,
+    is_case_sensitive: bool = True,
 ) -> DataFrame:
     """Return the rows of row groups; one Spark task reads each element of ``tasks``."""
     from pyspark.sql.types import StringType, StructField, StructType
@@ -332,7 +350,10 @@ def load_row_groups(
     types = [StringType() if f.name in partitions else readable_type(f.dataType) for f in schema.fields]
     raw = StructType([StructField(*each) for each in zip(schema.names, types, strict=True)])
     reader = RowGroupReader(
-        options=HiddenOptions(options), schema=arrow_schema(raw), packed_tasks=pack_row_groups(tasks)
+        options=HiddenOptions(options),
+        schema=arrow_schema(raw),
+        packed_tasks=pack_row_groups(tasks),
+        is_case_sensitive=is_case_sensitive,
     )
     columns = [(quoted_column(f.name), f) for f in schema.fields]
     typed = [(column.cast(f.dataType) if f.name in partitions else column, f) for column, f in columns]
@@ -372,6 +393,7 @@ class RowGroupReader(TaskReader):
     """Reads row groups inside Spark tasks."""
 
     options: HiddenOptions
+    is_case_sensitive: bool
 
     @override
     def read_task(self, task: Any) -> Iterator[Any]:
@@ -388,7 +410,8 @@ class RowGroupReader(TaskReader):
                 yield self._to_schema(batch, columns, task.partition)
 
     def _stored_names(self, names: Sequence[str], partition: Mapping[str, str | None]) -> dict[str, str]:
-        pairs = ((name, find_column(names, name)) for name in self.schema.names if name not in partition)
+        wanted = (name for name in self.schema.names if name not in partition)
+        pairs = ((name, find_column(names, name, is_case_sensitive=self.is_case_sensitive)) for name in wanted)
         return {name: found for name, found in pairs if found is not None}
 
     def _to_schema(self, batch: Any, columns: Mapping[str, str], partition: Mapping[str, str | None]) -> Any:
@@ -422,13 +445,29 @@ def _opened(uri: str, root: str, size_bytes: int, options: Mapping[str, Any]) ->
 
 def read_footer(uri: str, root: str, size_bytes: int, options: Mapping[str, Any]) -> Any:
     """
-    Read the Parquet metadata of a file.
+    Read the Parquet metadata of a file, or why PyArrow does not read it.
 
     :raises SourceChangedError: if the file is missing or its size has changed.
     :raises StorageError: if the storage fails, or the file is not a Parquet file.
     """
     with _opened(uri, root, size_bytes, options) as source:
-        return parquet.read_metadata(source)
+        source.seek(-min(_TAIL_BYTES, size_bytes), 2)
+        tail = source.read(_TAIL_BYTES)
+        if tail.endswith(_ENCRYPTED):
+            return Unreadable("it is encrypted")
+        try:
+            found = parquet.read_metadata(source)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            if not tail.endswith(_PARQUET):
+                raise
+            return Unreadable(f"PyArrow does not read its schema ({error})")
+    # The signature of a file with encrypted columns follows its metadata; PyArrow aborts the process at such a column.
+    is_signed = int.from_bytes(tail[:4], "little") != found.serialized_size
+    return Unreadable("it is encrypted") if is_signed else found
+
+
+_TAIL_BYTES = 8
+_PARQUET, _ENCRYPTED = b"PAR1", b"PARE"
 
 
 def rows_of_groups(metadata: Any, groups: tuple[int, int] | None) -> range:

@@ -13,7 +13,7 @@ from typing import Any
 from airflow_provider_statecheck.checkpoint.codec import require_count
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.lazy import pa, parquet
-from airflow_provider_statecheck.spark.tables.schemas import partition_path
+from airflow_provider_statecheck.spark.tables.partition_directories import partition_path
 from airflow_provider_statecheck.storage.snapshot_manifest import footer_digest
 
 ROW_GROUP_BYTES = 128 * 1024 * 1024

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -22,15 +23,21 @@ from airflow_provider_statecheck.exceptions import (
     EnvironmentNotReadyError,
     InvalidConfigurationError,
     StorageError,
+    UnsupportedStateError,
 )
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
 from airflow_provider_statecheck.spark.tables.data_files import WrittenFile
-from airflow_provider_statecheck.spark.tables.schemas import partition_values, storage_failures
+from airflow_provider_statecheck.spark.tables.partition_directories import partition_values
+from airflow_provider_statecheck.spark.tables.schemas import storage_failures
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.uris import redact, scheme_of
+from airflow_provider_statecheck.storage.uris import harmless, redact, scheme_of
 
 Action = Mapping[str, Any]
+# What deltalake says of features that it does not know, and of tables whose versions a catalog decides.
+_UNSUPPORTED = re.compile(
+    r"(?<=Unsupported: )[^\n]+|[^\n:]*catalog-managed[^\n]*|Unsupported Delta table type: '[^']*'"
+)
 _UNSAFE_RENAME = "aws_s3_allow_unsafe_rename"
 _S3_OPTIONS = {
     "key": "AWS_ACCESS_KEY_ID",
@@ -83,6 +90,7 @@ class DeltaTableAccess:
         """
         Return the table at a version, by default the newest one; ``None`` if the table does not exist.
 
+        :raises UnsupportedStateError: if the table has a feature that deltalake does not read.
         :raises StorageError: if the storage fails, or the version is no longer retained.
         """
         library = deltalake()
@@ -91,6 +99,17 @@ class DeltaTableAccess:
                 return DeltaSnapshot(library.DeltaTable(self.uri, version=version, storage_options=self._options()))
             except library.exceptions.TableNotFoundError:
                 return None
+            except library.exceptions.DeltaError as error:
+                found = _UNSUPPORTED.search(str(error))
+                if found is None:
+                    raise
+                raise self._unsupported_error(found.group()) from harmless(error, self.options.reveal())
+
+    def _unsupported_error(self, found: str) -> UnsupportedStateError:
+        return UnsupportedStateError(
+            f"Expected the Delta table {self.shown} to have features that deltalake {deltalake().__version__} reads, found: "
+            f"{found.strip(' .')}. Install a newer version of deltalake, or read a copy of the table without the feature."
+        )
 
     def create(self, schema: Any, partition_by: Sequence[str], commit: DeltaCommit) -> StorageError | None:
         """
@@ -298,7 +317,8 @@ class DeltaLog:
         """
         uri = f"{self.storage.base_uri}/_delta_log/{version:020d}.json"
         try:
-            lines = self.storage.read_bytes(uri).decode().splitlines()
+            # Only at line feeds: the texts of the log may contain other separators, such as U+2028.
+            lines = self.storage.read_bytes(uri).split(b"\n")
             return LogEntry(version, tuple(json.loads(line) for line in lines if line.strip()))
         except CheckpointNotFoundError:
             return None

@@ -19,7 +19,11 @@ from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.lazy import pa, pc
 from airflow_provider_statecheck.spark.tables.delta import Action, DeltaLog, DeltaSnapshot, LogEntry, deltalake
-from airflow_provider_statecheck.spark.tables.schemas import partition_path, partition_values
+from airflow_provider_statecheck.spark.tables.partition_directories import (
+    PartitionValues,
+    partition_path,
+    partition_values,
+)
 from airflow_provider_statecheck.state.source_items import Item, decoding
 from airflow_provider_statecheck.storage.file_operations import in_parallel
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -42,8 +46,6 @@ _ZONE = re.compile(r"(Z|[+-]\d{2}:\d{2})$")
 
 # Number of log entries that are read, and held in memory, at a time.
 _VERSIONS_PER_READ = 64
-
-PartitionValues = Mapping[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +194,8 @@ def _unsupported_features(snapshot: DeltaSnapshot) -> Iterator[str]:
     yield from (f"the table feature {name}" for name in features if name not in _READER_FEATURES)
     if snapshot.handle.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
         yield "column mapping"
-    if '"variant"' in snapshot.handle.schema().to_json():
-        yield "columns of type variant"
+    schema = snapshot.handle.schema().to_json()
+    yield from (f"columns of type {kind}" for kind in ("variant", "void") if f'"{kind}"' in schema)
     if "deletionVectors" in features and _has_deletion_vectors(snapshot):
         yield "deletion vectors"
 
@@ -210,7 +212,11 @@ def _with_zone(text: str | None, *, is_instant: bool) -> str | None:
 
 
 def _has_deletion_vectors(snapshot: DeltaSnapshot) -> bool:
-    return bool(pa.table(snapshot.handle.deletion_vectors()).num_rows)
+    try:
+        return bool(pa.table(snapshot.handle.deletion_vectors()).num_rows)
+    except deltalake().exceptions.DeltaError:
+        # The vectors themselves are read, and one of them is missing or damaged.
+        return True
 
 
 def _partition_texts(partitions: Any, columns: tuple[str, ...]) -> list[dict[str, str | None]]:

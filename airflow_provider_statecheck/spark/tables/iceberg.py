@@ -27,6 +27,7 @@ _DATA_PATH = "write.data.path"
 _STORAGE_PREFIXES = ("s3.", "adls.", "gcs.", "hdfs.", "hf.", "client.")
 _STORAGE_PROPERTIES = frozenset({"py-io-impl", "buffer-size", "DEFAULT_SCHEME", "DEFAULT_NETLOC"})
 _SIGNER = "s3.signer"
+_NEWEST_VERSION = 2
 _COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
 _BOUNDS = ("lower_bounds", "upper_bounds")
 _DECODERS: Mapping[str, Callable[[str], Any]] = {"bytes": base64.b64decode, "decimal": Decimal, "uuid": UUID}
@@ -57,7 +58,17 @@ class OpenTable:
             if self._catalog is None:
                 self._catalog = _load_catalog(self._address)
             self.latest = self._catalog.load_table(self._address.table)
+            self._require_known_version(self.latest.metadata.format_version)
         return self.latest
+
+    def _require_known_version(self, found: int) -> None:
+        # PyIceberg loads tables of version 3, but neither writes them nor knows all their features.
+        if found > _NEWEST_VERSION:
+            raise UnsupportedStateError(
+                f"Expected the Iceberg table {self.name} in format version {_NEWEST_VERSION} at most, found {found}, whose deletion "
+                "vectors, default values, row lineage, encryption and types PyIceberg does not support; use a table of version "
+                f"{_NEWEST_VERSION}, such as a copy of it."
+            )
 
     def close(self) -> None:
         """Close the connections of the catalog."""
@@ -76,6 +87,7 @@ class OpenTable:
         Translate errors of the catalog and its storage to errors of this package.
 
         :raises EnvironmentNotReadyError: if the table or a package is missing.
+        :raises UnsupportedStateError: if the table has a feature that PyIceberg does not know.
         :raises StorageError: for any other error.
         """
         try:
@@ -94,6 +106,15 @@ class OpenTable:
                     f"Expected the Iceberg table {self.name} in its catalog, found none; create it with its schema and "
                     "partitions, or correct its name."
                 ) from error
+            if type(error).__name__ == "ValidationError":
+                # Pydantic's text goes on with the input and a link.
+                reason = " ".join(
+                    conceal(str(error), self._address.properties.reveal()).partition(" [type=")[0].split()
+                )
+                raise UnsupportedStateError(
+                    f"Expected an Iceberg table {self.name} whose metadata PyIceberg reads, found: {reason}. "
+                    "Install a newer version of pyiceberg, or use a copy of the table without this feature."
+                ) from harmless(error, self._address.properties.reveal())
             raise self.storage_error(error) from harmless(error, self._address.properties.reveal())
 
 

@@ -1,9 +1,4 @@
-"""
-Schemas of tables in Spark and Arrow, and DataFrames and Parquet files with these schemas.
-
-PyArrow reads single row groups of a file. :func:`reads_like_spark` decides whether its rows equal those of Spark's
-reader.
-"""
+"""Schemas of tables in Spark and Arrow, and DataFrames and Parquet files with these schemas."""
 
 from __future__ import annotations
 
@@ -18,7 +13,6 @@ from datetime import date, datetime, time
 from decimal import Decimal
 from types import NoneType
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, StorageError
 from airflow_provider_statecheck.lazy import pa
@@ -29,9 +23,6 @@ from airflow_provider_statecheck.storage.uris import conceal, harmless
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
-
-
-_LEGACY_CALENDAR_KEYS = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 
 
 def to_struct_type(schema: Any) -> StructType:
@@ -122,40 +113,10 @@ def is_arrow_compatible(data_type: DataType) -> bool:
     return data_type == types.StringType() or isinstance(data_type, _atomic_types())
 
 
-def reads_like_spark(metadata: Any, schema: StructType) -> bool:
-    """
-    Return whether PyArrow reads the same rows from a file as Spark.
-
-    :param metadata: ``pyarrow.parquet.FileMetaData`` of the file.
-    :param schema: The columns to read.
-    """
-    if not all(is_arrow_compatible(field.dataType) for field in schema.fields) or _has_legacy_calendar(metadata):
-        return False
-    found, wanted = metadata.schema.to_arrow_schema(), arrow_schema(schema)
-    if _has_ambiguous_names(found.names) or _has_ambiguous_names(wanted.names) or _has_nanoseconds(metadata.schema):
-        return False
-    pairs = ((find_column(found.names, field.name), field.type) for field in wanted)
-    return all(name is None or _is_compatible(found.field(name).type, kind) for name, kind in pairs)
-
-
-def find_column(names: Any, wanted: str) -> str | None:
-    """Find the name of a column in a file, ignoring case as Spark does."""
-    return next((name for name in names if name.lower() == wanted.lower()), None)
-
-
 def _invalid_schema(schema: Any) -> InvalidConfigurationError:
     return InvalidConfigurationError(
         f"Expected schema to be a StructType or DDL such as 'id bigint, name string'; found {schema!r}."
     )
-
-
-def _has_ambiguous_names(names: list[str]) -> bool:
-    return len({name.lower() for name in names}) < len(names)
-
-
-def _has_nanoseconds(schema: Any) -> bool:
-    # INT96 timestamps have no logical type; Spark rejects all other nanosecond timestamps.
-    return any("timeUnit=nanoseconds" in str(schema.column(i).logical_type) for i in range(len(schema)))
 
 
 def _atomic_types() -> tuple[type[DataType], ...]:
@@ -175,35 +136,6 @@ def _atomic_types() -> tuple[type[DataType], ...]:
         types.TimestampType,
         types.TimestampNTZType,
     )
-
-
-def _has_legacy_calendar(metadata: Any) -> bool:
-    properties = metadata.metadata or {}
-    version = properties.get(b"org.apache.spark.version", b"3")
-    # Spark rebases old dates of such files to the Gregorian calendar; PyArrow does not.
-    return version[:1] in (b"1", b"2") or any(key in properties for key in _LEGACY_CALENDAR_KEYS)
-
-
-def _is_compatible(found: Any, wanted: Any) -> bool:
-    kinds = pa.types
-    if kinds.is_list(found) and kinds.is_list(wanted):
-        return _is_compatible(found.value_type, wanted.value_type)
-    if kinds.is_map(found) and kinds.is_map(wanted):
-        return _is_compatible(found.key_type, wanted.key_type) and _is_compatible(found.item_type, wanted.item_type)
-    if kinds.is_struct(found) and kinds.is_struct(wanted):
-        return _are_compatible_fields(list(found), list(wanted))
-    if kinds.is_integer(found) and kinds.is_integer(wanted):
-        return bool(found.bit_width + kinds.is_unsigned_integer(found) <= wanted.bit_width)
-    if kinds.is_timestamp(found) and kinds.is_timestamp(wanted):
-        # PyArrow returns INT96 timestamps, which are in UTC, as nanoseconds without a zone.
-        return (found.tz is None and found.unit != "ns") == (wanted.tz is None)
-    return bool(found.equals(wanted) or (kinds.is_large_string(found) and kinds.is_string(wanted)))
-
-
-def _are_compatible_fields(found: list[Any], wanted: list[Any]) -> bool:
-    if [field.name for field in found] != [field.name for field in wanted]:
-        return False
-    return all(_is_compatible(field.type, other.type) for field, other in zip(found, wanted, strict=True))
 
 
 def schema_differences(theirs: Any, ours: Any, *, may_add: bool = True, may_lack: bool = False) -> list[str]:
@@ -366,31 +298,6 @@ def quoted(name: str) -> str:
 def _unpacked(packed: bytes) -> list[Any]:
     found: list[Any] = json.loads(zlib.decompress(packed))
     return found
-
-
-_NULL = "__HIVE_DEFAULT_PARTITION__"
-_ESCAPED = frozenset("\"#%'*/:=?\\{}[]^<>| \x7f") | {chr(code) for code in range(32)}
-
-
-def partition_values(root: str, uri: str) -> dict[str, str | None]:
-    """Return the partition values in the directory names between a root and a file; ``None`` for a null value."""
-    directories = uri.removeprefix(root).split("/")[:-1]
-    pairs = (directory.partition("=") for directory in directories if "=" in directory)
-    return {unquote(name): None if value == _NULL else unquote(value) for name, _, value in pairs}
-
-
-def partition_names(directory: str) -> tuple[str, ...]:
-    """Return the partition columns in the name of a directory."""
-    return tuple(partition_values("", f"{directory}/"))
-
-
-def partition_path(values: Mapping[str, str | None]) -> str:
-    """Return the name of the directory with partition values; a null value is ``None`` or empty, as in Spark."""
-    return "/".join(f"{_escaped(name)}={_escaped(value) if value else _NULL}" for name, value in values.items())
-
-
-def _escaped(text: str) -> str:
-    return "".join(f"%{ord(character):02X}" if character in _ESCAPED else character for character in text)
 
 
 TASK_BYTES = 32 * 1024 * 1024

@@ -332,6 +332,14 @@ def test_versions_of_the_beginning_that_change_rows_are_told_or_passed_over(path
     assert seen(path, source(starting_version=1, on_change="ignore").open(None)) == [3]
 
 
+@pytest.mark.parametrize("text", ["one\u2028two", "one\u2029two", "one\x85two", "one\x0btwo\x1c", "one\r\ntwo"])
+def test_the_log_is_split_at_line_feeds_alone(path, source, text):
+    write_deltalake(path, pa.table({"key": [1], "text": ["a"]}))
+    state = finished(source())
+    write_deltalake(path, pa.table({"key": [2], "text": [text]}), mode="append")
+    assert planned(path, source().open(None, state, new_run=True)) == [[2]]
+
+
 # What is refused
 
 
@@ -351,6 +359,65 @@ def test_a_table_whose_columns_are_not_those_of_its_files_is_refused(path, sourc
     DeltaTable.create(path, schema, configuration=configuration)
     with pytest.raises(UnsupportedStateError, match=found):
         source().open(None)
+
+
+@pytest.mark.parametrize(
+    ("feature", "found"),
+    [
+        ("typeWidening", "the table feature typeWidening"),
+        ("variantShredding-preview", "the table feature variantShredding-preview"),
+        ("catalogManaged", "catalog-managed table"),
+        ("ofTheFuture", "Feature 'ofTheFuture' is not supported"),
+    ],
+)
+def test_a_feature_that_is_not_known_is_refused_by_its_name(path, source, tmp_path, feature, found):
+    write_deltalake(path, rows(1))
+    change_log(tmp_path, protocol={"minReaderVersion": 3, "minWriterVersion": 7} | _features(feature))
+    with pytest.raises(UnsupportedStateError, match=found):
+        source().open(None)
+
+
+@pytest.mark.parametrize(("kind", "found"), [("void", "columns of type void"), ("geometry(4326)", "type: 'geometry")])
+def test_a_type_that_is_not_known_is_refused_by_its_name(path, source, tmp_path, kind, found):
+    write_deltalake(path, rows(1))
+    schema = {"type": "struct", "fields": [{"name": "key", "type": kind, "nullable": True, "metadata": {}}]}
+    change_log(tmp_path, metaData={"schemaString": json.dumps(schema)})
+    with pytest.raises(UnsupportedStateError, match=found):
+        source().open(None)
+
+
+def test_a_deletion_vector_that_is_missing_is_refused_as_one(path, source, tmp_path):
+    write_deltalake(path, rows(1))
+    vector = {
+        "storageType": "u",
+        "pathOrInlineDv": "ab^-aqEH.-t@S}K{vb[*k^",
+        "offset": 4,
+        "sizeInBytes": 40,
+        "cardinality": 1,
+    }
+    features = _features("deletionVectors")
+    change_log(
+        tmp_path,
+        protocol={"minReaderVersion": 3, "minWriterVersion": 7} | features,
+        add={"deletionVector": vector},
+    )
+    with pytest.raises(UnsupportedStateError, match="found deletion vectors"):
+        source().open(None)
+
+
+def _features(name):
+    return {"readerFeatures": [name], "writerFeatures": [name]}
+
+
+def change_log(tmp_path, **changes):
+    """Change actions of the first version of the table, by their kinds."""
+    log = tmp_path / "table" / "_delta_log" / f"{0:020d}.json"
+    actions = [json.loads(line) for line in log.read_text().split("\n") if line]
+    for action in actions:
+        for kind, change in changes.items():
+            if kind in action:
+                action[kind] |= change
+    log.write_text("\n".join(map(json.dumps, actions)))
 
 
 def test_a_table_that_may_have_deletion_vectors_and_has_none_is_read(path, source):

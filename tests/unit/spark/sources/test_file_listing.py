@@ -238,3 +238,40 @@ def test_a_star_stays_within_a_name_and_two_stars_do_not(pattern, below, chosen)
 
 def test_without_a_pattern_everything_is_meant():
     assert SourcePath("file:///r").matches("x/y/z")
+
+
+def bases(paths, *names):
+    listing = FileListing(tuple(paths), {})
+    return [listing.base_of(f"file:///in/{name}") for name in names]
+
+
+def test_columns_are_in_directories_below_the_path_or_below_its_part_without_a_pattern():
+    names = ["day=1/a", "x/day=1/a"]
+    assert bases(parse_paths("/in"), *names) == ["file:///in"] * 2
+    assert bases(parse_paths("/in/*"), *names) == ["file:///in"] * 2
+    assert bases(parse_paths("/in/day=1/a"), names[0]) == [""]
+
+
+def test_columns_of_a_scan_by_spark_are_below_what_its_pattern_matches_or_below_its_base():
+    (path,) = parse_paths("/in/*")
+    names = ["day=1/hour=2/a", "x/day=1/a", "a"]
+    assert bases([replace(path, is_expanded=True)], *names) == ["file:///in/day=1", "file:///in/x", ""]
+    assert bases([replace(path, base="file:///in", is_expanded=True)], *names) == ["file:///in"] * 3
+    assert bases([replace(path, base="")], *names) == [""] * 3
+
+
+def test_what_the_pattern_of_a_scan_matches_is_read_even_if_it_is_a_hidden_directory(tmp_path, write):
+    write("_old/a", "_old/_b", "x/a", "_c", ".d/a")
+    (path,) = parse_paths(f"{tmp_path}/*")
+    assert names_of(FileListing((replace(path, is_expanded=True),), {}), tmp_path) == [".d/a", "_old/a", "x/a"]
+    assert names_of(FileListing((path,), {}), tmp_path) == ["x/a"]
+    assert names_of(FileListing(parse_paths([f"{tmp_path}/_old", f"{tmp_path}/_c"]), {}), tmp_path) == ["_old/a"]
+
+
+def names_of(listing, folder):
+    return [item.name.removeprefix(f"file://{folder}/") for item in listing.files()]
+
+
+def test_a_pattern_excludes_characters_as_in_hadoop():
+    assert not SourcePath("file:///in", "[^ab]*").matches("a.parquet")
+    assert SourcePath("file:///in", "[^ab]*").matches("c.parquet")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -437,3 +438,65 @@ def test_rows_cross_in_the_types_of_the_table(folder):
     enumerator = source_of(folder).open(SPARK)
     (batch,) = batches_of(enumerator, enumerator.next_increment())
     assert batch.to_pylist() == rows_of(1).to_pylist()
+
+
+def append_file(folder, **changes):
+    """Append a file that is described like the one of the table, with changes."""
+    with table_in(folder) as table:
+        known = next(iter(table.scan().plan_files())).file
+        described = {
+            "content": known.content,
+            "file_path": "file:///lake/other",
+            "file_format": known.file_format,
+            "partition": known.partition,
+            "record_count": 1,
+            "file_size_in_bytes": 1,
+        }
+        file = DataFile.from_args(**described | changes)
+        file.spec_id = known.spec_id
+        with table.transaction() as transaction, transaction.update_snapshot().fast_append() as files:
+            files.append_data_file(file)
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"file_format": FileFormat.ORC}, "file:///lake/other in the format ORC"),
+        ({"key_metadata": b"key"}, "file:///lake/other, which is encrypted"),
+    ],
+)
+def test_files_that_are_not_plain_parquet_are_refused_in_a_first_and_in_a_later_run(folder, changes, found):
+    append(folder, 1)
+    _, state = run(folder)
+    append_file(folder, **changes)
+    with pytest.raises(UnsupportedStateError, match=found):
+        run(folder)
+    with pytest.raises(UnsupportedStateError, match=found):
+        run(folder, state)
+
+
+def of_version_3(metadata):
+    metadata |= {"format-version": 3, "next-row-id": 0}
+
+
+def with_a_newer_type(metadata):
+    metadata["schemas"][-1]["fields"].append({"id": 99, "name": "shape", "type": "tensor", "required": False})
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (of_version_3, "format version 2 at most, found 3"),
+        (lambda metadata: metadata.update({"format-version": 4}), "Input tag '4'"),
+        (with_a_newer_type, "Unsupported field type: 'tensor'"),
+    ],
+    ids=["version 3", "version 4", "type"],
+)
+def test_a_table_with_features_of_another_version_is_refused_by_their_name(folder, change, found):
+    with table_in(folder) as table:
+        path = Path(table.metadata_location.removeprefix("file://"))
+    metadata = json.loads(path.read_text())
+    change(metadata)
+    path.write_text(json.dumps(metadata))
+    with pytest.raises(UnsupportedStateError, match=found):
+        source_of(folder).open(SPARK)

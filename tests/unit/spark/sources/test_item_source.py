@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, strategies as st
-from pyspark.sql import types as t
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, SourceChangedError, StorageError
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
@@ -28,7 +26,7 @@ from airflow_provider_statecheck.spark.sources.item_source import (
 )
 from airflow_provider_statecheck.spark.sources.sql_source import SqlSource
 from airflow_provider_statecheck.spark.sources.stage_output_source import StageOutputSource
-from airflow_provider_statecheck.spark.tables.schemas import group_sizes, read_tasks, reads_like_spark, rows_per_batch
+from airflow_provider_statecheck.spark.tables.schemas import group_sizes, read_tasks, rows_per_batch
 
 DataFrameSource: Any = item_source.DataFrameSource  # no session is needed here
 SHARED = [{"columns": "key"}, {"columns": []}, {"on_change": "retry"}, {"bytes_per_increment": "much"}]
@@ -139,9 +137,11 @@ def task(path, start=0, end=1, **named):
     return RowGroups(f"file://{path.parent}", f"file://{path}", path.stat().st_size, start, end, named)
 
 
-def rows(tasks, schema, numbers=None, options=None):
+def rows(tasks, schema, numbers=None, options=None, *, is_case_sensitive=False):
     hidden = HiddenOptions(options or {})
-    reader = RowGroupReader(options=hidden, schema=schema, packed_tasks=pack_row_groups(tasks))
+    reader = RowGroupReader(
+        options=hidden, schema=schema, packed_tasks=pack_row_groups(tasks), is_case_sensitive=is_case_sensitive
+    )
     wanted = range(len(tasks)) if numbers is None else numbers
     batches = list(read_tasks(reader, [pa.record_batch({"id": list(wanted)})]))
     return pa.Table.from_batches(batches, schema).to_pylist()
@@ -210,7 +210,12 @@ def test_what_is_no_parquet_file_is_told_by_its_name(tmp_path):
 
 
 def test_options_are_hidden_in_what_goes_to_tasks():
-    reader = RowGroupReader(options=HiddenOptions({"secret": "very-secret"}), schema=pa.schema({}), packed_tasks=b"")
+    reader = RowGroupReader(
+        options=HiddenOptions({"secret": "very-secret"}),
+        schema=pa.schema({}),
+        packed_tasks=b"",
+        is_case_sensitive=False,
+    )
     assert "very-secret" not in repr(reader)
 
 
@@ -219,80 +224,6 @@ def test_sizes_of_row_groups_are_what_is_stored(write):
     sizes = group_sizes(pq.read_metadata(path))
     assert len(sizes) == 2
     assert 0 < sum(sizes) < path.stat().st_size
-
-
-PLAIN = {
-    "a": (pa.int64(), t.LongType()),
-    "b": (pa.int16(), t.IntegerType()),
-    "c": (pa.uint32(), t.LongType()),
-    "d": (pa.timestamp("us", "UTC"), t.TimestampType()),
-    "e": (pa.timestamp("ms"), t.TimestampNTZType()),
-    "f": (pa.decimal128(10, 2), t.DecimalType(10, 2)),
-    "g": (pa.list_(pa.field("item", pa.int32(), nullable=False)), t.ArrayType(t.LongType())),
-    "h": (
-        pa.map_(pa.string(), pa.struct({"x": pa.int64()})),
-        t.MapType(t.StringType(), t.StructType().add("x", "long")),
-    ),
-    "i": (pa.large_string(), t.StringType()),
-    "j": (pa.binary(), t.BinaryType()),
-}
-OTHER = {
-    "narrower": (pa.int64(), t.IntegerType()),
-    "unsigned": (pa.uint64(), t.LongType()),
-    "another kind": (pa.int64(), t.StringType()),
-    "bytes as text": (pa.binary(), t.StringType()),
-    "without a zone": (pa.timestamp("us"), t.TimestampType()),
-    "with a zone": (pa.timestamp("us", "UTC"), t.TimestampNTZType()),
-    "nanoseconds": (pa.timestamp("ns", "UTC"), t.TimestampType()),
-    "wider decimal": (pa.decimal128(10, 2), t.DecimalType(12, 2)),
-    "other fields": (pa.struct({"x": pa.int64()}), t.StructType().add("x", "long").add("y", "long")),
-    "in a list": (pa.list_(pa.int64()), t.ArrayType(t.StringType())),
-    "collation": (pa.string(), t.StringType("UTF8_LCASE")),
-    "limited text": (pa.string(), t.VarcharType(5)),
-    "interval": (pa.int32(), t.YearMonthIntervalType()),
-}
-
-
-def metadata_of(write, arrow_type, name="column", **named):
-    return pq.read_metadata(write(pa.table({name: pa.array([], arrow_type)}), **named))
-
-
-@pytest.mark.parametrize(("stored", "wanted"), PLAIN.values())
-def test_types_that_both_readers_know_alike_may_be_cut(write, stored, wanted):
-    assert reads_like_spark(metadata_of(write, stored), t.StructType().add("column", wanted))
-
-
-@pytest.mark.parametrize(("stored", "wanted"), OTHER.values(), ids=OTHER.keys())
-def test_types_that_only_spark_reads_as_it_should_are_not_cut(write, stored, wanted):
-    assert not reads_like_spark(metadata_of(write, stored), t.StructType().add("column", wanted))
-
-
-@pytest.mark.parametrize("year", [1500, 2026, 3000])
-def test_times_of_old_files_are_those_of_spark(write, year):
-    """Years that do not fit into 64 bits of nanoseconds too."""
-    moment = datetime(year, 11, 21, 3, 4, 5, 678901)  # noqa: DTZ001
-    path = write(pa.table({"at": pa.array([moment], pa.timestamp("us"))}), use_deprecated_int96_timestamps=True)
-    schema = t.StructType().add("at", t.TimestampType())
-    assert reads_like_spark(pq.read_metadata(path), schema)
-    found = rows([task(path)], pa.schema({"at": pa.timestamp("us", "UTC")}))
-    assert [row["at"].replace(tzinfo=None) for row in found] == [moment]
-
-
-@pytest.mark.parametrize(
-    "told", [{"org.apache.spark.version": "2.4.8"}, {"org.apache.spark.legacyDateTime": ""}], ids=["version", "mark"]
-)
-def test_files_with_days_of_an_old_calendar_are_not_cut(write, told):
-    table = pa.table({"id": [1]}).replace_schema_metadata(told)
-    assert not reads_like_spark(pq.read_metadata(write(table)), t.StructType().add("id", t.LongType()))
-
-
-def test_names_that_differ_by_capitals_alone_are_left_to_spark(write):
-    metadata = pq.read_metadata(write(pa.table({"id": [1], "ID": [2]})))
-    assert not reads_like_spark(metadata, t.StructType().add("id", t.LongType()))
-
-
-def test_columns_that_a_file_lacks_do_not_matter(write):
-    assert reads_like_spark(metadata_of(write, pa.int64()), t.StructType().add("other", t.StringType()))
 
 
 def test_decimals_keep_their_digits(write):
