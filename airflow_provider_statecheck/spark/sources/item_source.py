@@ -9,7 +9,6 @@ to its end even if a filter on ``_metadata.file_block_start`` or ``_metadata.row
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +33,7 @@ from airflow_provider_statecheck.spark.sources.enumerator import (
     decode_source_state,
 )
 from airflow_provider_statecheck.spark.sources.source import OnChange, reconcile
+from airflow_provider_statecheck.spark.tables.alignment import union_by_name
 from airflow_provider_statecheck.spark.tables.schemas import (
     TASK_BYTES,
     TaskReader,
@@ -237,8 +237,7 @@ class _UserReader(ItemReader):
 
     @override
     def load(self, splits: Sequence[ItemSplit]) -> DataFrame:
-        frames = [self._load(self._spark, self._splits[split.item.name]) for split in splits]
-        return functools.reduce(lambda frame, other: frame.unionByName(other), frames)
+        return union_by_name([self._load(self._spark, self._splits[split.item.name]) for split in splits])
 
 
 class CuttingReader(ItemReader):

@@ -26,10 +26,10 @@ from airflow_provider_statecheck.spark.sources.sql_relation import (
     ranges_between,
 )
 from airflow_provider_statecheck.spark.tables.databases import Address, Database, shown_address
+from airflow_provider_statecheck.spark.tables.exact_values import exact_array
 from airflow_provider_statecheck.spark.tables.schemas import (
     TaskReader,
     arrow_schema,
-    exact_array,
     pack_tasks,
     to_struct_type,
 )

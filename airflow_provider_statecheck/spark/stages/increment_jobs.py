@@ -8,7 +8,7 @@ vertex. It returns the reports of the tasks.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -27,6 +27,7 @@ from airflow_provider_statecheck.spark.stages.planning import (
 )
 from airflow_provider_statecheck.spark.stages.stage import Aggregate, AggregateNode, KeyNode
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
+from airflow_provider_statecheck.spark.tables.alignment import InputColumns, aligned
 from airflow_provider_statecheck.spark.tables.schemas import quoted_column, spark_schema
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
@@ -48,8 +49,8 @@ KEYS_PER_ROW = 0.1
 class IncrementTasks:
     """Creates the jobs of the increments of an attempt, and their tasks."""
 
-    columns: Sequence[str]
-    """Columns of the increment for which the vertices were planned."""
+    columns: InputColumns
+    """Columns of the source for which the vertices were planned."""
     vertices: Sequence[PlannedVertex]
     states: StageStates
     sink: Sink | None
@@ -70,7 +71,7 @@ class IncrementTasks:
         :param is_woken: Whether every keyed subtask gets an empty message, so that it runs even without rows. Spark runs no
             task for an input that it knows to be empty.
         """
-        frame = _in_order(frame, self.columns)
+        frame = aligned(frame, self.columns.schema)
         for vertex, task in zip(self.vertices, self.of(moment, is_woken=is_woken), strict=True):
             if vertex.key is not None:
                 if is_woken and task.vertex == 0:
@@ -123,12 +124,6 @@ class IncrementTasks:
 def _gets_messages(vertex: PlannedVertex, moment: SnapshotMoment, *, is_woken: bool) -> bool:
     """Return whether each subtask of the first vertex gets a message, so that it runs without rows."""
     return is_woken if vertex.key is not None else moment.is_end_of_input and vertex.ends_without_rows
-
-
-def _in_order(frame: DataFrame, names: Sequence[str]) -> DataFrame:
-    # Functions may return their input, whose columns the next vertex and the sink know by their positions.
-    found = frame.columns
-    return frame.select(*map(quoted_column, names)) if found != names and sorted(found) == sorted(names) else frame
 
 
 def _order_of(vertex: PlannedVertex) -> tuple[str, ...]:
@@ -192,16 +187,24 @@ def _with_ends(frame: DataFrame, task: VertexTask) -> DataFrame:
 
     # With a partition for each subtask, at least as many are left to coalesce.
     subtasks = task.context.parallelism
-    messages = frame.sparkSession.range(0, subtasks, 1, subtasks).select(F.lit(EMPTY_MESSAGE).alias(CONTROL))
-    return _with_message_column(frame).unionByName(messages, allowMissingColumns=True)
+    messages = frame.sparkSession.range(0, subtasks, 1, subtasks)
+    return _with_rows(_with_message_column(frame), messages, {CONTROL: F.lit(EMPTY_MESSAGE)})
 
 
 def _with_messages(frame: DataFrame, task: VertexTask) -> DataFrame:
     from pyspark.sql import functions as F
 
     subtasks = frame.sparkSession.range(task.context.parallelism)
-    subtask, message = F.col("id").cast("int").alias(SUBTASK_COLUMN), F.lit(EMPTY_MESSAGE).alias(CONTROL)
-    return frame.unionByName(subtasks.select(subtask, message), allowMissingColumns=True)
+    return _with_rows(frame, subtasks, {SUBTASK_COLUMN: F.col("id").cast("int"), CONTROL: F.lit(EMPTY_MESSAGE)})
+
+
+def _with_rows(frame: DataFrame, further: DataFrame, values: Mapping[str, Column]) -> DataFrame:
+    """Add rows that have values in some columns, and null in the others."""
+    from pyspark.sql import functions as F
+
+    # By position: names of columns may differ only in case.
+    fields = [(values.get(each.name, F.lit(None)), each) for each in frame.schema.fields]
+    return frame.unionAll(further.select([value.cast(each.dataType).alias(each.name) for value, each in fields]))
 
 
 class Combining:

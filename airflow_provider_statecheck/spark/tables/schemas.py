@@ -14,9 +14,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import date, datetime, time
-from decimal import Decimal
-from types import NoneType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -328,22 +325,6 @@ def storage_failures(what: str, options: Mapping[str, Any]) -> Iterator[None]:
         # deltalake appends a stack trace after the first line.
         reason = conceal(str(error), options).partition("\n")[0].rstrip(".")
         raise StorageError(f"{what}: {reason}.{advice(error)}") from harmless(error, options)
-
-
-def exact_array(values: Sequence[Any], kind: Any) -> Any:
-    """
-    Return values as an Arrow array.
-
-    :raises ValueError: if Arrow would drop a fraction or a time of day without an error; it raises other errors itself.
-    """
-    cut: list[Any] = []
-    if pa.types.is_integer(kind) and not {int, NoneType}.issuperset(map(type, values)):
-        cut = [value for value in values if isinstance(value, float | Decimal) and value != int(value)]
-    elif pa.types.is_date(kind) and not {date, NoneType}.issuperset(map(type, values)):
-        cut = [value for value in values if isinstance(value, datetime) and value.time() != time()]
-    for value in cut:
-        raise ValueError(f"{value} would be cut")
-    return pa.array(values, kind)
 
 
 def union_all(frames: Iterable[DataFrame]) -> DataFrame:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
-from collections import namedtuple
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,8 @@ from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.lazy import np, pa, pc
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.spark.tables.data_files import scratch_directory
-from airflow_provider_statecheck.spark.tables.schemas import exact_array
+from airflow_provider_statecheck.spark.tables.exact_values import exact_columns
+from airflow_provider_statecheck.spark.tables.named_rows import columns_of, row_type
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeySerializer
 
 CONTROL = "__statecheck_control"
@@ -37,10 +36,14 @@ class Elements:
 
     :param table: The elements as a table.
     :param values: The elements as a function emitted them, if there is no table.
+    :param is_case_sensitive: Whether the names of their values match those of the columns only in the same case.
     """
 
-    def __init__(self, schema: Any, *, table: Any = None, values: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, schema: Any, *, table: Any = None, values: Sequence[Any] = (), is_case_sensitive: bool = False
+    ) -> None:
         self.schema = schema
+        self._is_case_sensitive = is_case_sensitive
         self._table = table
         self._values = values
 
@@ -58,22 +61,16 @@ class Elements:
         :raises UnsupportedStateError: if an element does not match the schema.
         """
         if self._table is None:
-            self._table = table_of(self._values, self.schema)
+            self._table = table_of(self._values, self.schema, is_case_sensitive=self._is_case_sensitive)
         return self._table
 
 
 def rows_of(table: Any) -> list[Any]:
-    """Return the rows of a table as named tuples; columns whose names are not identifiers get positional names."""
+    """Return the rows of a table as named tuples of :func:`row_type`."""
     # Equivalent to _make, without a Python frame for each row.
     make = partial(tuple.__new__, row_type(tuple(table.column_names)))
     columns = [python_values(column) for column in table.columns]
     return list(map(make, zip(*columns, strict=True)))
-
-
-@lru_cache(maxsize=64)
-def row_type(names: tuple[str, ...]) -> Any:
-    """Return the named tuple type for rows with these columns."""
-    return namedtuple("Row", names, rename=True)  # noqa: PYI024 - the fields are known only at runtime
 
 
 def times_of(table: Any, column: str | None) -> list[int | None] | None:
@@ -84,44 +81,23 @@ def times_of(table: Any, column: str | None) -> list[int | None] | None:
     return times
 
 
-def table_of(values: Sequence[Any], schema: Any) -> Any:
+def table_of(values: Sequence[Any], schema: Any, *, is_case_sensitive: bool = False) -> Any:
     """
     Convert emitted values to a table.
 
-    :param values: Tuples in the order of the columns, mappings, dataclasses, or bare values for a single column.
+    :param values: Rows, mappings or dataclasses, which are matched with the columns by name; tuples in the order of the
+        columns; or bare values for a single column.
     :raises UnsupportedStateError: if a value does not match the schema.
     """
     try:
-        columns = _columns(values, schema.names)
-        arrays = [exact_array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+        columns = columns_of(values, schema.names, is_case_sensitive=is_case_sensitive)
+        arrays = exact_columns(columns, schema, is_case_sensitive=is_case_sensitive)
     except (pa.ArrowException, TypeError, ValueError, OverflowError, KeyError, AttributeError) as error:
         raise UnsupportedStateError(
             f"Expected elements with the columns {', '.join(f'{f.name} {f.type}' for f in schema)}, found others: {error}. "
             "Change the output of the function, or its output=."
         ) from error
     return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def _columns(values: Sequence[Any], names: Sequence[str]) -> Iterable[Sequence[Any]]:
-    if not values:
-        return [()] * len(names)
-    first = values[0]
-    if isinstance(first, tuple):
-        # Their keys or characters would become the values of a row.
-        for kind in {dict, str, bytes}.intersection(map(type, values)):
-            raise TypeError(f"tuples and {kind.__name__}")
-        return _require_width(list(zip(*values, strict=True)), names)
-    if isinstance(first, dict):
-        return [[value[name] for value in values] for name in names]
-    if dataclasses.is_dataclass(first):
-        return [[getattr(value, name) for value in values] for name in names]
-    return _require_width([values], names)
-
-
-def _require_width(columns: list[Any], names: Sequence[str]) -> list[Any]:
-    if len(columns) != len(names):
-        raise ValueError(f"{len(columns)} columns instead of {len(names)}")
-    return columns
 
 
 def python_values(column: Any) -> list[Any]:
@@ -246,18 +222,24 @@ def combined_by_group(table: Any, by: Sequence[str], functions: Mapping[str, str
 
     :param functions: ``sum``, ``max`` or ``min`` by the names of the columns to combine.
     """
-    columns = {name: _groupable(table.column(name), function) for name, function in functions.items()}
-    nan = {f"{name} is NaN": name for name, function in functions.items() if _ignores_nan(columns[name], function)}
-    columns |= {flag: pc.is_nan(columns[name]) for flag, name in nan.items()}
-    values = pa.table({**{name: table.column(name) for name in by}, **columns})
-    grouped = values.group_by(list(by), use_threads=False).aggregate([*functions.items(), *((f, "any") for f in nan)])
+    # Names of Arrow's results are derived from these, and must not be those of other columns.
+    groups = {f"group{at}": table.column(name) for at, name in enumerate(by)}
+    wanted = {f"value{at}": function for at, function in enumerate(functions.values())}
+    columns = {
+        at: _groupable(table.column(name), function)
+        for at, (name, function) in zip(wanted, functions.items(), strict=True)
+    }
+    nan = {f"{at}_nan": at for at, function in wanted.items() if _ignores_nan(columns[at], function)}
+    columns |= {flag: pc.is_nan(columns[at]) for flag, at in nan.items()}
+    grouped = pa.table({**groups, **columns}).group_by(list(groups), use_threads=False)
+    grouped = grouped.aggregate([*wanted.items(), *((flag, "any") for flag in nan)])
     # Hash collisions can change the order of groups.
-    grouped = grouped.sort_by(by[0]).combine_chunks()
-    found = {name: single(grouped.column(f"{name}_{function}")) for name, function in functions.items()}
-    for flag, name in nan.items():
+    grouped = grouped.sort_by("group0").combine_chunks()
+    found = {at: single(grouped.column(f"{at}_{function}")) for at, function in wanted.items()}
+    for flag, at in nan.items():
         is_nan = pc.fill_null(single(grouped.column(f"{flag}_any")), False)
-        found[name] = pc.if_else(is_nan, pa.scalar(float("nan"), found[name].type), found[name])
-    return [single(grouped.column(name)) for name in by], found
+        found[at] = pc.if_else(is_nan, pa.scalar(float("nan"), found[at].type), found[at])
+    return [single(grouped.column(at)) for at in groups], dict(zip(functions, found.values(), strict=True))
 
 
 def _ignores_nan(column: Any, function: str) -> bool:
@@ -312,7 +294,8 @@ def tables_by_key_group(batches: Iterable[Any], order: tuple[str, ...]) -> Itera
 
     :param order: Columns that order the rows of a table, the key group first.
     """
-    ordering = [(name, "ascending") for name in order]
+    # Arrow reads the text of a name that begins with a dot or a bracket as a path.
+    ordering = [(pc.field(name), "ascending") for name in order]
     with scratch_directory() as folder:
         runs: list[_MemoryRun] = []
         buffered: list[Any] = []
@@ -330,7 +313,7 @@ def tables_by_key_group(batches: Iterable[Any], order: tuple[str, ...]) -> Itera
             yield tables[0] if len(tables) == 1 else _sorted(pa.concat_tables(tables), ordering)
 
 
-def _sorted(table: Any, ordering: list[tuple[str, str]]) -> Any:
+def _sorted(table: Any, ordering: list[tuple[Any, str]]) -> Any:
     return table.combine_chunks().sort_by(ordering).combine_chunks()
 
 

@@ -317,9 +317,9 @@ def test_a_number_that_is_too_large_for_its_type_is_told(orders):
 @pytest.mark.parametrize(
     ("written", "given", "told"),
     [
-        ("1.5", "bigint", "1.5 would be cut"),
+        ("1.5", "bigint", "1.5 would be changed"),
         ("2.0", "bigint", None),
-        ("timestamp '2026-01-01 10:00:00'", "date", "2026-01-01 10:00:00 would be cut"),
+        ("timestamp '2026-01-01 10:00:00'", "date", "2026-01-01 10:00:00 would be changed"),
         ("timestamp '2026-01-01 00:00:00'", "date", None),
     ],
 )
