@@ -290,6 +290,24 @@ def require_key_values(table: Any, keys: Iterable[str]) -> None:
         )
 
 
+def require_values(table: Any, names: Iterable[str], place: str) -> None:
+    """
+    Require values in the columns of a table that cannot be null.
+
+    :param table: Arrow table with the rows to write.
+    :param names: Columns that cannot be null there.
+    :param place: What the sink writes to, for the error message.
+    :raises UnsupportedStateError: if a row has null in one of them.
+    """
+    for name in names:
+        nulls = table.column(name).null_count if name in table.column_names else 0
+        if nulls:
+            raise UnsupportedStateError(
+                f"Expected values in the column {name!r}, which cannot be null in {place}, found null in {nulls} rows; fill it or "
+                "drop such rows in the stage, or let the column of the table be null."
+            )
+
+
 def numbered(table: Any, first: int = 0) -> Any:
     """Return an Arrow table with the column :data:`ROW`, which numbers its rows."""
     return table.append_column(ROW, pa.array(range(first, first + table.num_rows), pa.int64()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
@@ -27,7 +27,7 @@ from airflow_provider_statecheck.spark.stages.planning import (
 )
 from airflow_provider_statecheck.spark.stages.stage import Aggregate, AggregateNode, KeyNode
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
-from airflow_provider_statecheck.spark.tables.alignment import InputColumns, aligned
+from airflow_provider_statecheck.spark.tables.alignment import InputColumns, aligned, positional
 from airflow_provider_statecheck.spark.tables.schemas import quoted_column, spark_schema
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
@@ -82,7 +82,7 @@ class IncrementTasks:
             elif vertex.has_fixed_subtasks:
                 frame = _with_ends(frame, task) if task.has_control else frame
                 frame = frame.coalesce(task.context.parallelism)
-            frame = frame.mapInArrow(task, spark_schema(task.passed_schema))
+            frame = _mapped(frame, task)
         return frame
 
     def of(self, moment: SnapshotMoment, *, is_woken: bool = False) -> list[VertexTask]:
@@ -124,6 +124,11 @@ class IncrementTasks:
 def _gets_messages(vertex: PlannedVertex, moment: SnapshotMoment, *, is_woken: bool) -> bool:
     """Return whether each subtask of the first vertex gets a message, so that it runs without rows."""
     return is_woken if vertex.key is not None else moment.is_end_of_input and vertex.ends_without_rows
+
+
+def _mapped(frame: DataFrame, task: VertexTask) -> DataFrame:
+    named = replace(task, columns=tuple(frame.columns))
+    return positional(frame).mapInArrow(named, spark_schema(task.passed_schema))
 
 
 def _order_of(vertex: PlannedVertex) -> tuple[str, ...]:

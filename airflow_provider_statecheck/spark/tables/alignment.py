@@ -8,7 +8,7 @@ convert values to another kind, such as numbers to text.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -38,6 +38,15 @@ def positions_of(found: Sequence[str], wanted: Sequence[str], *, is_case_sensiti
     return [find_name(found, name, is_case_sensitive=is_case_sensitive) for name in wanted]
 
 
+def positional(frame: DataFrame) -> DataFrame:
+    """
+    Return the columns of a DataFrame under names by position.
+
+    By other names, pyspark does not find a column with a dot or a backtick, and none of two that differ only in case.
+    """
+    return frame.toDF(*(column_name(at) for at in range(len(frame.columns))))
+
+
 def is_alike(schema: StructType, other: StructType) -> bool:
     """Return whether two schemas have the same names and types; nullability and metadata are no part of them."""
     return schema.names == other.names and all(
@@ -64,8 +73,7 @@ def aligned(frame: DataFrame, schema: StructType) -> DataFrame:
         return frame
     found, is_sensitive = frame.columns, is_case_sensitive(frame.sparkSession)
     positions = positions_of(found, schema.names, is_case_sensitive=is_sensitive)
-    # By position: names may be equal, or differ only in case.
-    renamed = frame.toDF(*(column_name(at) for at in range(len(found))))
+    renamed = positional(frame)
     columns = []
     for at, wanted in zip(positions, schema.fields, strict=True):
         if at is None:
@@ -73,6 +81,23 @@ def aligned(frame: DataFrame, schema: StructType) -> DataFrame:
         column = renamed[column_name(at)].cast(readable_type(wanted.dataType))
         columns.append(column.alias(wanted.name, metadata=wanted.metadata))
     return renamed.select(columns)
+
+
+def differences_of(known: StructType, found: StructType, spark: SparkSession) -> list[str]:
+    """Return how the columns of rows differ from those of earlier rows; their order and nullability do not count."""
+    positions = positions_of(found.names, known.names, is_case_sensitive=is_case_sensitive(spark))
+    pairs = list(zip(known.fields, positions, strict=True))
+    missing = [f"no column {mine.name!r}" for mine, at in pairs if at is None]
+    further = [f"a new column {name!r}" for at, name in enumerate(found.names) if at not in positions]
+    return [
+        *missing,
+        *further,
+        *(
+            f"column {mine.name!r} as {found.fields[at].dataType.simpleString()} instead of {mine.dataType.simpleString()}"
+            for mine, at in pairs
+            if at is not None and not _is_same(mine.dataType, found.fields[at].dataType)
+        ),
+    ]
 
 
 def union_by_name(frames: Sequence[DataFrame]) -> DataFrame:
@@ -85,6 +110,38 @@ def union_by_name(frames: Sequence[DataFrame]) -> DataFrame:
     for frame in frames[1:]:
         columns = columns.with_rows(frame.schema, frame.sparkSession)
     return union_all(aligned(frame, columns.schema) for frame in frames)
+
+
+def extended(
+    known: StructType, found: StructType, spark: SparkSession, texts: Mapping[str, Collection[str | None]]
+) -> StructType:
+    """
+    Return the columns with which the files of a later run are read.
+
+    :param known: Columns of the files of earlier runs. As everywhere in Spark, a narrower type of a file is read as theirs.
+    :param found: Columns that Spark finds in the files of the run.
+    :param texts: All values of partition columns, which have a type only through the names of directories.
+    :raises SourceChangedError: if a column has a type of another kind.
+    """
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    positions = positions_of(found.names, known.names, is_case_sensitive=is_case_sensitive(spark))
+    fields = []
+    for mine, at in zip(known.fields, positions, strict=True):
+        values = None if at is None else texts.get(found.names[at])
+        is_readable = values is not None and (isinstance(mine.dataType, StringType) or not set(values) - {None})
+        kind = mine.dataType if at is None or is_readable else _common_type(mine, found.fields[at], spark)
+        fields.append(StructField(mine.name, kind, mine.nullable, mine.metadata))
+    return StructType([*fields, *(each for at, each in enumerate(found.fields) if at not in positions)])
+
+
+def _common_type(mine: StructField, theirs: StructField, spark: SparkSession) -> DataType:
+    if _has_values_of(mine.dataType, (), theirs.dataType):
+        return mine.dataType
+    wider = _union(mine.dataType, theirs.dataType, spark)
+    if wider is None or not _is_same_kind(mine.dataType, theirs.dataType, wider):
+        raise _other_type(mine, theirs, "of another kind")
+    return wider
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,13 +234,17 @@ def _wider_type(mine: StructField, theirs: StructField, spark: SparkSession) -> 
     wider = _union(known, found, spark)
     is_foreign = wider is None or not _is_same_kind(known, found, wider)
     if wider is None or is_foreign or _is_same(known, wider):
-        relation = "of another kind" if is_foreign else "narrower"
-        raise SourceChangedError(
-            f"Expected the column {mine.name!r} of later rows to be {known.simpleString()}, as before, or wider, found "
-            f"{found.simpleString()}, which is {relation}; cast it to {known.simpleString()}, or give it another name."
-        )
+        raise _other_type(mine, theirs, "of another kind" if is_foreign else "narrower")
     log.info("Column %r is %s from now on, instead of %s", mine.name, wider.simpleString(), known.simpleString())
     return wider
+
+
+def _other_type(mine: StructField, theirs: StructField, relation: str) -> SourceChangedError:
+    known, found = mine.dataType.simpleString(), theirs.dataType.simpleString()
+    return SourceChangedError(
+        f"Expected the column {mine.name!r} of later rows to be {known}, as before, or wider, found {found}, which is {relation}; "
+        f"cast it to {known}, or give it another name."
+    )
 
 
 def _has_values_of(kind: DataType, earlier: Sequence[str], found: DataType) -> bool:

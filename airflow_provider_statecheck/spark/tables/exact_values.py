@@ -190,7 +190,8 @@ def arrow_table(found: Any) -> Any:
         return found
     if type(found).__module__.partition(".")[0] == "pandas":
         # Its index is no column, and its missing values are null.
-        return pa.Table.from_pandas(found, preserve_index=False)
+        tables: Any = pa.Table
+        return tables.from_pandas(found, preserve_index=False)
     if not hasattr(found, "__arrow_c_stream__") and not hasattr(found, "__arrow_c_array__"):
         raise TypeError(f"{type(found).__name__} instead of a table")
     return pa.table(found)

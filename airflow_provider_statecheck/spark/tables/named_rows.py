@@ -31,11 +31,16 @@ def row_type(names: tuple[str, ...]) -> Any:
 
     Columns whose names are not identifiers of a named tuple are attributes of these names, and of positional ones.
     """
-    kind = namedtuple("Row", names, rename=True)  # noqa: PYI024 - the fields are known only at runtime
-    return kind if kind._fields == names else _with_all_names(kind, names)
+    return _with_all_names(_named_tuple(names), names)
+
+
+def _named_tuple(names: tuple[str, ...]) -> Any:
+    return namedtuple("Row", names, rename=True)  # noqa: PYI024 - the fields are known only at runtime
 
 
 def _with_all_names(kind: Any, names: tuple[str, ...]) -> Any:
+    if kind._fields == names:
+        return kind
     own = {name for name in vars(kind) if name.startswith("_")} - set(kind._fields)
     # Of equal names, the first one is the attribute.
     first = {name: position for position, name in reversed(list(enumerate(names)))}
@@ -97,7 +102,8 @@ def _has_own_names(values: Sequence[Any], kind: type) -> bool:
 
 def _names_of(row: Any) -> tuple[str, ...]:
     # A Row of pyspark without names is a plain tuple.
-    return tuple(getattr(row, "_fields", None) or getattr(row, "__fields__", ()))
+    names: Any = getattr(row, "_fields", None) or getattr(row, "__fields__", ())
+    return tuple(names)
 
 
 def _columns_of_kind(

@@ -36,7 +36,7 @@ CHANGED = [
     (5, pa.timestamp("us")),
     (NOON, pa.timestamp("us")),
     (date(2026, 1, 1), pa.timestamp("us")),
-    (datetime(2026, 1, 1, microsecond=5), pa.timestamp("ms")),
+    (NOON.replace(tzinfo=None, microsecond=5), pa.timestamp("ms")),
     (1, pa.duration("us")),
     ([1.5], pa.list_(pa.int64())),
     ("ab", pa.list_(pa.string())),
