@@ -238,6 +238,12 @@ def unique_names(argument: str, columns: Sequence[str]) -> tuple[str, ...]:
         raise InvalidConfigurationError(
             f"Expected {argument} as a list of unique column names, found {columns!r}; correct the list."
         )
+    paths = [name for name in given if name.startswith(".")]
+    if paths:
+        raise InvalidConfigurationError(
+            f"Expected no name beginning with '.' in {argument}, which Arrow reads as a path, found {', '.join(paths)}; rename "
+            "the columns."
+        )
     return tuple(columns)
 
 

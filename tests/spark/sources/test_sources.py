@@ -136,9 +136,9 @@ def test_json_files_have_the_columns_of_the_schema(spark, tmp_path):
     assert [tuple(row) for row in rows] == [(1, None), (2, "b"), (3, None)]
 
 
-def test_csv_files_are_read_by_position_before_columns_are_chosen(spark, tmp_path):
+def test_csv_files_are_matched_by_their_header_before_columns_are_chosen(spark, tmp_path):
     (tmp_path / "day=2").mkdir()
-    (tmp_path / "day=2" / "a.csv").write_text("id,name\n1,a\n2,b\n")
+    (tmp_path / "day=2" / "a.csv").write_text("Name,id,more\na,1,x\nb,2,y\n")
     source = CsvSource(
         tmp_path, schema="id bigint, name string, day int", columns=["day", "name"], options={"header": True}
     )

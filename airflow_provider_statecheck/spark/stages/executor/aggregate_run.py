@@ -80,7 +80,7 @@ class AggregateRun(OperatorRun):
             merged = [
                 merged_values(
                     self._node.aggregates[field.name].combine,
-                    pc.struct_field(old, field.name),
+                    pc.struct_field(old, [field.name]),
                     partial[field.name].cast(field.type),
                 )
                 for field in fields
@@ -95,7 +95,7 @@ class AggregateRun(OperatorRun):
     def _output(self, keys: KeyBatch, values: Any) -> Elements:
         schema = self.task.output_schema
         # State keeps the order of the fields in which it was first declared.
-        columns = [*keys.columns, *(pc.struct_field(values, name) for name in self._node.aggregates)]
+        columns = [*keys.columns, *(pc.struct_field(values, [name]) for name in self._node.aggregates)]
         arrays = [column.cast(field.type) for column, field in zip(columns, schema, strict=True)]
         return Elements(schema, table=pa.Table.from_arrays(arrays, schema=schema))
 
