@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from contextlib import suppress
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -233,7 +234,8 @@ def test_nullability_is_no_part_of_the_schema(path):
     strict = altered(pa.field("key", pa.int64(), nullable=False)).append(pa.field("parts", parts, nullable=False))
     loose = altered(pa.field("key", pa.int64())).append(pa.field("parts", pa.list_(pa.int64())))
     for epoch, schema in enumerate((strict, loose, strict), 1):
-        attempt = Attempt(path, epoch, restored=epoch - 1 or None, schema=schema).open()
+        restored = {"restored": epoch - 1, "restored_epoch": epoch - 1} if epoch > 1 else {}
+        attempt = Attempt(path, epoch, schema=schema, **restored).open()
         rows = pa.Table.from_pylist([{"key": epoch, "name": "a", "parts": [1]}], schema)
         attempt.commit(epoch, attempt.write_table(rows))
     assert committed_in(path) == [1, 2, 3]
@@ -244,7 +246,9 @@ def test_new_columns_are_added(path, nullable):
     Attempt(path, 1).open().add(1, 1)
     wider = altered(pa.field("day", pa.date32(), nullable=nullable))
     second = Attempt(path, 2, restored=1, schema=wider).open()
-    second.commit(2, second.write(2, schema=wider))
+    second.commit(
+        2, second.write_table(pa.Table.from_pylist([{"key": 2, "name": "a", "day": date(2026, 1, 1)}], wider))
+    )
     assert committed_in(path) == [1, 2]
     with pytest.raises(UnsupportedStateError, match="column 'day' is missing here"):
         Attempt(path, 3, restored=2, restored_epoch=2).open()
