@@ -120,7 +120,7 @@ def summed(random_: random.Random, chain: Chain) -> Chain:
     names = random_.sample([name for name in NAMES if name not in keys], 3)
     of = [random_.choice(chain.names) for _ in names]
     kinds = [random_.choice((Max, Min, Count)) for _ in names]
-    declared = {name: kind(quoted(column)) for name, kind, column in zip(names, kinds, of, strict=True)}
+    declared: dict[str, Any] = {name: kind(quoted(column)) for name, kind, column in zip(names, kinds, of, strict=True)}
     declared |= {f"{names[0]}_sum": Sum(f"cast({quoted(of[0])} as double)")} if f"{names[0]}_sum" not in keys else {}
     stage = chain.stage.key_by(*keys).aggregate(uid=_uid(chain), **declared)
     columns = [getattr(F, each.spark_function)(F.expr(each.expression)).alias(name) for name, each in declared.items()]

@@ -89,7 +89,7 @@ def chain_case(spark: Any, folder: Path, seed: int) -> None:
         spark.conf.unset("spark.sql.caseSensitive")
 
 
-def places(folder: Path) -> dict[str, str]:
+def places(folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     return {"checkpoint_dir": str(folder / "checkpoints"), "metadata": f"sqlite:///{folder}/state.db"}
 

@@ -186,15 +186,15 @@ def arrow_table(found: Any) -> Any:
 
     :raises TypeError: for another object.
     """
+    arrow: Any = pa
     if isinstance(found, pa.Table):
         return found
     if type(found).__module__.partition(".")[0] == "pandas":
         # Its index is no column, and its missing values are null.
-        tables: Any = pa.Table
-        return tables.from_pandas(found, preserve_index=False)
+        return arrow.Table.from_pandas(found, preserve_index=False)
     if not hasattr(found, "__arrow_c_stream__") and not hasattr(found, "__arrow_c_array__"):
         raise TypeError(f"{type(found).__name__} instead of a table")
-    return pa.table(found)
+    return arrow.table(found)
 
 
 def exact_table(table: Any, schema: Any, *, is_case_sensitive: bool = False) -> Any:

@@ -97,7 +97,9 @@ def _is_row(kind: type) -> bool:
 
 def _has_own_names(values: Sequence[Any], kind: type) -> bool:
     """Return whether the rows of a type have different names, which those of pyspark may."""
-    return issubclass(kind, tuple) and len({_names_of(value) for value in values}) > 1
+    if kind is tuple or hasattr(kind, "_fields") or not issubclass(kind, tuple):
+        return False
+    return len({_names_of(value) for value in values}) > 1
 
 
 def _names_of(row: Any) -> tuple[str, ...]:

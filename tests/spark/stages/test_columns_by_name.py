@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -63,7 +63,7 @@ REFUSED = [
 
 
 def columns(**types: str) -> StructType:
-    return StructType.fromDDL(", ".join(f"{name} {kind}" for name, kind in types.items()))
+    return cast("StructType", StructType.fromDDL(", ".join(f"{name} {kind}" for name, kind in types.items())))
 
 
 @pytest.mark.parametrize(("known", "found", "expected"), WIDER)
@@ -154,7 +154,7 @@ class Shown(KeyedProcessFunction[Any, Any, Any]):
         yield {"r": repr(value._asdict())}
 
 
-def places(folder: Path) -> dict[str, str]:
+def places(folder: Path) -> dict[str, Any]:
     return {"checkpoint_dir": str(folder / "checkpoints"), "metadata": f"sqlite:///{folder}/state.db"}
 
 
@@ -170,7 +170,7 @@ def newest_row(spark: Any, folder: Path, run: int, **given: Any) -> str:
         Stage("stage", max_parallelism=8, parallelism=1).source(source).key_by("id").process(Shown(), output="r string")
     )
     run_stage(spark, stage.sink(ParquetSink(folder / "out")), job="job", run=f"2026-01-0{run}", **places(folder))
-    return max(row.r for row in spark.read.parquet(str(folder / "out")).collect())
+    return max(str(row.r) for row in spark.read.parquet(str(folder / "out")).collect())
 
 
 def test_new_column_of_a_later_run_is_read(spark: Any, tmp_path: Path) -> None:

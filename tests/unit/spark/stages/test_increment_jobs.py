@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+from pyspark.sql.types import StructType
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
@@ -64,7 +65,7 @@ def _tasks(parallelism: int, threshold: int) -> IncrementTasks:
     config.file_merging_enabled = False
     config.data_inline_threshold = threshold
     return IncrementTasks(
-        columns=InputColumns(schema=None),
+        columns=InputColumns(schema=StructType()),
         vertices=(PlannedVertex(key=None, operators=(), output_schema=None),),
         states=StageStates({}, parallelism=parallelism, max_parallelism=32768, restored={}),
         sink=None,

@@ -18,6 +18,10 @@ SCHEMA = pa.schema([("account", pa.int64()), ("amount", pa.int64())])
 EXPECTED = {"account": 1, "amount": 500}
 
 
+UNNAMED: Any = (5, 900)
+PAIR: Any = namedtuple("Pair", "a b")  # noqa: PYI024 - made as users make it
+
+
 class Typed(NamedTuple):
     amount: int
     account: int
@@ -50,7 +54,7 @@ def test_rows_with_names_are_matched_by_name(emitted: Any) -> None:
 
 
 def test_each_row_of_pyspark_is_matched_by_its_own_names() -> None:
-    rows = [Row(amount=500, account=1), Row(account=2, amount=600), Typed(700, 3), (4, 800), Row(5, 900)]
+    rows = [Row(amount=500, account=1), Row(account=2, amount=600), Typed(700, 3), (4, 800), Row(*UNNAMED)]
     assert [tuple(row.values()) for row in table_of(rows, SCHEMA).to_pylist()] == [
         (1, 500),
         (2, 600),
@@ -73,7 +77,7 @@ def test_column_that_a_mapping_lacks_is_null_as_in_spark() -> None:
         ({"account": 1, "amount": 2, "fee": 3}, r"further names \['fee'\]"),
         (Row(account=1, fee=2), r"without \['amount'\]"),
         (Row(account=1, amount=2, fee=3), r"further names \['fee'\]"),
-        (namedtuple("Pair", "a b")(1, 2), r"names \['a', 'b'\], without \['account', 'amount'\]"),  # noqa: PYI024
+        (PAIR(1, 2), r"names \['a', 'b'\], without \['account', 'amount'\]"),
         ((1, 2, 3), "3 columns instead of 2"),
         (5, "1 columns instead of 2"),
     ],
