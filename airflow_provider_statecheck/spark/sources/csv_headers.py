@@ -26,7 +26,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _PLAIN = frozenset(
-    {"header", "sep", "delimiter", "encoding", "charset", "enforceschema", "mode", "dateformat", "locale"}
+    (
+        *("header", "sep", "delimiter", "encoding", "charset", "enforceschema", "inferschema", "samplingratio", "mode"),
+        *("dateformat", "timestampformat", "timestampntzformat", "timezone", "locale", "nanvalue", "positiveinf"),
+        *("negativeinf", "columnnameofcorruptrecord"),
+    )
 )
 """Options with which the first line of a file is its header, and plain CSV."""
 _DECOMPRESSED: Mapping[str, Any] = {".gz": gzip.open, ".bz2": bz2.open}

@@ -225,7 +225,7 @@ def _other_columns(
     differences = [*([f"without {missing}"] if missing else []), *([f"with {further} in addition"] if further else [])]
     return SourceChangedError(
         f"Expected {what} with the columns {list(known)}, as before, found {list(found)}, {' and '.join(differences)}; let all "
-        "splits have the same columns."
+        "splits have the same columns, or start over."
     )
 
 
