@@ -187,7 +187,7 @@ def arrow_table(found: Any) -> Any:
     :raises TypeError: for another object.
     """
     arrow: Any = pa
-    if isinstance(found, pa.Table):
+    if isinstance(found, arrow.Table):
         return found
     if type(found).__module__.partition(".")[0] == "pandas":
         # Its index is no column, and its missing values are null.
@@ -246,7 +246,7 @@ def _is_same_nesting(found: Any, kind: Any) -> bool:
     )
 
 
-_KINDS = (
+_KINDS: tuple[Callable[[Any], bool], ...] = (
     _any("integer", "decimal"),
     _any("integer", "floating"),
     _any("string", "large_string", "string_view"),

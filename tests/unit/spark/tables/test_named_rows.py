@@ -19,7 +19,7 @@ EXPECTED = {"account": 1, "amount": 500}
 
 
 UNNAMED: Any = (5, 900)
-PAIR: Any = namedtuple("Pair", "a b")  # noqa: PYI024 - made as users make it
+PAIR: Any = namedtuple("PAIR", "a b")  # noqa: PYI024 - made as users make it
 
 
 class Typed(NamedTuple):
