@@ -22,6 +22,7 @@ from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.driver.session import tasks_at_once
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN, shuffled
+from airflow_provider_statecheck.spark.tables.alignment import positional
 from airflow_provider_statecheck.spark.tables.schemas import arrow_schema
 from airflow_provider_statecheck.state.descriptors import StateDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
@@ -240,6 +241,8 @@ class SubtaskWriting:
     keys: KeySerializer
     max_parallelism: int
     parallelism: int
+    columns: tuple[str, ...]
+    """Names of the columns, which Spark sends under positional names."""
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Write the rows of a partition, and yield its handle or its error as a row."""
@@ -248,7 +251,8 @@ class SubtaskWriting:
         context = TaskContext.get()
         subtask = 0 if context is None else context.partitionId()
         report: dict[str, Any] = {"subtask": subtask, "rows": 0, "handle": None, "code": None, "problem": None}
-        tables = [pa.Table.from_batches([batch]).drop_columns([KEY_GROUP_COLUMN]) for batch in batches]
+        named = (pa.Table.from_batches([batch]).rename_columns(list(self.columns)) for batch in batches)
+        tables = [table.drop_columns([KEY_GROUP_COLUMN]) for table in named]
         try:
             report |= self._write(subtask, pa.concat_tables(tables)) if tables else {}
         except tuple(_DATA_ERRORS.values()) as error:
@@ -278,6 +282,8 @@ class SparkRows(StateRows):
 
     @override
     def write(self, operator: OperatorState, new: NewRows, files: CanonicalFiles) -> WrittenState:
+        key = key_column_names([field.name for field in new.keys.fields])
+        by_subtask = shuffled(self._data, key, new.max_parallelism, operator.parallelism)
         task = SubtaskWriting(
             storage=files.storage,
             directory=files.directory,
@@ -287,10 +293,9 @@ class SparkRows(StateRows):
             keys=new.keys,
             max_parallelism=new.max_parallelism,
             parallelism=operator.parallelism,
+            columns=tuple(by_subtask.columns),
         )
-        key = key_column_names([field.name for field in new.keys.fields])
-        by_subtask = shuffled(self._data, key, new.max_parallelism, operator.parallelism)
-        reports = by_subtask.mapInArrow(task, _REPORT).collect()
+        reports = positional(by_subtask).mapInArrow(task, _REPORT).collect()
         _raise_data_error([(report.code, report.problem) for report in reports])
         handles: list[KeyedStateHandle | None] = [None] * operator.parallelism
         for report in reports:

@@ -27,16 +27,19 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.spark.driver.session import TaggedJobs, cores_of, is_server_lost
 from airflow_provider_statecheck.spark.parts.row_wise_plan import marked, require_row_wise
+from airflow_provider_statecheck.spark.snapshots.columns import parse_schema
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import LiveSnapshot
 from airflow_provider_statecheck.spark.sources.enumerator import ItemEnumerator, Pieces
 from airflow_provider_statecheck.spark.sources.source import Increment, SizeUnit
 from airflow_provider_statecheck.spark.stage_costs import full_disk_named
 from airflow_provider_statecheck.spark.status_log import SmoothedRate, StageProgress
 from airflow_provider_statecheck.spark.steps import StageSteps, built
+from airflow_provider_statecheck.spark.tables.alignment import aligned, differences_of
 from airflow_provider_statecheck.state.progress import BadPart, PartedStep, StepKey, describe
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +116,7 @@ class PartBuilder:
         self._build = build
         self._step = step
         self._restored = tuple(restored)
-        self._schema: str | None = None
+        self._schema: StructType | None = None
 
     def frame(self, rows: DataFrame) -> DataFrame:
         """
@@ -126,25 +129,28 @@ class PartBuilder:
         if self._schema is None:
             self._schema = self._judged(rows)
         frame = built(functools.partial(self._build, rows))
-        if frame.schema.json() != self._schema:
+        differences = differences_of(self._schema, frame.schema, rows.sparkSession)
+        if differences:
             raise InvalidConfigurationError(
-                f"Expected the same columns of all parts of step {self._step}, found {frame.schema.json()} instead of "
-                f"{self._schema}; let the function return columns that do not depend on the rows."
+                f"Expected the same columns of all parts of step {self._step}, found {'; '.join(differences)}; let the function "
+                "return columns that do not depend on the rows."
             )
-        return frame
+        return aligned(frame, self._schema)
 
-    def _judged(self, rows: DataFrame) -> str:
+    def _judged(self, rows: DataFrame) -> StructType:
         over, marker = marked(rows)
         judged = built(functools.partial(self._build, over))
         require_row_wise(judged, marker, self._step)
-        schema = judged.schema.json()
         for live in self._restored:
-            if live.manifest.schema_json != schema:
+            saved = parse_schema(live.manifest.schema_json)
+            differences = differences_of(saved, judged.schema, rows.sparkSession)
+            if differences:
                 raise InvalidConfigurationError(
-                    f"Expected the columns {live.manifest.schema_json} of the parts of step {self._step} that an earlier try "
-                    f"has computed, found {schema}; set version to compute all parts again."
+                    f"Expected the columns of the parts of step {self._step} that an earlier try has computed, found "
+                    f"{'; '.join(differences)}; set version to compute all parts again."
                 )
-        return schema
+        # Parts are read as one table: all of them have the columns in the order of those that are there.
+        return parse_schema(self._restored[0].manifest.schema_json) if self._restored else judged.schema
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, li
 from airflow_provider_statecheck.spark.tables.data_files import require_partitionable
 from airflow_provider_statecheck.spark.tables.delta import DeltaCommit, DeltaSnapshot, DeltaTableAccess
 from airflow_provider_statecheck.spark.tables.delta_files import file_schema, new_columns, stored_schema
-from airflow_provider_statecheck.spark.tables.schemas import schema_differences
+from airflow_provider_statecheck.spark.tables.schemas import all_nullable, schema_differences
 
 log = logging.getLogger(__name__)
 _TRY_BITS = 20
@@ -277,7 +277,9 @@ class DeltaDestination(CommitDestination):
     def _create(self, schema: Any) -> StorageError | None:
         if self._snapshot is not None:
             return None
-        failure = self.table.create(schema, self.partition_by, DeltaCommit(note=self._note("creates the table")))
+        failure = self.table.create(
+            all_nullable(schema), self.partition_by, DeltaCommit(note=self._note("creates the table"))
+        )
         if failure is None:
             self._snapshot = self.table.snapshot(0)
         return failure
@@ -287,7 +289,7 @@ class DeltaDestination(CommitDestination):
         names = new_columns(snapshot.schema, schema) if change.publication is not None else []
         if not names:
             return None
-        columns = pa.schema([schema.field(name) for name in names])
+        columns = all_nullable(pa.schema([schema.field(name) for name in names]))
         next_version = snapshot.version + 1
         failure = self.table.add_columns(snapshot, columns, DeltaCommit(note=self._note("adds columns")))
         if failure is None:

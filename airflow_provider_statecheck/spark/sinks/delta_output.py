@@ -92,12 +92,18 @@ def own_files(snapshot: DeltaSnapshot) -> frozenset[str]:
 
 
 def delta_writer(
-    files: TargetFiles, layout: FileLayout, generation: int, context: SinkTaskContext, keys: Sequence[str] = ()
+    files: TargetFiles,
+    layout: FileLayout,
+    generation: int,
+    context: SinkTaskContext,
+    keys: Sequence[str] = (),
+    required: Sequence[str] = (),
 ) -> ParquetSinkWriter:
     """
     Return a writer of data files under their permanent names.
 
     :param keys: Key columns for upserts, whose files wait in the staging directory; empty for appends.
+    :param required: Columns that cannot be null in the table.
     """
 
     def name(directory: str) -> str:
@@ -111,6 +117,7 @@ def delta_writer(
         committable=DeltaCommittable,
         name=None if keys else name,
         keys=keys,
+        required=required,
         statistics=statistics_of,
     )
 

@@ -30,8 +30,10 @@ from airflow_provider_statecheck.spark.sinks.sink import (
     numbered,
     require_key_values,
     require_output_columns,
+    require_values,
 )
-from airflow_provider_statecheck.spark.tables.iceberg import TaskTable, encode_data_file
+from airflow_provider_statecheck.spark.tables.iceberg import TaskTable, encode_data_file, required_fields
+from airflow_provider_statecheck.spark.tables.schemas import with_required
 from airflow_provider_statecheck.storage.uris import conceal, harmless
 
 log = logging.getLogger(__name__)
@@ -48,8 +50,9 @@ class IcebergSinkWriter(SinkWriter):
     def __init__(self, target: WriterTarget, context: SinkTaskContext) -> None:
         self._target = target
         self._context = context
-        self._columns = context.schema.remove_metadata()
         self._metadata, self._io = target.table.open()
+        self._required = required_fields(self._metadata.schema())
+        self._columns = with_required(context.schema.remove_metadata(), self._required)
         self._buffered: list[Any] = []
         self._buffered_bytes = 0
         self._files: list[Any] = []
@@ -59,6 +62,7 @@ class IcebergSinkWriter(SinkWriter):
         if not table.num_rows:
             return
         require_key_values(table, self._target.upsert_by)
+        require_values(table, self._required, f"the Iceberg table {self._target.table.shown}")
         self._buffered.append(table.select(self._columns.names).cast(self._columns))
         self._buffered_bytes += table.nbytes
         if self._buffered_bytes >= self._target.buffer_bytes:

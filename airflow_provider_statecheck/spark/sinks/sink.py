@@ -241,6 +241,12 @@ def unique_names(argument: str, columns: Sequence[str]) -> tuple[str, ...]:
         raise InvalidConfigurationError(
             f"Expected {argument} as a list of unique column names, found {columns!r}; correct the list."
         )
+    paths = [name for name in given if name.startswith(".")]
+    if paths:
+        raise InvalidConfigurationError(
+            f"Expected no name beginning with '.' in {argument}, which Arrow reads as a path, found {', '.join(paths)}; rename "
+            "the columns."
+        )
     return tuple(columns)
 
 
@@ -291,6 +297,24 @@ def require_key_values(table: Any, keys: Iterable[str]) -> None:
             f"Expected values in the columns of upsert_by, found null in {', '.join(empty)}; drop such rows in the stage, "
             "or fill the column."
         )
+
+
+def require_values(table: Any, names: Iterable[str], place: str) -> None:
+    """
+    Require values in the columns of a table that cannot be null.
+
+    :param table: Arrow table with the rows to write.
+    :param names: Columns that cannot be null there.
+    :param place: What the sink writes to, for the error message.
+    :raises UnsupportedStateError: if a row has null in one of them.
+    """
+    for name in names:
+        nulls = table.column(name).null_count if name in table.column_names else 0
+        if nulls:
+            raise UnsupportedStateError(
+                f"Expected values in the column {name!r}, which cannot be null in {place}, found null in {nulls} rows; fill it or "
+                "drop such rows in the stage, or let the column of the table be null."
+            )
 
 
 def numbered(table: Any, first: int = 0) -> Any:

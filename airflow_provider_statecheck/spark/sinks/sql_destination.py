@@ -73,18 +73,21 @@ class SqlDestination(CommitDestination):
     def name(self) -> str:
         return f"table {self.table} of {self.database.shown}"
 
-    def prepare(self) -> None:
+    def prepare(self) -> tuple[str, ...]:
         """
         Create missing tables, and check existing ones.
 
+        :return: Columns of the output that cannot be null in the table.
         :raises UnsupportedStateError: if the table cannot store the output.
         """
         create_tables(self.database, (self._heads, self._commits))
-        if self.context.schema is not None:
-            table = self._output(self.context.schema, marks_rows=self.marks_rows)
-            create_tables(self.database, (table,))
-            require_fitting(self.database, table, self.keys)
-            self._warn_if_emptied(table)
+        if self.context.schema is None:
+            return ()
+        table = self._output(self.context.schema, marks_rows=self.marks_rows)
+        create_tables(self.database, (table,))
+        required = require_fitting(self.database, table, self.keys)
+        self._warn_if_emptied(table)
+        return required
 
     @override
     def load(self, epoch: int) -> CommitLog:
@@ -257,12 +260,13 @@ def create_tables(database: SinkDatabase, tables: Iterable[Table]) -> None:
                     raise
 
 
-def require_fitting(database: SinkDatabase, table: Table, keys: Sequence[str]) -> None:
+def require_fitting(database: SinkDatabase, table: Table, keys: Sequence[str]) -> tuple[str, ...]:
     """
     Require an existing table that can store the output.
 
     :param table: Table that the sink would create.
     :param keys: Key columns for upserts; empty for inserts.
+    :return: Columns of the output that cannot be null in the table.
     :raises UnsupportedStateError: if the table is incompatible; the message lists the differences.
     """
     with database.transaction() as connection:
@@ -279,6 +283,7 @@ def require_fitting(database: SinkDatabase, table: Table, keys: Sequence[str]) -
             "the table, convert the output in the stage, or choose a table that does not exist yet.",
             differences=differences,
         )
+    return tuple(name for name, each in found.items() if name in table.columns and not each["nullable"])
 
 
 def _exists(connection: Connection, table: Table) -> bool:
@@ -302,8 +307,6 @@ def _column_differences(table: Table, found: dict[str, Any], *, is_sqlite: bool)
             differences.append(f"column {column.name!r} is missing")
         elif is_incompatible(column.type, found[column.name]["type"], is_sqlite=is_sqlite):
             differences.append(f"column {column.name!r} is {found[column.name]['type']} and would be {column.type}")
-        elif column.nullable and not found[column.name]["nullable"]:
-            differences.append(f"column {column.name!r} is not nullable in the table")
         elif _is_generated(found[column.name], is_upserted=bool(table.primary_key.columns)):
             differences.append(f"column {column.name!r} has values that the database generates")
     return differences

@@ -109,7 +109,7 @@ def output_table(name: TableName, columns: Any, *, keys: Sequence[str], marks_ro
             column_type(field.name, field.type, is_sqlite=is_sqlite),
             primary_key=field.name in keys,
             autoincrement=False,
-            nullable=field.nullable and field.name not in keys,
+            nullable=field.name not in keys,
         )
         for field in columns
     ]

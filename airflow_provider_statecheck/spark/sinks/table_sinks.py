@@ -47,7 +47,8 @@ from airflow_provider_statecheck.spark.snapshots.executor_io import hidden_optio
 from airflow_provider_statecheck.spark.tables.data_files import FILE_BYTES, FileLayout
 from airflow_provider_statecheck.spark.tables.databases import SinkDatabase, is_sqlite_file, shown_address
 from airflow_provider_statecheck.spark.tables.delta import DeltaTableAccess, deltalake, require_safe_commits
-from airflow_provider_statecheck.spark.tables.iceberg import OpenTable, TableAddress, TaskTable
+from airflow_provider_statecheck.spark.tables.iceberg import OpenTable, TableAddress, TaskTable, required_fields
+from airflow_provider_statecheck.spark.tables.schemas import required_columns, with_required
 from airflow_provider_statecheck.storage.uris import path_text, redact
 
 _DEFAULT_BUFFER_BYTES = 128 * 1024 * 1024
@@ -108,6 +109,7 @@ class DeltaSink(CommittingSink):
         self._given_delta_options = hidden_options(delta_options)
         self._files: TargetFiles | None = None
         self._generation = 0
+        self._required: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"DeltaSink({redact(self.table)!r})"
@@ -120,7 +122,7 @@ class DeltaSink(CommittingSink):
     def writer(self, context: SinkTaskContext) -> ParquetSinkWriter:
         """Return the writer of one Spark task."""
         files = self._require_opened(self._files)
-        return delta_writer(files, self._layout, self._generation, context, self._keys)
+        return delta_writer(files, self._layout, self._generation, context, self._keys, self._required)
 
     @override
     def at(self, place: Place) -> Self | None:
@@ -142,6 +144,8 @@ class DeltaSink(CommittingSink):
         require_safe_commits(table.options.reveal())
         records = CommitFiles(ledger_storage(files.storage), context.lineage, DeltaCommittable)
         self._files, self._generation = files, context.generation
+        snapshot = table.snapshot()
+        self._required = () if snapshot is None else required_columns(snapshot.schema)
         upserts = {"keys": self._keys, "compression": self._layout.compression} if self._keys else {}
         kind: Any = UpsertedRows if upserts else AppendedFiles
         destination: DeltaDestination = kind(
@@ -322,7 +326,8 @@ def _require_fitting_columns(table: Any, schema: Any, shown: str) -> None:
     from pyiceberg.io.pyarrow import _check_pyarrow_schema_compatible
 
     try:
-        _check_pyarrow_schema_compatible(table.schema(), schema, format_version=table.metadata.format_version)
+        ours = with_required(schema, required_fields(table.schema()))
+        _check_pyarrow_schema_compatible(table.schema(), ours, format_version=table.metadata.format_version)
     except (ValueError, TypeError) as error:
         raise UnsupportedStateError(
             f"Expected output that fits the columns of the Iceberg table {shown}, found differences:\n{error}\n"
@@ -381,6 +386,7 @@ class SqlSink(CommittingSink):
         self._staging = staging
         self._keys = unique_names("upsert_by", upsert_by)
         self.can_retract = mark_rows
+        self._required: tuple[str, ...] = ()
         self._given_options = hidden_options(storage_options)
         self._files: TargetFiles | None = None
 
@@ -395,7 +401,8 @@ class SqlSink(CommittingSink):
 
     def writer(self, context: SinkTaskContext) -> ParquetSinkWriter:
         """Return the writer of one Spark task."""
-        return ParquetSinkWriter(self._require_opened(self._files), _STAGED_LAYOUT, context, keys=self._keys)
+        files = self._require_opened(self._files)
+        return ParquetSinkWriter(files, _STAGED_LAYOUT, context, keys=self._keys, required=self._required)
 
     @override
     def at(self, place: Place) -> Self | None:
@@ -432,6 +439,6 @@ class SqlSink(CommittingSink):
             marks_rows=self.can_retract,
             context=context,
         )
-        destination.prepare()
+        self._required = destination.prepare()
         self._files = files
         return destination

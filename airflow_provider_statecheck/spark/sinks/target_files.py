@@ -32,6 +32,7 @@ from airflow_provider_statecheck.spark.sinks.sink import (
     SinkWriter,
     encode_schema,
     require_key_values,
+    require_values,
 )
 from airflow_provider_statecheck.spark.snapshots.executor_io import ExecutorFiles, HiddenOptions
 from airflow_provider_statecheck.spark.tables.data_files import (
@@ -369,6 +370,7 @@ class ParquetSinkWriter(SinkWriter):
     :param name: Function that returns a new file name, relative to the target, for a partition directory. The last path
         component must be unique within the task. By default, files are in the staging directory.
     :param keys: Columns of upserts, in which each row needs a value.
+    :param required: Columns that cannot be null in the table.
     :param statistics: Function that returns the statistics of a file from its footer metadata, which is as
         ``pyarrow.parquet.read_metadata`` returns it.
     """
@@ -383,6 +385,7 @@ class ParquetSinkWriter(SinkWriter):
         committable: type[Committable] = Committable,
         name: Callable[[str], str] | None = None,
         keys: Sequence[str] = (),
+        required: Sequence[str] = (),
         statistics: Callable[[Any], str] = lambda _: "",
     ) -> None:
         self._files = files
@@ -392,6 +395,7 @@ class ParquetSinkWriter(SinkWriter):
         self._committable = committable
         self._name = name or (lambda _: new_staged_name(files.lineage, context.epoch))
         self._keys = keys
+        self._required = required
         self._statistics = statistics
         self._open: dict[str, tuple[str, OutputFile]] = {}
         self._names: list[str] = []
@@ -402,6 +406,7 @@ class ParquetSinkWriter(SinkWriter):
     @override
     def write(self, table: Any) -> None:
         require_key_values(table, self._keys)
+        require_values(table, self._required, self._files.target)
         if not table.num_rows:
             return
         fitted = table.select(self._schema.names).cast(self._schema)

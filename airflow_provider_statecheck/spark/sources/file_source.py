@@ -16,11 +16,17 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.codec import require_one_of
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, SourceChangedError
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.driver.session import HadoopFilesystems
 from airflow_provider_statecheck.spark.snapshots.columns import parse_schema
 from airflow_provider_statecheck.spark.snapshots.dataframes import VERIFIED_PAGES
+from airflow_provider_statecheck.spark.sources.csv_headers import (
+    CsvHeaders,
+    has_header,
+    option_of,
+    positions_in_header,
+)
 from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit, parse_limits
 from airflow_provider_statecheck.spark.sources.file_listing import (
     FileListing,
@@ -38,8 +44,14 @@ from airflow_provider_statecheck.spark.sources.item_source import (
 )
 from airflow_provider_statecheck.spark.sources.replaced_files import ReplacedFiles
 from airflow_provider_statecheck.spark.sources.source import OnChange, require_unchanged, restart_or_rewind
-from airflow_provider_statecheck.spark.tables.cutting import is_case_sensitive, is_on, obstacle
-from airflow_provider_statecheck.spark.tables.partition_directories import decoded_values, raw_partition_values
+from airflow_provider_statecheck.spark.tables.alignment import extended, is_case_sensitive, positions_of
+from airflow_provider_statecheck.spark.tables.cutting import Unreadable, is_on, obstacle
+from airflow_provider_statecheck.spark.tables.named_rows import find_name
+from airflow_provider_statecheck.spark.tables.partition_directories import (
+    decoded_values,
+    partition_values,
+    raw_partition_values,
+)
 from airflow_provider_statecheck.spark.tables.schemas import (
     quoted_column,
     select_fields,
@@ -47,11 +59,12 @@ from airflow_provider_statecheck.spark.tables.schemas import (
     union_all,
 )
 from airflow_provider_statecheck.state.source_items import Item, Ledger
-from airflow_provider_statecheck.storage.uris import redact
+from airflow_provider_statecheck.storage.file_operations import in_parallel
+from airflow_provider_statecheck.storage.uris import is_local, redact
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql.types import StructField, StructType
 
 # Characters that Spark expands as wildcards even in the names of existing files.
 _EXPANDED = re.compile(r"([\\*?\[\]{}])")
@@ -83,6 +96,7 @@ class FileReader(ItemReader):
     :param items: All files of the run.
     :param on_change: Policy for files that changed.
     :param restored: State from :meth:`snapshot` of an earlier reader.
+    :param is_new_run: Whether that is the reader of an earlier run; new columns of the files are then read too.
     """
 
     def __init__(
@@ -94,6 +108,7 @@ class FileReader(ItemReader):
         *,
         on_change: OnChange,
         restored: Mapping[str, Any] | None = None,
+        is_new_run: bool = False,
     ) -> None:
         self.spark = spark
         self.format = file_format
@@ -101,6 +116,7 @@ class FileReader(ItemReader):
         self._items = items
         self._on_change = on_change
         self._schema_json: str | None = (restored or {}).get("schema")
+        self._is_new_run = is_new_run
         self._filesystems = HadoopFilesystems()
 
     @functools.cached_property
@@ -112,9 +128,13 @@ class FileReader(ItemReader):
         """
         if self.format.schema is not None:
             return to_struct_type(self.format.schema)
-        if self._schema_json is None:
-            self._schema_json = self._infer_schema().json()
-        return parse_schema(self._schema_json)
+        known = None if self._schema_json is None else parse_schema(self._schema_json)
+        if known is None:
+            known = self._infer_schema()
+        elif self._is_new_run:
+            known = extended(known, self._infer_schema(), self.spark, self._partition_texts())
+        self._schema_json = known.json()
+        return known
 
     @property
     def selected_schema(self) -> StructType:
@@ -147,11 +167,11 @@ class FileReader(ItemReader):
         columns = [quoted_column(field.name) for field in self.selected_schema.fields]
         return self._read(base, uris, self.schema).select(columns)
 
-    def _read(self, base: str, uris: Sequence[str], schema: StructType | None) -> DataFrame:
+    def _read(self, base: str, uris: Sequence[str], schema: StructType | None, **options: str) -> DataFrame:
         verified = VERIFIED_PAGES if self.format.name == "parquet" else {}
         # The user's options come last, to allow reading files with damaged or unusual checksums.
         reader: DataFrameReader = self.spark.read.format(self.format.name).options(
-            **verified | dict(self.format.options)
+            **verified | dict(self.format.options) | options
         )
         if schema is not None:
             reader = reader.schema(schema)
@@ -175,8 +195,28 @@ class FileReader(ItemReader):
         first = (
             {tuple(raw_partition_values(base, uri).items()): uri for uri in reversed(uris)} if base else {(): uris[0]}
         )
-        merges = self.format.name == "parquet" and is_on(self.spark, _MERGE_SCHEMA)
-        return self._read(base, uris if merges else sorted(first.values()), None).schema
+        return self._read(base, uris if self.merges_schemas else sorted(first.values()), None).schema
+
+    @property
+    def merges_schemas(self) -> bool:
+        """Whether Spark finds the columns of all files, and not only those of one of them."""
+        if self.format.name != "parquet":
+            return False
+        chosen = option_of(self.format.options, "mergeschema", default="")
+        return chosen.lower() == "true" if chosen else is_on(self.spark, _MERGE_SCHEMA)
+
+    def partition_of(self, uri: str) -> Mapping[str, str | None]:
+        """Return the values of partition columns in the path of a file."""
+        base = self.listing.base_of(uri)
+        return partition_values(base, uri) if base else {}
+
+    def _partition_texts(self) -> dict[str, set[str | None]]:
+        """Return the partition columns of the files, with all their values as in the names of directories."""
+        found: dict[str, set[str | None]] = {}
+        for item in self._items:
+            for name, text in self.partition_of(item.name).items():
+                found.setdefault(name, set()).add(text)
+        return found
 
 
 class FileSource(ItemSource):
@@ -204,7 +244,10 @@ class FileSource(ItemSource):
         require_one_of("order", order, ("path", "mtime"))
         self._order = order
         self._file_format = FileFormat(
-            name=self._format, options=_allowed_options(options), schema=schema, columns=parse_columns(columns)
+            name=self._format,
+            options=_allowed_options(options, self._format),
+            schema=schema,
+            columns=parse_columns(columns),
         )
 
     @override
@@ -222,9 +265,10 @@ class FileSource(ItemSource):
             opening.spark,
             self._file_format,
             listing,
-            ledger.items,
+            (ledger.unfinished if opening.is_new_run else ()) or ledger.items,
             on_change=self._on_change,
             restored=opening.reader_state,
+            is_new_run=opening.is_new_run and bool(ledger.unfinished),
         )
         return ledger, reader
 
@@ -248,9 +292,10 @@ class FileSource(ItemSource):
             )
 
 
-def _allowed_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
+def _allowed_options(options: Mapping[str, Any] | None, file_format: str) -> dict[str, Any]:
     found = dict(options or {})
-    refused = sorted(name for name in found if name.lower() in _REFUSED_OPTIONS)
+    allowed = {"mergeschema"} if file_format == "parquet" else set()
+    refused = sorted(name for name in found if name.lower() in _REFUSED_OPTIONS - allowed)
     if refused:
         raise InvalidConfigurationError(
             f"Expected options of the format, found {refused}, with which Spark itself selects files or columns; select files "
@@ -304,10 +349,63 @@ class TextFileSource(FileSource):
         )
 
 
+class CsvReader(FileReader):
+    """Reads whole files through Spark, and matches the columns of files with a header by name."""
+
+    @override
+    def _whole_files(self, base: str, uris: Sequence[str]) -> DataFrame:
+        if not has_header(self.format.options):
+            return super()._whole_files(base, uris)
+        headers = CsvHeaders(
+            options=self.format.options,
+            storage_options=self.listing.options,
+            read=lambda uri: self._read("", [uri], None, inferSchema="false"),
+        )
+        return union_all(self._files_with(header, base, group) for header, group in headers.of(uris).items())
+
+    def _files_with(self, header: tuple[str, ...], base: str, uris: Sequence[str]) -> DataFrame:
+        from pyspark.sql.types import StringType, StructField, StructType
+
+        others = self._names_besides(self.partition_of(uris[0]))
+        fields = [field for field in self.schema.fields if field.name not in others]
+        names, is_sensitive = tuple(field.name for field in fields), is_case_sensitive(self.spark)
+        positions = positions_in_header(header, names, redact(uris[0]), is_case_sensitive=is_sensitive)
+        if positions == tuple(range(len(header))):
+            return super()._whole_files(base, uris)
+        types = {at: field.dataType for at, field in zip(positions, fields, strict=True)}
+        stored = [StructField(f"{_STORED}{at}", types.get(at, StringType())) for at in range(len(header))]
+        further = [field for field in self.schema.fields if field.name in others]
+        # Without a check of the header by Spark, which would compare it with these names.
+        frame = self._read(base, uris, StructType([*stored, *further]), enforceSchema="true")
+        at_names = dict(zip(names, positions, strict=True))
+        return frame.select([_stored_column(field, at_names) for field in self.selected_schema.fields])
+
+    def _names_besides(self, partition: Mapping[str, str | None]) -> set[str]:
+        """Return the columns of the schema that no file has: those of directories, and the one of malformed rows."""
+        default = str(self.spark.conf.get("spark.sql.columnNameOfCorruptRecord", "_corrupt_record"))
+        corrupt = option_of(self.format.options, "columnnameofcorruptrecord", default=default)
+        found = positions_of(self.schema.names, (*partition, corrupt), is_case_sensitive=is_case_sensitive(self.spark))
+        return {self.schema.names[at] for at in found if at is not None}
+
+
+_STORED = "__statecheck_stored_"
+
+
+def _stored_column(field: StructField, positions: Mapping[str, int | None]) -> Column:
+    from pyspark.sql import functions as F
+
+    if field.name not in positions:
+        return quoted_column(field.name)
+    at = positions[field.name]
+    column = F.lit(None).cast(field.dataType) if at is None else F.col(f"{_STORED}{at}")
+    return column.alias(field.name, metadata=field.metadata)
+
+
 class CsvSource(TextFileSource):
     """CSV files, each read as a whole; takes the arguments of :class:`~airflow_provider_statecheck.spark.sources.file_source.TextFileSource`."""
 
     _format = "csv"
+    _reader = CsvReader
 
 
 class JsonSource(TextFileSource):
@@ -324,8 +422,33 @@ class ParquetReader(CuttingReader, FileReader):
         FileReader.__init__(self, *args, **named)
 
     @override
+    def load(self, splits: Sequence[ItemSplit]) -> DataFrame:
+        if self.format.schema is None and self.format.columns is None:
+            self._require_known_columns([split.item for split in splits])
+        return CuttingReader.load(self, splits)
+
+    @override
     def _load_whole(self, splits: Sequence[ItemSplit]) -> DataFrame:
         return FileReader.load(self, splits)
+
+    def _require_known_columns(self, items: Sequence[Item]) -> None:
+        """Refuse columns that only some files have, and that would be lost without a choice of the user."""
+        is_sensitive, names = is_case_sensitive(self.spark), self.schema.names
+        footers = in_parallel(self._footer, items, is_local=is_local(items[0].name))
+        for item, footer in zip(items, footers, strict=True):
+            stored = self._stored_names(item, footer)
+            new = [n for n in stored if find_name(names, n, is_case_sensitive=is_sensitive) is None]
+            if new:
+                raise SourceChangedError(
+                    f"Expected the columns {names} in {redact(item.name)}, as in the first files of the run, found {new} in "
+                    "addition. To read the columns of all files, set options={'mergeSchema': True}; to leave columns out, set "
+                    "columns= or schema=."
+                )
+
+    def _stored_names(self, item: Item, footer: Any) -> Sequence[str]:
+        if isinstance(footer, Unreadable):
+            return self._read("", [item.name], None).columns
+        return tuple(footer.schema.to_arrow_schema().names)
 
     @override
     def _load_tasks(self, tasks: Sequence[RowGroups]) -> DataFrame:

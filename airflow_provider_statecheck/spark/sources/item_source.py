@@ -35,6 +35,7 @@ from airflow_provider_statecheck.spark.sources.enumerator import (
     decode_source_state,
 )
 from airflow_provider_statecheck.spark.sources.source import OnChange, reconcile
+from airflow_provider_statecheck.spark.tables.alignment import union_by_name
 from airflow_provider_statecheck.spark.tables.cutting import ReadingRules, Unreadable, find_column
 from airflow_provider_statecheck.spark.tables.schemas import (
     TASK_BYTES,
@@ -241,8 +242,7 @@ class _UserReader(ItemReader):
 
     @override
     def load(self, splits: Sequence[ItemSplit]) -> DataFrame:
-        frames = [self._load(self._spark, self._splits[split.item.name]) for split in splits]
-        return functools.reduce(lambda frame, other: frame.unionByName(other), frames)
+        return union_by_name([self._load(self._spark, self._splits[split.item.name]) for split in splits])
 
 
 class CuttingReader(ItemReader):

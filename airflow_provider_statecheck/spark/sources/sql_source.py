@@ -26,10 +26,10 @@ from airflow_provider_statecheck.spark.sources.sql_relation import (
     ranges_between,
 )
 from airflow_provider_statecheck.spark.tables.databases import Address, Database, shown_address
+from airflow_provider_statecheck.spark.tables.exact_values import exact_array
 from airflow_provider_statecheck.spark.tables.schemas import (
     TaskReader,
     arrow_schema,
-    exact_array,
     pack_tasks,
     to_struct_type,
 )
@@ -115,9 +115,13 @@ class SqlSource(ItemSource):
         given = None if self._schema is None else Columns(to_struct_type(self._schema))
         if opening.before is not None:
             saved = Position.decode(opening.reader_state, self._key)
-            return saved if given is None else replace(saved, columns=given)
+            known = saved.columns if self._table is None or not opening.is_new_run else self._columns_now(database)
+            return replace(saved, columns=given or known)
+        return Position(key=self._key, columns=given or self._columns_now(database))
+
+    def _columns_now(self, database: Database) -> Columns:
         wanted = None if self._names is None else [*self._names, *self._internal_names()]
-        return Position(key=self._key, columns=given or columns_of_table(database, str(self._table), wanted))
+        return columns_of_table(database, str(self._table), wanted)
 
     def _relation(self, columns: Columns) -> Relation:
         relation = Relation(self._table, self._query, self._key, None)

@@ -113,7 +113,14 @@ class StageOutputSource(ItemSource):
                 left=earlier.left,
             )
         reader = StageOutputReader(
-            opening.spark, target, commits, self._columns, self._on_change, opening.reader_state, earlier
+            opening.spark,
+            target,
+            commits,
+            self._columns,
+            self._on_change,
+            opening.reader_state,
+            earlier,
+            is_new_run=opening.is_new_run,
         )
         reader.require_unchanged([commit.item for commit in earlier.commits.values()])
         return ledger, reader
@@ -189,6 +196,7 @@ class StageOutputReader(FileReader):
     :param columns: Columns to read; all for ``None``.
     :param restored: State from :meth:`snapshot` of an earlier reader.
     :param earlier: Output that another job has listed.
+    :param is_new_run: Whether that is the reader of an earlier run; new columns are then read too.
     """
 
     def __init__(
@@ -200,11 +208,13 @@ class StageOutputReader(FileReader):
         on_change: OnChange,
         restored: Mapping[str, Any],
         earlier: EarlierOutput,
+        *,
+        is_new_run: bool = False,
     ) -> None:
         file_format = FileFormat(name="parquet", options={}, columns=columns)
         self._targets = (target, *earlier.targets)
         listing = FileListing(parse_paths([each.base_uri for each in self._targets]), target.options)
-        super().__init__(spark, file_format, listing, (), on_change=on_change, restored=restored)
+        super().__init__(spark, file_format, listing, (), on_change=on_change, restored=restored, is_new_run=is_new_run)
         self._commits = {**commits, **earlier.commits}
         self._earlier = earlier
 

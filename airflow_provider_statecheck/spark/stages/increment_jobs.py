@@ -8,8 +8,8 @@ vertex. It returns the reports of the tasks.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
@@ -32,6 +32,7 @@ from airflow_provider_statecheck.spark.stages.planning import (
 )
 from airflow_provider_statecheck.spark.stages.stage import Aggregate, AggregateNode, KeyNode
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
+from airflow_provider_statecheck.spark.tables.alignment import InputColumns, aligned, positional
 from airflow_provider_statecheck.spark.tables.schemas import quoted_column, spark_schema
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
@@ -53,8 +54,8 @@ KEYS_PER_ROW = 0.1
 class IncrementTasks:
     """Creates the jobs of the increments of an attempt, and their tasks."""
 
-    columns: Sequence[str]
-    """Columns of the increment for which the vertices were planned."""
+    columns: InputColumns
+    """Columns of the source for which the vertices were planned."""
     vertices: Sequence[PlannedVertex]
     states: StageStates
     sink: Sink | None
@@ -75,7 +76,7 @@ class IncrementTasks:
         :param is_woken: Whether every keyed subtask gets an empty message, so that it runs even without rows. Spark runs no
             task for an input that it knows to be empty.
         """
-        frame = _in_order(frame, self.columns)
+        frame = aligned(frame, self.columns.schema)
         for vertex, task in zip(self.vertices, self.of(moment, is_woken=is_woken), strict=True):
             if vertex.key is not None:
                 if is_woken and task.vertex == 0:
@@ -86,7 +87,7 @@ class IncrementTasks:
             elif vertex.has_fixed_subtasks:
                 frame = _with_ends(frame, task) if task.has_control else frame
                 frame = frame.coalesce(task.context.parallelism)
-            frame = frame.mapInArrow(task, spark_schema(task.passed_schema))
+            frame = _mapped(frame, task)
         return frame
 
     def of(self, moment: SnapshotMoment, *, is_woken: bool = False) -> list[VertexTask]:
@@ -130,10 +131,9 @@ def _gets_messages(vertex: PlannedVertex, moment: SnapshotMoment, *, is_woken: b
     return is_woken if vertex.key is not None else moment.is_end_of_input and vertex.ends_without_rows
 
 
-def _in_order(frame: DataFrame, names: Sequence[str]) -> DataFrame:
-    # Functions may return their input, whose columns the next vertex and the sink know by their positions.
-    found = frame.columns
-    return frame.select(*map(quoted_column, names)) if found != names and sorted(found) == sorted(names) else frame
+def _mapped(frame: DataFrame, task: VertexTask) -> DataFrame:
+    named = replace(task, columns=tuple(frame.columns))
+    return positional(frame).mapInArrow(named, spark_schema(task.passed_schema))
 
 
 def _order_of(vertex: PlannedVertex) -> tuple[str, ...]:
@@ -206,16 +206,24 @@ def _with_ends(frame: DataFrame, task: VertexTask) -> DataFrame:
 
     # With a partition for each subtask, at least as many are left to coalesce.
     subtasks = task.context.parallelism
-    messages = frame.sparkSession.range(0, subtasks, 1, subtasks).select(F.lit(EMPTY_MESSAGE).alias(CONTROL))
-    return _with_message_column(frame).unionByName(messages, allowMissingColumns=True)
+    messages = frame.sparkSession.range(0, subtasks, 1, subtasks)
+    return _with_rows(_with_message_column(frame), messages, {CONTROL: F.lit(EMPTY_MESSAGE)})
 
 
 def _with_messages(frame: DataFrame, task: VertexTask) -> DataFrame:
     from pyspark.sql import functions as F
 
     subtasks = frame.sparkSession.range(task.context.parallelism)
-    subtask, message = F.col("id").cast("int").alias(SUBTASK_COLUMN), F.lit(EMPTY_MESSAGE).alias(CONTROL)
-    return frame.unionByName(subtasks.select(subtask, message), allowMissingColumns=True)
+    return _with_rows(frame, subtasks, {SUBTASK_COLUMN: F.col("id").cast("int"), CONTROL: F.lit(EMPTY_MESSAGE)})
+
+
+def _with_rows(frame: DataFrame, further: DataFrame, values: Mapping[str, Column]) -> DataFrame:
+    """Add rows that have values in some columns, and null in the others."""
+    from pyspark.sql import functions as F
+
+    # By position: names of columns may differ only in case.
+    fields = [(values.get(each.name, F.lit(None)), each) for each in frame.schema.fields]
+    return frame.unionAll(further.select([value.cast(each.dataType).alias(each.name) for value, each in fields]))
 
 
 class Combining:

@@ -64,6 +64,7 @@ class IncrementLoop:
 
     :param pace: Decides which increments end with a checkpoint; the last one always does.
     :param restored_seconds: Time of the increments of this run before the restored checkpoint.
+    :param planned: Returns the tasks for the rows of an increment: the given ones, or others if the rows have wider types.
     """
 
     def __init__(
@@ -77,12 +78,13 @@ class IncrementLoop:
         progress: StageProgress,
         monotonic: Callable[[], float],
         restored_seconds: float = 0.0,
+        planned: Callable[[IncrementTasks, DataFrame], IncrementTasks] = lambda tasks, _: tasks,
     ) -> None:
         self._attempt = attempt
         self._enumerator = enumerator
         self._tasks = tasks
         self._jobs = jobs
-        self._states = tasks.states
+        self._planned = planned
         self._commits = commits
         self._pace = pace
         self._progress = progress
@@ -113,6 +115,7 @@ class IncrementLoop:
             current = following
             if current is not None:
                 frame = self._enumerator.load(current)
+                self._tasks = self._planned(self._tasks, frame)
         self._wait()
         self._require_saved()
         self._progress.finished()
@@ -130,7 +133,7 @@ class IncrementLoop:
         begin, moment = self._monotonic(), self._moment(pending, is_end=is_end)
         reports = self._run_or_raise_completion_error(frame, moment)
         self._wait()
-        self._states.update(reports, self._saved_uids(is_end=is_end), moment.checkpoint.checkpoint_id)
+        self._tasks.states.update(reports, self._saved_uids(is_end=is_end), moment.checkpoint.checkpoint_id)
         self._commits.stage(c for report in reports for c in report.committables)
         self._unsaved_bytes += sum(report.new_bytes for report in reports)
         self._unsaved_seconds += max((report.snapshot_seconds for report in reports), default=0.0)
@@ -172,7 +175,9 @@ class IncrementLoop:
         job = self._tasks.job(frame, moment, is_woken=is_woken)
         with explained(self._attempt.storage.base_uri):
             reports = [TaskReport.decode(bytes(row[CONTROL])) for row in self._jobs.collect(job)]
-        require_all_subtasks(reports, self._tasks.vertices, self._states.parallelism, is_end=moment.is_end_of_input)
+        require_all_subtasks(
+            reports, self._tasks.vertices, self._tasks.states.parallelism, is_end=moment.is_end_of_input
+        )
         self._tasks.combining.observe(reports)
         return reports
 
@@ -242,7 +247,7 @@ class IncrementLoop:
         sink = driver_state(f"{self._uid}/{SINK}", self._commits.encode())
         return CheckpointContent(
             state={STAGE: encode(self._values(checkpoint_id))},
-            operator_states=(*self._states.operator_states(), source, sink),
+            operator_states=(*self._tasks.states.operator_states(), source, sink),
             has_commit=self._commits.has_open,
             counts={"splits": self._enumerator.finished_splits, "of_splits": self._enumerator.total_splits},
             summary=figures_or_none(self._summary),
@@ -253,7 +258,7 @@ class IncrementLoop:
     def _summary(self) -> SnapshotSummary:
         return SnapshotSummary(
             sources=(source_summary(self._enumerator, self._progress.seconds_left),),
-            states=tuple(self._states.summaries(self._uid)),
+            states=tuple(self._tasks.states.summaries(self._uid)),
             open_commits=self._commits.texts(),
             seconds_saved=self._restored_seconds,
             snapshot_seconds=self._unsaved_seconds,
@@ -266,6 +271,7 @@ class IncrementLoop:
             now_ms=self._tasks.context.now_ms,
             cost_seconds=self._cost_seconds or None,
             run_seconds=round(self._run_seconds, 3),
+            columns=self._tasks.columns.encode(),
         )
 
 

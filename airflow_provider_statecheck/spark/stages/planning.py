@@ -24,8 +24,17 @@ from airflow_provider_statecheck.spark.sinks.sink import Sink
 from airflow_provider_statecheck.spark.sources.source import Source
 from airflow_provider_statecheck.spark.stages.aggregates import result_schema
 from airflow_provider_statecheck.spark.stages.ordered_types import is_plain_text, uncompared_part
-from airflow_provider_statecheck.spark.stages.stage import AggregateNode, KeyNode, MapNode, Node, ProcessNode, Stage
-from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, quoted_column, spark_schema
+from airflow_provider_statecheck.spark.stages.stage import (
+    Aggregate,
+    AggregateNode,
+    KeyNode,
+    MapNode,
+    Node,
+    ProcessNode,
+    Stage,
+)
+from airflow_provider_statecheck.spark.tables.alignment import is_case_sensitive, nullable_schema
+from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, quoted, quoted_column, spark_schema
 from airflow_provider_statecheck.state.aggregates import AggregateSchema
 from airflow_provider_statecheck.state.functions.user_functions import (
     BoundedOneInput,
@@ -146,29 +155,33 @@ class StagePlanner:
     def __init__(self, spark: SparkSession, stage_uid: str) -> None:
         self._spark = spark
         self._stage_uid = stage_uid
+        self._is_case_sensitive = is_case_sensitive(spark)
 
-    def plan(self, vertices: Sequence[Vertex], frame: DataFrame) -> tuple[PlannedVertex, ...]:
+    def plan(self, vertices: Sequence[Vertex], columns: StructType) -> tuple[PlannedVertex, ...]:
         """
         Return the vertices with their columns.
 
-        :param frame: A DataFrame with the columns of the source.
-        :raises InvalidConfigurationError: if a column does not exist, or an output declaration is not a schema.
+        :param columns: Columns of the source.
+        :raises InvalidConfigurationError: if a column does not exist, its name is reserved, or an output declaration is not a
+            schema.
         :raises UnsupportedStateError: if a column of a key has an unsupported type.
         """
         planned: list[PlannedVertex] = []
-        schema = frame.schema
+        # Later rows may have null where the first ones have none.
+        schema = nullable_schema(columns)
+        _require_free_names(schema.names, "the source")
         for vertex in vertices:
             vertex_plan, schema = self._plan_vertex(vertex, schema)
             planned.append(vertex_plan)
         return tuple(planned)
 
     def _plan_vertex(self, vertex: Vertex, schema: StructType) -> tuple[PlannedVertex, StructType]:
-        _require_columns(vertex, schema)
+        _require_columns(vertex, schema, is_case_sensitive=self._is_case_sensitive)
         operators: list[PlannedOperator] = []
         output = arrow_schema(schema)
         for position, node in enumerate(vertex.functions):
             key = vertex.key if position == 0 else None
-            operators.append(self._plan_operator(node, key, schema))
+            operators.append(self._plan_operator(self._with_columns(node, schema), key, schema))
             output, schema = operators[-1].output_schema, self._schema_after(operators[-1], schema)
         return PlannedVertex(key=vertex.key, operators=tuple(operators), output_schema=output), schema
 
@@ -183,7 +196,18 @@ class StagePlanner:
             time_column=None if key is None else _time_column(key, schema),
             aggregates=self._aggregates(node, schema, output) if isinstance(node, AggregateNode) else (),
             is_ansi=str(self._spark.conf.get("spark.sql.ansi.enabled")).lower() == "true",
+            is_case_sensitive=self._is_case_sensitive,
         )
+
+    def _with_columns(self, node: FunctionNode, schema: StructType) -> FunctionNode:
+        """Return aggregates with quoted names of columns that Spark would otherwise not find."""
+        if not isinstance(node, AggregateNode) or not {a.expression for a in node.aggregates.values()} & set(
+            schema.names
+        ):
+            return node
+        frame = _empty(self._spark, schema)
+        found = {name: _with_column(frame, aggregate) for name, aggregate in node.aggregates.items()}
+        return replace(node, aggregates=found)
 
     def _aggregates(self, node: AggregateNode, schema: StructType, output: Any) -> tuple[AggregateSchema, ...]:
         frame = _empty(self._spark, schema)
@@ -215,7 +239,9 @@ class StagePlanner:
             return result_schema(_empty(self._spark, schema), cast("KeyNode", key), node)
         if node.output is None:
             return arrow_schema(schema) if isinstance(node, MapNode) else None
-        return arrow_schema_of(self._spark, node.output, node.uid)
+        declared = arrow_schema_of(self._spark, node.output, node.uid)
+        _require_free_names(declared.names, f"output= of {node.uid!r}")
+        return declared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,6 +284,8 @@ class PlannedOperator:
     """Declared aggregates, with the names under which restored state has them."""
     is_ansi: bool = True
     """Whether a sum that is too large is an error, as Spark decides by ``spark.sql.ansi.enabled``."""
+    is_case_sensitive: bool = False
+    """Whether names of emitted values match those of columns only in the same case."""
 
     @property
     def decimal_sums(self) -> tuple[str, ...]:
@@ -324,7 +352,7 @@ def _empty(spark: SparkSession, schema: StructType) -> DataFrame:
     return spark.createDataFrame([], schema)
 
 
-def _require_columns(vertex: Vertex, schema: StructType) -> None:
+def _require_columns(vertex: Vertex, schema: StructType, *, is_case_sensitive: bool) -> None:
     required = () if vertex.key is None else (*vertex.key.columns, *vertex.key.order_by)
     missing = [name for name in required if schema.names.count(name) != 1]
     if missing:
@@ -332,6 +360,17 @@ def _require_columns(vertex: Vertex, schema: StructType) -> None:
             f"Expected each column of key_by exactly once in {schema.names}, found {missing} missing or repeated; correct "
             "key_by or the output columns before it."
         )
+    lower = [name.lower() for name in schema.names]
+    ambiguous = [] if is_case_sensitive else [name for name in required if lower.count(name.lower()) > 1]
+    if ambiguous:
+        raise InvalidConfigurationError(
+            f"Expected columns of key_by that Spark tells from the others in {schema.names}, found {ambiguous}, whose names "
+            "differ from another one only in case; rename one of them, or set spark.sql.caseSensitive."
+        )
+    _require_ordered_types(vertex, schema)
+
+
+def _require_ordered_types(vertex: Vertex, schema: StructType) -> None:
     for name in () if vertex.key is None else vertex.key.order_by:
         part = uncompared_part(schema[name].dataType)
         if part is not None:
@@ -339,6 +378,29 @@ def _require_columns(vertex: Vertex, schema: StructType) -> None:
                 f"Expected order_by of a type whose values Spark tasks compare as Spark does, found {name} with {part.simpleString()}; "
                 "order by another column, such as a number, or collate(name, 'UTF8_BINARY') of a text with a collation."
             )
+
+
+def _require_free_names(names: Sequence[str], place: str) -> None:
+    taken = [name for name in names if name.lower().startswith(RESERVED_PREFIX)]
+    if taken:
+        raise InvalidConfigurationError(
+            f"Expected names of columns of {place} that do not begin with {RESERVED_PREFIX!r}, which the stage uses itself, "
+            f"found {taken}; rename them."
+        )
+
+
+def _with_column(frame: DataFrame, aggregate: Aggregate) -> Aggregate:
+    from pyspark.errors import PySparkException
+    from pyspark.sql import functions as F
+
+    if aggregate.expression not in frame.columns:
+        return aggregate
+    try:
+        frame.select(F.expr(aggregate.expression))
+    except PySparkException:
+        # A name with a space, a dot or a quote, or that is a word of SQL, is no expression.
+        return replace(aggregate, expression=quoted(aggregate.expression))
+    return aggregate
 
 
 def load_stage(stage: str | Stage, *, parallelism: int | None = None) -> Stage:
@@ -399,6 +461,8 @@ _TYPES_OF_KEYS = frozenset(
     }
 )
 """Types besides text whose equal values have equal bytes."""
+RESERVED_PREFIX = "__statecheck_"
+"""Prefix of the names of columns that a stage adds to rows between Spark tasks."""
 KEY_GROUP_COLUMN = "__statecheck_key_group"
 """Column of the key group, an int from 0 to below the maximum parallelism."""
 SUBTASK_COLUMN = "__statecheck_subtask"

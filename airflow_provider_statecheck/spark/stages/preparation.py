@@ -24,13 +24,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import MAX_PARALLELISM_BOUND, require_parallelism
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, SourceChangedError
 from airflow_provider_statecheck.spark.code_digest import is_user_file
 from airflow_provider_statecheck.spark.driver.session import runs_in_this_process
 from airflow_provider_statecheck.spark.stages.executor.aggregate_run import STATE_NAME
 from airflow_provider_statecheck.spark.stages.executor.operator_run import OperatorTask, SubtaskContext
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import FunctionChain
 from airflow_provider_statecheck.spark.stages.planning import PlannedOperator, PlannedVertex
+from airflow_provider_statecheck.spark.tables.schemas import conflicts
 from airflow_provider_statecheck.state.aggregates import continued, unrecorded
 from airflow_provider_statecheck.state.schemas import (
     OperatorSchemas,
@@ -229,6 +230,22 @@ def _with_unregistered(old: Iterable[StateSchema], new: tuple[StateSchema, ...])
     # Restored state that the function has not registered is retained.
     names = {state.name for state in new}
     return (*new, *(state for state in old if state.name not in names))
+
+
+def require_same_output(before: Sequence[PlannedVertex], now: Sequence[PlannedVertex], sink: object) -> None:
+    """
+    Require the output that a sink was opened for, from a plan for wider input.
+
+    :param sink: The sink; ``None`` for a stage without one.
+    :raises SourceChangedError: if a column of the output has become wider.
+    """
+    ours, theirs = now[-1].output_schema, before[-1].output_schema
+    found = [] if sink is None or ours is None else conflicts(ours, theirs)
+    if found:
+        raise SourceChangedError(
+            f"Expected the output of the stage in the types with which its sink was opened, found: {'; '.join(found)}, because the "
+            "input became wider; cast the columns of all splits to the wider types, and start over."
+        )
 
 
 @contextmanager

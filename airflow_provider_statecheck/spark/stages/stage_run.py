@@ -50,6 +50,7 @@ from airflow_provider_statecheck.spark.stages.preparation import (
     max_parallelism_advice,
     merged_schemas,
     probe_schemas,
+    require_same_output,
     stage_settings_applied,
     subtasks_within,
     with_former_names,
@@ -62,13 +63,15 @@ from airflow_provider_statecheck.spark.stages.stage_state import (
 )
 from airflow_provider_statecheck.spark.stages.starting import StageStart, start_of
 from airflow_provider_statecheck.spark.status_log import StageProgress, figures_or_none
+from airflow_provider_statecheck.spark.tables.alignment import InputColumns
 from airflow_provider_statecheck.state.backends import backend_of_stage
 from airflow_provider_statecheck.storage.views.loading import load_checkpoint_storage
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from airflow_provider_statecheck.spark.sources.source import Source, SplitEnumerator
+    from airflow_provider_statecheck.state.schemas import OperatorSchemas
 
 
 log = logging.getLogger(__name__)
@@ -201,26 +204,53 @@ class StageRun:
             closing.enter_context(stage_settings_applied(self._spark))
             make_importable(self._spark, self._user_objects())
             frame = enumerator.load(first)
-            planned = StagePlanner(self._spark, self._uid).plan(self._vertices, frame)
-            planned, states = self._restore_states(restored, planned)
+            columns = self._columns(restored, frame)
+            planned, states = self._restore_states(restored, self._plan(columns))
             # The restored state has been checked against the functions.
             commits = self._take_over(closing, start, states, planned[-1].output_schema)
             loop = IncrementLoop(
                 self._attempt,
                 enumerator,
-                self._tasks(restored, frame.columns, planned, states),
+                self._tasks(restored, columns, planned, states),
                 TaggedJobs(self._spark),
                 commits,
                 self._pace(restored),
                 self._progress(enumerator),
                 self._settings.monotonic,
                 self._restored_seconds(restored),
+                self._planned_for,
             )
             closing.callback(loop.close)
             increments, rows = loop.run(first, frame)
             commits.end()
         latest = self._attempt.latest
         return StageResult(increments, rows, latest.checkpoint_id if latest else None)
+
+    def _columns(self, restored: RestoredStageState, frame: DataFrame) -> InputColumns:
+        known = None if restored.values.columns is None else InputColumns.decode(restored.values.columns)
+        if known is None:
+            return InputColumns(schema=frame.schema)
+        is_same_run = restored.values.run == self._run_key()
+        continued = known.with_rows if is_same_run else known.of_next_run
+        return continued(frame.schema, self._spark)
+
+    def _plan(self, columns: InputColumns) -> tuple[PlannedVertex, ...]:
+        return StagePlanner(self._spark, self._uid).plan(self._vertices, columns.schema)
+
+    def _planned_for(self, tasks: IncrementTasks, frame: DataFrame) -> IncrementTasks:
+        """Return the tasks for the rows of an increment: others if they have wider types, to which state is migrated."""
+        columns = tasks.columns.with_rows(frame.schema, self._spark)
+        if columns is tasks.columns:
+            return tasks
+        planned, types = self._plan(columns), tasks.states.types_of(tasks.vertices)
+        require_same_output(tasks.vertices, planned, self._stage.output)
+        planned = with_former_names(planned, types)
+        schemas = merged_schemas(types, self._probed(planned))
+        return replace(tasks, columns=columns, vertices=planned, states=tasks.states.with_types(schemas, types))
+
+    def _probed(self, planned: Sequence[PlannedVertex]) -> dict[str, OperatorSchemas]:
+        operators = [operator for vertex in planned for operator in vertex.operators]
+        return probe_schemas(operators, storage=self._attempt.storage, logical_date=self._settings.logical_date)
 
     def _end_without_rows(self, start: StageStart) -> StageResult:
         # No function is planned, so the state of a savepoint cannot be checked, and is not taken over.
@@ -348,10 +378,8 @@ class StageRun:
             uid for uid in restored_schemas if any(s.managed_keyed for s in states[uid].subtask_states.values())
         )
         planned = with_former_names(planned, {uid: restored_schemas[uid] for uid in with_keys})
-        operators = [operator for vertex in planned for operator in vertex.operators]
-        schemas = probe_schemas(operators, storage=self._attempt.storage, logical_date=self._settings.logical_date)
         return planned, StageStates(
-            merged_schemas(restored_schemas, schemas),
+            merged_schemas(restored_schemas, self._probed(planned)),
             parallelism=subtasks,
             max_parallelism=key_groups,
             restored={key: each for key, each in assigned.subtask_states.items() if key[0] not in anew.values()},
@@ -363,7 +391,7 @@ class StageRun:
     def _tasks(
         self,
         restored: RestoredStageState,
-        columns: Sequence[str],
+        columns: InputColumns,
         planned: Sequence[PlannedVertex],
         states: StageStates,
     ) -> IncrementTasks:

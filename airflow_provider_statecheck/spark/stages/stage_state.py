@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from airflow_provider_statecheck.checkpoint.codec import decode
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, new_key, operator_id_of
@@ -28,7 +29,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
-from airflow_provider_statecheck.spark.stages.planning import PlannedOperator
+from airflow_provider_statecheck.spark.stages.planning import PlannedOperator, PlannedVertex
 from airflow_provider_statecheck.spark.stages.stage import StageSettings
 from airflow_provider_statecheck.state.keyed.abstract_backend import StateSize
 from airflow_provider_statecheck.state.reading.checkpoint_contents import size_of_only_state, state_summaries
@@ -283,6 +284,23 @@ class StageStates:
     def saved_with(self, uid: str) -> int | None:
         """Return the last checkpoint that saved an operator, 0 for an increment without one; ``None`` for never."""
         return self._saved_with.get(uid)
+
+    def types_of(self, vertices: Iterable[PlannedVertex]) -> dict[str, OperatorSchemas]:
+        """Return the types of the state that functions continue, by the uids of their operators."""
+        return {each.uid: self._types[each.uid] for v in vertices for each in v.operators if not each.reads_results}
+
+    def with_types(self, schemas: Mapping[str, OperatorSchemas], written: Mapping[str, OperatorSchemas]) -> Self:
+        """
+        Return the same state for functions with other types, to which subtasks migrate it.
+
+        :param schemas: State types from now on, by the uids of the operators.
+        :param written: Types of the state until now.
+        """
+        other = copy(self)
+        other.restored_schemas = dict(written)
+        other._schemas = {uid: coordinator_state(encode_schemas(types)) for uid, types in schemas.items()}
+        other._types = dict(schemas)
+        return other
 
     def update(
         self, reports: Iterable[TaskReport], operators_by_vertex: Sequence[Sequence[str]], checkpoint_id: int

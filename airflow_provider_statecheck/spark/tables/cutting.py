@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.spark.snapshots.columns import nested_types
+from airflow_provider_statecheck.spark.tables.alignment import is_case_sensitive
+from airflow_provider_statecheck.spark.tables.named_rows import find_name
 from airflow_provider_statecheck.spark.tables.partition_directories import is_cast_like_a_directory
 from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, is_arrow_compatible
 
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructField, StructType
 
-_CASE = "spark.sql.caseSensitive"
 _REBASE = "spark.sql.parquet.datetimeRebaseModeInRead"
 _INT96_REBASE = "spark.sql.parquet.int96RebaseModeInRead"
 _UNWANTED = (
@@ -57,21 +58,16 @@ class ReadingRules:
         return find_column(names, wanted, is_case_sensitive=self.is_case_sensitive)
 
 
-def is_case_sensitive(spark: SparkSession) -> bool:
-    """Return whether a session tells names apart that differ in case only."""
-    return is_on(spark, _CASE)
-
-
 def is_on(spark: SparkSession, name: str) -> bool:
     """Return whether a setting of a session is on."""
     return str(spark.conf.get(name)).lower() == "true"
 
 
 def find_column(names: Iterable[str], wanted: str, *, is_case_sensitive: bool) -> str | None:
-    """Find the name of a column in a file."""
-    if is_case_sensitive:
-        return next((name for name in names if name == wanted), None)
-    return next((name for name in names if name.lower() == wanted.lower()), None)
+    """Find the name of a column in a file by Spark's rules for case."""
+    found = list(names)
+    at = find_name(found, wanted, is_case_sensitive=is_case_sensitive)
+    return None if at is None else found[at]
 
 
 @dataclass(frozen=True, slots=True)

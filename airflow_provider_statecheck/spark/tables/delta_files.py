@@ -220,7 +220,7 @@ def _has_deletion_vectors(snapshot: DeltaSnapshot) -> bool:
 
 
 def _partition_texts(partitions: Any, columns: tuple[str, ...]) -> list[dict[str, str | None]]:
-    texts = {name: pc.struct_field(partitions, name).cast(pa.string()).to_pylist() for name in columns}
+    texts = {name: pc.struct_field(partitions, [name]).cast(pa.string()).to_pylist() for name in columns}
     return [dict(zip(columns, values, strict=True)) for values in zip(*texts.values(), strict=True)]
 
 

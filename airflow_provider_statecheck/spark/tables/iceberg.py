@@ -217,6 +217,11 @@ def _is_storage_property(name: str) -> bool:
     return name in _STORAGE_PROPERTIES or (name.startswith(_STORAGE_PREFIXES) and not name.startswith(_SIGNER))
 
 
+def required_fields(schema: Any) -> tuple[str, ...]:
+    """Return the columns of an Iceberg schema that cannot be null."""
+    return tuple(field.name for field in schema.fields if field.required)
+
+
 def encode_data_file(file: Any, *, with_metrics: bool = True) -> dict[str, Any]:
     """
     Return a data file, or a position delete file, as JSON.

@@ -6,12 +6,9 @@ import functools
 import json
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import date, datetime, time
-from decimal import Decimal
-from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, StorageError
@@ -64,6 +61,40 @@ def spark_schema(schema: Any) -> StructType:
         raise InvalidConfigurationError(
             f"Expected columns that Spark has types for, found {error}; exclude the column with columns=."
         ) from error
+
+
+def all_nullable(schema: Any) -> Any:
+    """Return an Arrow schema whose columns, and all parts of them, can be null."""
+    return pa.schema([_nullable(field) for field in schema], schema.metadata)
+
+
+def _nullable(field: Any) -> Any:
+    return field.with_type(_nullable_type(field.type)).with_nullable(True)
+
+
+def _nullable_type(kind: Any) -> Any:
+    if pa.types.is_struct(kind):
+        return pa.struct([_nullable(field) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_field.with_type(_nullable_type(kind.key_type)), _nullable(kind.item_field))
+    if pa.types.is_list(kind):
+        return pa.list_(_nullable(kind.value_field))
+    return pa.large_list(_nullable(kind.value_field)) if pa.types.is_large_list(kind) else kind
+
+
+def with_required(schema: Any, names: Collection[str]) -> Any:
+    """Return an Arrow schema in which some columns are never null, as the table requires that they are written to."""
+    return pa.schema([field.with_nullable(field.nullable and field.name not in names) for field in schema])
+
+
+def required_columns(schema: Any) -> tuple[str, ...]:
+    """Return the columns of an Arrow schema that cannot be null."""
+    return tuple(field.name for field in schema if not field.nullable)
+
+
+def is_same_type(kind: Any, other: Any) -> bool:
+    """Return whether two Arrow types are equal; the nullability of their parts does not count."""
+    return bool(_nullable_type(kind) == _nullable_type(other))
 
 
 def merged_schema(schemas: Iterable[Any]) -> Any:
@@ -142,9 +173,12 @@ def schema_differences(theirs: Any, ours: Any, *, may_add: bool = True, may_lack
     """
     Return the reasons why rows with one schema cannot be added to rows with another.
 
+    Nullability is no reason: a column that is never null takes part as any other, and writers refuse null in the columns of a
+    table that require values.
+
     :param theirs: Arrow schema of the rows that are there.
     :param ours: Arrow schema of the rows to add.
-    :param may_add: Whether the rows may have new nullable columns.
+    :param may_add: Whether the rows may have new columns, which are null in those that are there.
     :param may_lack: Whether the rows may lack nullable columns.
     """
     found = [
@@ -155,11 +189,11 @@ def schema_differences(theirs: Any, ours: Any, *, may_add: bool = True, may_lack
     by_case = {name.lower(): name for name in theirs.names}
     for column in ours:
         if theirs.get_field_index(column.name) >= 0:
-            found += _column_differences(theirs.field(column.name), column)
+            found += _type_differences(theirs.field(column.name), column)
         elif column.name.lower() in by_case:
             found.append(f"column {by_case[column.name.lower()]!r} is {column.name!r} here")
-        elif not (may_add and column.nullable):
-            found.append(f"column {column.name!r} is new{' and not nullable' if may_add else ''}")
+        elif not may_add:
+            found.append(f"column {column.name!r} is new")
     return found
 
 
@@ -169,16 +203,14 @@ def conflicts(ours: Any, theirs: Any) -> list[str]:
     return [
         f"column {field.name!r} is {theirs.field(field.name).type} there and {field.type} here"
         for field in shared
-        if theirs.field(field.name).type != field.type
+        if not is_same_type(theirs.field(field.name).type, field.type)
     ] or ([] if shared else ["no column has a name in common"])
 
 
-def _column_differences(theirs: Any, ours: Any) -> list[str]:
-    if theirs.type != ours.type:
-        return [f"column {ours.name!r} is {theirs.type} there and {ours.type} here"]
-    if ours.nullable and not theirs.nullable:
-        return [f"column {ours.name!r} is not nullable there and is nullable here"]
-    return []
+def _type_differences(theirs: Any, ours: Any) -> list[str]:
+    if is_same_type(theirs.type, ours.type):
+        return []
+    return [f"column {ours.name!r} is {theirs.type} there and {ours.type} here"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,22 +292,6 @@ def storage_failures(what: str, options: Mapping[str, Any]) -> Iterator[None]:
         # deltalake appends a stack trace after the first line.
         reason = conceal(str(error), options).partition("\n")[0].rstrip(".")
         raise StorageError(f"{what}: {reason}.{advice(error)}") from harmless(error, options)
-
-
-def exact_array(values: Sequence[Any], kind: Any) -> Any:
-    """
-    Return values as an Arrow array.
-
-    :raises ValueError: if Arrow would drop a fraction or a time of day without an error; it raises other errors itself.
-    """
-    cut: list[Any] = []
-    if pa.types.is_integer(kind) and not {int, NoneType}.issuperset(map(type, values)):
-        cut = [value for value in values if isinstance(value, float | Decimal) and value != int(value)]
-    elif pa.types.is_date(kind) and not {date, NoneType}.issuperset(map(type, values)):
-        cut = [value for value in values if isinstance(value, datetime) and value.time() != time()]
-    for value in cut:
-        raise ValueError(f"{value} would be cut")
-    return pa.array(values, kind)
 
 
 def union_all(frames: Iterable[DataFrame]) -> DataFrame:

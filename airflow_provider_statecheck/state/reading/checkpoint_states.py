@@ -50,6 +50,8 @@ class RunValues:
     """Measured duration of a checkpoint in that run."""
     run_seconds: float = 0.0
     """Time of the increments before the checkpoint, over all attempts of its run."""
+    columns: dict[str, Any] | None = None
+    """Columns of the rows of the source; ``None`` in a checkpoint of a release that did not record them."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:

@@ -86,19 +86,19 @@ class AggregateRun(OperatorRun):
 
     def _merge_one(self, name: str, old: Any, partial: Mapping[str, Any]) -> Any:
         combine = self._node.aggregates[name].combine
-        return merged_values(combine, pc.struct_field(old, name), partial[name], wraps=not self.task.is_ansi)
+        return merged_values(combine, pc.struct_field(old, [name]), partial[name], wraps=not self.task.is_ansi)
 
     def _require_sums_within_types(self) -> None:
         # Keys whose sum was too large in an earlier run without ANSI mode may have no rows in this one.
         sums = self._decimal_sums
         if self.task.is_ansi and sums.descriptor is not None:
             for _, flags in scan_values(self.keyed, sums.descriptor, sums.state):
-                sums.require_within({name: pc.struct_field(flags, name) for name in self.task.decimal_sums})
+                sums.require_within({name: pc.struct_field(flags, [name]) for name in self.task.decimal_sums})
 
     def _output(self, keys: KeyBatch, values: Any) -> Elements:
         schema = self.task.output_schema
         # State keeps the order of the fields in which it was first declared.
-        columns = [*keys.columns, *(pc.struct_field(values, name) for name in self._node.aggregates)]
+        columns = [*keys.columns, *(pc.struct_field(values, [name]) for name in self._node.aggregates)]
         arrays = [column.cast(field.type) for column, field in zip(columns, schema, strict=True)]
         return Elements(schema, table=pa.Table.from_arrays(arrays, schema=schema))
 

@@ -57,7 +57,7 @@ class DecimalSums:
         for name in self._task.decimal_sums:
             kind = self._task.output_schema.field(name).type
             sums[name], is_too_large = within_type(sums[name], kind)
-            earlier = (pc.struct_field(old, name), partial.get(OVERFLOW_PREFIX + name))
+            earlier = (pc.struct_field(old, [name]), partial.get(OVERFLOW_PREFIX + name))
             flags[name] = reduce(pc.or_, (pc.fill_null(e, False) for e in earlier if e is not None), is_too_large)
             sums[name] = pc.if_else(flags[name], pa.scalar(None, kind), sums[name])
         self.require_within(flags)

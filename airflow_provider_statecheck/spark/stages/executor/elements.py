@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
-from collections import namedtuple
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,8 @@ from airflow_provider_statecheck.lazy import np, pa, pc
 from airflow_provider_statecheck.spark.stages.executor.ordering import sorted_by
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.spark.tables.data_files import scratch_directory
-from airflow_provider_statecheck.spark.tables.schemas import exact_array
+from airflow_provider_statecheck.spark.tables.exact_values import exact_columns
+from airflow_provider_statecheck.spark.tables.named_rows import columns_of, row_type
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeySerializer
 
 CONTROL = "__statecheck_control"
@@ -40,10 +39,14 @@ class Elements:
 
     :param table: The elements as a table.
     :param values: The elements as a function emitted them, if there is no table.
+    :param is_case_sensitive: Whether the names of their values match those of the columns only in the same case.
     """
 
-    def __init__(self, schema: Any, *, table: Any = None, values: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, schema: Any, *, table: Any = None, values: Sequence[Any] = (), is_case_sensitive: bool = False
+    ) -> None:
         self.schema = schema
+        self._is_case_sensitive = is_case_sensitive
         self._table = table
         self._values = values
 
@@ -61,22 +64,16 @@ class Elements:
         :raises UnsupportedStateError: if an element does not match the schema.
         """
         if self._table is None:
-            self._table = table_of(self._values, self.schema)
+            self._table = table_of(self._values, self.schema, is_case_sensitive=self._is_case_sensitive)
         return self._table
 
 
 def rows_of(table: Any) -> list[Any]:
-    """Return the rows of a table as named tuples; columns whose names are not identifiers get positional names."""
+    """Return the rows of a table as named tuples of :func:`row_type`."""
     # Equivalent to _make, without a Python frame for each row.
     make = partial(tuple.__new__, row_type(tuple(table.column_names)))
     columns = [python_values(column) for column in table.columns]
     return list(map(make, zip(*columns, strict=True)))
-
-
-@lru_cache(maxsize=64)
-def row_type(names: tuple[str, ...]) -> Any:
-    """Return the named tuple type for rows with these columns."""
-    return namedtuple("Row", names, rename=True)  # noqa: PYI024 - the fields are known only at runtime
 
 
 def times_of(table: Any, column: str | None) -> list[int | None] | None:
@@ -87,44 +84,23 @@ def times_of(table: Any, column: str | None) -> list[int | None] | None:
     return times
 
 
-def table_of(values: Sequence[Any], schema: Any) -> Any:
+def table_of(values: Sequence[Any], schema: Any, *, is_case_sensitive: bool = False) -> Any:
     """
     Convert emitted values to a table.
 
-    :param values: Tuples in the order of the columns, mappings, dataclasses, or bare values for a single column.
+    :param values: Rows, mappings or dataclasses, which are matched with the columns by name; tuples in the order of the
+        columns; or bare values for a single column.
     :raises UnsupportedStateError: if a value does not match the schema.
     """
     try:
-        columns = _columns(values, schema.names)
-        arrays = [exact_array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+        columns = columns_of(values, schema.names, is_case_sensitive=is_case_sensitive)
+        arrays = exact_columns(columns, schema, is_case_sensitive=is_case_sensitive)
     except (pa.ArrowException, TypeError, ValueError, OverflowError, KeyError, AttributeError) as error:
         raise UnsupportedStateError(
             f"Expected elements with the columns {', '.join(f'{f.name} {f.type}' for f in schema)}, found others: {error}. "
             "Change the output of the function, or its output=."
         ) from error
     return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def _columns(values: Sequence[Any], names: Sequence[str]) -> Iterable[Sequence[Any]]:
-    if not values:
-        return [()] * len(names)
-    first = values[0]
-    if isinstance(first, tuple):
-        # Their keys or characters would become the values of a row.
-        for kind in {dict, str, bytes}.intersection(map(type, values)):
-            raise TypeError(f"tuples and {kind.__name__}")
-        return _require_width(list(zip(*values, strict=True)), names)
-    if isinstance(first, dict):
-        return [[value[name] for value in values] for name in names]
-    if dataclasses.is_dataclass(first):
-        return [[getattr(value, name) for value in values] for name in names]
-    return _require_width([values], names)
-
-
-def _require_width(columns: list[Any], names: Sequence[str]) -> list[Any]:
-    if len(columns) != len(names):
-        raise ValueError(f"{len(columns)} columns instead of {len(names)}")
-    return columns
 
 
 def python_values(column: Any) -> list[Any]:

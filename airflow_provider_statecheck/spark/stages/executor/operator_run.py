@@ -25,6 +25,7 @@ from airflow_provider_statecheck.spark.stages.executor.elements import (
     times_of,
 )
 from airflow_provider_statecheck.spark.stages.planning import PlannedOperator
+from airflow_provider_statecheck.spark.tables.exact_values import arrow_table, exact_table
 from airflow_provider_statecheck.state.functions.contexts import (
     KeyedBatchContext,
     KeyedContext,
@@ -275,7 +276,7 @@ class FunctionRun(OperatorRun):
         raise NotImplementedError
 
     def _output(self, values: Sequence[Any]) -> Elements:
-        return Elements(self.task.output_schema, values=values)
+        return Elements(self.task.output_schema, values=values, is_case_sensitive=self.task.is_case_sensitive)
 
 
 class MapRun(FunctionRun):
@@ -366,13 +367,14 @@ class ProcessRun(FunctionRun):
             return self._output([])
         return Elements(self.task.output_schema, table=self._require_output(table))
 
-    def _require_output(self, table: Any) -> Any:
+    def _require_output(self, found: Any) -> Any:
+        schema = self.task.output_schema
         try:
-            return table.select(self.task.output_schema.names).cast(self.task.output_schema)
-        except (KeyError, pa.ArrowException) as error:
+            return exact_table(arrow_table(found), schema, is_case_sensitive=self.task.is_case_sensitive)
+        except (TypeError, ValueError, KeyError, pa.ArrowException) as error:
             raise InvalidConfigurationError(
-                f"Expected process_batch of {self.task.uid!r} to return the columns {self.task.output_schema.names}, found "
-                f"{table.schema.names}: {error}; change the function or its output=."
+                f"Expected process_batch of {self.task.uid!r} to return a table with the columns "
+                f"{', '.join(f'{each.name} {each.type}' for each in schema)}, found: {error}; change the function or its output=."
             ) from error
 
     def _keys_with_state(self) -> Iterator[Any]:

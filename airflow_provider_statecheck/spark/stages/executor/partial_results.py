@@ -26,24 +26,28 @@ def combined_by_group(
     :param functions: ``sum``, ``max``, ``min`` or, for flags, ``any`` by the names of the columns to combine.
     :param wraps: Whether sums of integers wrap around. If not, sums may have a wider type than their values.
     """
-    nested = {name: table.column(name) for name, function in functions.items() if _is_chosen(table, name, function)}
-    columns = {name: _groupable(table.column(name), function, wraps=wraps) for name, function in functions.items()}
-    nan = {f"{name} is NaN": name for name, function in functions.items() if _ignores_nan(columns[name], function)}
-    columns |= {flag: pc.is_nan(columns[name]) for flag, name in nan.items()}
-    values = pa.table({**{name: table.column(name) for name in by}, **columns})
-    grouped = values.group_by(list(by), use_threads=False).aggregate([*functions.items(), *((f, "any") for f in nan)])
+    # Names of Arrow's results are derived from these, and must not be those of other columns.
+    groups = {f"group{at}": table.column(name) for at, name in enumerate(by)}
+    wanted = {f"value{at}": function for at, function in enumerate(functions.values())}
+    given = dict(zip(wanted, map(table.column, functions), strict=True))
+    nested = {at: column for at, column in given.items() if _is_chosen(column, wanted[at])}
+    columns = {at: _groupable(column, wanted[at], wraps=wraps) for at, column in given.items()}
+    nan = {f"{at}_nan": at for at, function in wanted.items() if _ignores_nan(columns[at], function)}
+    columns |= {flag: pc.is_nan(columns[at]) for flag, at in nan.items()}
+    grouped = pa.table({**groups, **columns}).group_by(list(groups), use_threads=False)
+    grouped = grouped.aggregate([*wanted.items(), *((flag, "any") for flag in nan)])
     # Hash collisions can change the order of groups.
-    grouped = grouped.sort_by(by[0]).combine_chunks()
-    found = {name: single(grouped.column(f"{name}_{function}")) for name, function in functions.items()}
-    for flag, name in nan.items():
+    grouped = grouped.sort_by("group0").combine_chunks()
+    found = {at: single(grouped.column(f"{at}_{function}")) for at, function in wanted.items()}
+    for flag, at in nan.items():
         is_nan = pc.fill_null(single(grouped.column(f"{flag}_any")), False)
-        found[name] = pc.if_else(is_nan, pa.scalar(float("nan"), found[name].type), found[name])
-    found |= {name: _with_numbers(column, columns[name], found[name]) for name, column in nested.items()}
-    return [single(grouped.column(name)) for name in by], found
+        found[at] = pc.if_else(is_nan, pa.scalar(float("nan"), found[at].type), found[at])
+    found |= {at: _with_numbers(column, columns[at], found[at]) for at, column in nested.items()}
+    return [single(grouped.column(at)) for at in groups], dict(zip(functions, found.values(), strict=True))
 
 
-def _is_chosen(table: Any, name: str, function: str) -> bool:
-    return function in ("max", "min") and is_nested(table.schema.field(name).type)
+def _is_chosen(column: Any, function: str) -> bool:
+    return function in ("max", "min") and is_nested(column.type)
 
 
 def _with_numbers(column: Any, numbers: Any, wanted: Any) -> Any:

@@ -143,11 +143,14 @@ class VertexTask:
     moment: SnapshotMoment
     context: SubtaskContext
     """Properties of its subtasks; each Spark task sets its index."""
+    columns: tuple[str, ...] = ()
+    """Names of the columns of the input, which Spark sends under positional names."""
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Run the task; yield data for the next vertex, and messages for the driver."""
         subtask = _subtask()
-        task_input = _TaskInput(batches, has_control=self.has_control)
+        named = (batch.rename_columns(list(self.columns)) for batch in batches)
+        task_input = _TaskInput(named, has_control=self.has_control)
         with ExitStack() as closing:
             chain = FunctionChain(self.operators, replace(self.context, subtask=subtask), self.storage)
             closing.callback(chain.close)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from contextlib import suppress
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -216,7 +217,6 @@ def test_a_commit_with_the_committables_of_another_sink_is_refused(path, tmp_pat
     [
         (altered(pa.field("key", pa.int32())), "column 'key' is int64 there and int32 here"),
         (SCHEMA.remove(1), "column 'name' is missing here"),
-        (altered(pa.field("day", pa.date32(), nullable=False)), "column 'day' is new and not nullable"),
     ],
 )
 def test_a_changed_schema_is_refused_with_what_changed(path, schema, message):
@@ -229,19 +229,26 @@ def test_a_changed_schema_is_refused_with_what_changed(path, schema, message):
         unchecked.commit(2, writer.prepare_commit())
 
 
-def test_a_column_that_may_now_be_null_is_a_change(path):
-    strict = altered(pa.field("key", pa.int64(), nullable=False))
-    first = Attempt(path, 1, schema=strict).open()
-    first.commit(1, first.write(1, schema=strict))
-    with pytest.raises(UnsupportedStateError, match="column 'key' is not nullable there and is nullable here"):
-        Attempt(path, 2, restored=1).open()
+def test_nullability_is_no_part_of_the_schema(path):
+    parts = pa.list_(pa.field("element", pa.int64(), nullable=False))
+    strict = altered(pa.field("key", pa.int64(), nullable=False)).append(pa.field("parts", parts, nullable=False))
+    loose = altered(pa.field("key", pa.int64())).append(pa.field("parts", pa.list_(pa.int64())))
+    for epoch, schema in enumerate((strict, loose, strict), 1):
+        restored = {"restored": epoch - 1, "restored_epoch": epoch - 1} if epoch > 1 else {}
+        attempt = Attempt(path, epoch, schema=schema, **restored).open()
+        rows = pa.Table.from_pylist([{"key": epoch, "name": "a", "parts": [1]}], schema)
+        attempt.commit(epoch, attempt.write_table(rows))
+    assert committed_in(path) == [1, 2, 3]
 
 
-def test_new_columns_that_may_be_null_are_added(path):
+@pytest.mark.parametrize("nullable", [True, False])
+def test_new_columns_are_added(path, nullable):
     Attempt(path, 1).open().add(1, 1)
-    wider = altered(pa.field("day", pa.date32()))
+    wider = altered(pa.field("day", pa.date32(), nullable=nullable))
     second = Attempt(path, 2, restored=1, schema=wider).open()
-    second.commit(2, second.write(2, schema=wider))
+    second.commit(
+        2, second.write_table(pa.Table.from_pylist([{"key": 2, "name": "a", "day": date(2026, 1, 1)}], wider))
+    )
     assert committed_in(path) == [1, 2]
     with pytest.raises(UnsupportedStateError, match="column 'day' is missing here"):
         Attempt(path, 3, restored=2, restored_epoch=2).open()

@@ -276,6 +276,15 @@ def test_columns_stay_those_of_the_first_attempt(orders):
     assert [row for rows in found[0] for row in rows] == [{"id": 4, "changed": 1}, {"id": 5, "changed": 1}]
 
 
+def test_a_later_run_reads_columns_that_were_added(orders):
+    orders.add_keys(range(4))
+    state = after_one(source_of(orders))
+    orders.execute("alter table orders add column later text")
+    orders.add_keys([9])
+    found = increments(source_of(orders).open(None, state, new_run=True))
+    assert {"id": 9, "changed": 1, "later": None} in [row for each in found for rows in each for row in rows]
+
+
 @pytest.mark.parametrize("named", [{"columns": ["no_such"]}, {"key": "no_such"}, {"version_column": "no_such"}])
 def test_a_column_that_is_not_there_is_refused(orders, named):
     with pytest.raises(InvalidConfigurationError, match="no_such"):
@@ -317,9 +326,9 @@ def test_a_number_that_is_too_large_for_its_type_is_told(orders):
 @pytest.mark.parametrize(
     ("written", "given", "told"),
     [
-        ("1.5", "bigint", "1.5 would be cut"),
+        ("1.5", "bigint", "1.5 would be changed"),
         ("2.0", "bigint", None),
-        ("timestamp '2026-01-01 10:00:00'", "date", "2026-01-01 10:00:00 would be cut"),
+        ("timestamp '2026-01-01 10:00:00'", "date", "2026-01-01 10:00:00 would be changed"),
         ("timestamp '2026-01-01 00:00:00'", "date", None),
     ],
 )

@@ -136,6 +136,7 @@ class JobsWithoutSpark:
 class _Tasks:
     combining = Combining(None)
     context = SimpleNamespace(now_ms=0)
+    columns = SimpleNamespace(encode=lambda: None)
 
     def __init__(self, job: Job) -> None:
         self.vertices = [_NoFunctions()]

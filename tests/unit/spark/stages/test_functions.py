@@ -167,7 +167,7 @@ def test_elements_besides_tuples_are_refused_and_not_read_by_position(other: Any
 def test_fractions_and_times_of_day_are_refused_and_not_cut_off(kind: Any, exact: list[Any], cut: Any) -> None:
     schema = pa.schema([("n", kind)])
     assert len(table_of(exact, schema)) == len(exact)
-    with pytest.raises(UnsupportedStateError, match=rf"found others: {re.escape(str(cut))} would be cut"):
+    with pytest.raises(UnsupportedStateError, match=rf"found others: n .*{re.escape(str(cut))} would be changed"):
         table_of([exact[0], cut], schema)
     with pytest.raises(UnsupportedStateError):
         table_of([exact[0], float("inf")], schema)

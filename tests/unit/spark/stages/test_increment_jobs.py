@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+from pyspark.sql.types import StructType
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
@@ -21,6 +22,7 @@ from airflow_provider_statecheck.spark.stages.increment_loop import require_all_
 from airflow_provider_statecheck.spark.stages.planning import PlannedOperator, PlannedVertex
 from airflow_provider_statecheck.spark.stages.stage import KeyNode, MapNode
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
+from airflow_provider_statecheck.spark.tables.alignment import InputColumns
 from airflow_provider_statecheck.state.schemas import OperatorSchemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.unit.spark.stages.loop_without_spark import Splits
@@ -63,7 +65,7 @@ def _tasks(parallelism: int, threshold: int) -> IncrementTasks:
     config.file_merging_enabled = False
     config.data_inline_threshold = threshold
     return IncrementTasks(
-        columns=(),
+        columns=InputColumns(schema=StructType()),
         vertices=(PlannedVertex(key=None, operators=(), output_schema=None),),
         states=StageStates({}, parallelism=parallelism, max_parallelism=32768, restored={}),
         sink=None,

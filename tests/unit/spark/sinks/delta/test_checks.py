@@ -108,14 +108,7 @@ def test_constraint_is_noticed_between_two_commits_and_when_a_table_is_opened(pa
     [
         (SCHEMA, SCHEMA.set(0, pa.field("key", pa.int32())), {}, "column 'key' is int64 there and int32 here"),
         (SCHEMA, WIDER, {}, "column 'price' is new. .* set merge_schema=True"),
-        (
-            SCHEMA,
-            WIDER.set(2, WIDER.field(2).with_nullable(False)),
-            {"merge_schema": True},
-            "'price' is new and not null",
-        ),
         (SCHEMA, pa.schema([("Key", pa.int64())]), {"merge_schema": True}, "column 'key' is 'Key' here"),
-        (NOT_NULL, SCHEMA, {}, "column 'key' is not nullable there and is nullable here"),
         (NOT_NULL, SCHEMA.remove(0), {}, "column 'key' is missing here"),
         (SCHEMA, SCHEMA, {"partition_by": ["name"]}, "partitioned by nothing and the sink by name"),
         (SCHEMA, WIDER, {"partition_by": ["price"], "merge_schema": True}, "integers, strings, dates or booleans"),
@@ -127,6 +120,25 @@ def test_output_that_does_not_fit_the_table_is_refused(path, table, output, sett
     DeltaTable.create(path, table)
     with pytest.raises(UnsupportedStateError, match=message):
         DeltaAttempt(path, 1, schema=output, **settings).open()
+
+
+def test_column_that_cannot_be_null_takes_values_and_refuses_null_before_the_checkpoint(path):
+    DeltaTable.create(path, NOT_NULL)
+    attempt = DeltaAttempt(path, 1).open()
+    attempt.add(1, 1)
+    assert keys_of(path) == [1]
+    with pytest.raises(UnsupportedStateError, match=r"column 'key', which cannot be null .* null in 1 rows"):
+        attempt.write_table(pa.table({"key": pa.array([None], pa.int64()), "name": ["a"]}))
+
+
+def test_output_that_is_never_null_makes_no_column_that_cannot_be_null(path):
+    first = DeltaAttempt(path, 1, schema=NOT_NULL).open()
+    first.commit(1, first.write(1))
+    wider = WIDER.set(2, WIDER.field(2).with_nullable(False))
+    second = DeltaAttempt(path, 2, restored=1, schema=wider, merge_schema=True).open()
+    second.commit(2, second.write_table(pa.table({"key": [2], "name": ["b"], "price": [1.5]})))
+    assert all(field.nullable for field in rows_of(path).schema)
+    assert keys_of(path) == [1, 2]
 
 
 def test_columns_that_the_output_lacks_are_null(path):

@@ -163,6 +163,14 @@ def test_output_that_does_not_fit_the_columns_is_refused(tmp_path, columns, prob
         Attempt(tmp_path, 1, schema=pa.schema(columns)).open()
 
 
+def test_required_column_takes_values_and_refuses_null_before_the_checkpoint(tmp_path):
+    create_table(tmp_path, pa.schema([pa.field("key", pa.int64(), nullable=False), ("name", pa.string())]))
+    attempt = Attempt(tmp_path, 1).open()
+    attempt.add(1, 1)
+    with pytest.raises(UnsupportedStateError, match=r"column 'key', which cannot be null .* null in 1 rows"):
+        attempt.write_table(pa.table({"key": pa.array([None], pa.int64()), "name": ["a"]}))
+
+
 @pytest.mark.parametrize(
     ("properties", "found"),
     [({"format-version": "1"}, "in format 2, found 1"), ({"write.format.default": "orc"}, "found 'orc'")],

@@ -121,7 +121,6 @@ MARKS = "_statecheck_lineage VARCHAR(12), _statecheck_checkpoint BIGINT"
         (f"key BIGINT, {MARKS}", "column 'name' is missing"),
         (f"key TEXT, name TEXT, {MARKS}", "column 'key' is TEXT and would be BIGINT"),
         (f"key BIGINT, name BIGINT, {MARKS}", "column 'name' is BIGINT and would be TEXT"),
-        (f"key BIGINT NOT NULL, name TEXT, {MARKS}", "column 'key' is not nullable in the table"),
         (f"key BIGINT, name TEXT, other TEXT NOT NULL, {MARKS}", "column 'other' is not part of the output"),
         (
             f"key BIGINT, name TEXT GENERATED ALWAYS AS ('x') STORED, {MARKS}",
@@ -133,6 +132,22 @@ def test_a_table_that_does_not_fit_is_refused_before_any_work(place, columns, to
     place.run(f"CREATE TABLE {TABLE} ({columns})")
     with pytest.raises(UnsupportedStateError, match=told):
         place.open(1)
+
+
+def test_a_column_that_cannot_be_null_takes_values_and_refuses_null_before_the_checkpoint(place):
+    place.run(f"CREATE TABLE {TABLE} (key BIGINT NOT NULL, name TEXT, {MARKS})")
+    attempt = place.open(1)
+    attempt.add(1, 1)
+    assert place.rows() == [(1, "name 1")]
+    with pytest.raises(UnsupportedStateError, match=r"column 'key', which cannot be null .* null in 1 rows"):
+        attempt.write_table(pa.table({"key": pa.array([None], pa.int64()), "name": ["a"]}))
+
+
+def test_output_that_is_never_null_makes_no_column_that_cannot_be_null(place):
+    place.open(1, schema=pa.schema([SCHEMA.field("key").with_nullable(False), SCHEMA.field("name")]))
+    attempt = place.open(2)
+    attempt.commit(1, attempt.write_table(pa.table({"key": pa.array([None], pa.int64()), "name": ["a"]})))
+    assert place.rows() == [(None, "a")]
 
 
 def test_a_column_that_is_too_narrow_is_refused_before_any_work(postgres):

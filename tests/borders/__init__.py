@@ -1,0 +1,1 @@
+"""Borders between two tables, compared with plain Spark."""
