@@ -39,6 +39,7 @@ class Run(Base):
     run_id: Mapped[str] = mapped_column(String(50), primary_key=True)
     dag_id: Mapped[str] = mapped_column(String(50), default="nightly")
     logical_date: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
+    partition_key: Mapped[str | None] = mapped_column(String(50))
     state: Mapped[str] = mapped_column(String(50), default="running")
     triggered_by: Mapped[str] = mapped_column(String(50), default="timetable")
 
@@ -68,8 +69,13 @@ class EndedRunContract:
         return checkpoint.status
 
     @staticmethod
-    def run(session: Session, run_id: str = "run-1", logical_date: datetime | None = DATE) -> Run:
-        run = Run(run_id=run_id, logical_date=logical_date, state="success")
+    def run(
+        session: Session,
+        run_id: str = "run-1",
+        logical_date: datetime | None = DATE,
+        partition_key: str | None = None,
+    ) -> Run:
+        run = Run(run_id=run_id, logical_date=logical_date, partition_key=partition_key, state="success")
         session.add(run)
         session.flush()
         if logical_date is not None:
@@ -92,6 +98,14 @@ class EndedRunContract:
         self.take_checkpoint(store, name="nightly/run-1", run_key="run-1")
         with Session(engine) as session:
             assert settle_ended_run(self.run(session, logical_date=None), JobStatus.FINISHED) == (1,)
+
+    def test_a_run_of_a_partition_is_known_by_the_key_of_the_partition(
+        self, engine: Engine, store: SqlJobStore
+    ) -> None:
+        self.take_checkpoint(store, name="nightly/eu", run_key="eu")
+        with Session(engine) as session:
+            run = self.run(session, logical_date=None, partition_key="eu")
+            assert settle_ended_run(run, JobStatus.FINISHED) == (1,)
 
     def test_a_run_ends_nothing_but_its_own_checkpoints(self, engine: Engine, store: SqlJobStore) -> None:
         with Session(engine) as session:

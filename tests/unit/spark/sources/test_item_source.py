@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, strategies as st
+from pyspark.sql.types import StructType
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, SourceChangedError, StorageError
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
@@ -38,7 +39,7 @@ SHARED = [{"columns": "key"}, {"columns": []}, {"on_change": "retry"}, {"bytes_p
     [
         (ParquetSource, {}, [*SHARED, {"bytes_per_increment": 0}, {"files_per_increment": 0}, {"order": "size"}]),
         (ParquetSource, {}, [{"row_groups_per_increment": -1}, {"options": {"basePath": "/x"}}]),
-        (ParquetSource, {}, [{"options": {"mergeSchema": True}}, {"options": {"pathGlobFilter": "*.x"}}]),
+        (ParquetSource, {}, [{"options": {"recursiveFileLookup": True}}, {"options": {"pathGlobFilter": "*.x"}}]),
         (DeltaSource, {}, [*SHARED, {"files_per_increment": 0}, {"starting_version": -1}]),
         (IcebergSource, {}, [*SHARED, {"files_per_increment": 0}]),
         (StageOutputSource, {}, [*SHARED, {"checkpoints_per_increment": 0}]),
@@ -62,7 +63,11 @@ def test_an_iceberg_table_without_a_namespace_is_refused():
 
 
 class Frame(list[Any]):
-    def unionByName(self, other):
+    """Rows without columns."""
+
+    schema = StructType()
+
+    def unionAll(self, other):
         return Frame([*self, *other])
 
 
