@@ -459,8 +459,8 @@ def _pieces_of_item(ledger: Ledger, position: int, limits: Limits, row_groups: R
 def _require_no_progress(ledger: Ledger, position: int) -> None:
     if position in ledger.partial:
         raise InvalidConfigurationError(
-            f"Expected to read the rest of {redact(ledger.items[position].name)}, which is partially finished, found a schema or "
-            "options with which it can be read only as a whole; use those of the previous attempt."
+            f"Expected to read the rest of {redact(ledger.items[position].name)}, which is partially finished, found a schema, "
+            "options or settings of the session with which it can be read only as a whole; use those of the previous attempt."
         )
 
 
