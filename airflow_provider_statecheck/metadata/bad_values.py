@@ -1,5 +1,5 @@
 """
-Values that a row may hold although no version of this package writes them, and that cannot be read.
+Values in rows that no version of this package writes, and that cannot be read.
 
 A database restored from a damaged backup, or a statement of an administrator, leaves such values. An error of the driver or of a
 type would name neither the row nor the column, and would end a list at the first bad row. A bad value is therefore kept as a

@@ -1,4 +1,4 @@
-"""Consistent views of a job, versions of its rows, and the figures that transitions keep for the list of jobs."""
+"""Consistent views of a job, and versions of its rows."""
 
 from __future__ import annotations
 

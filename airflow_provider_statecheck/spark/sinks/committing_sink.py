@@ -1,4 +1,4 @@
-"""Base class of the sinks of this package: it commits to one place, and settles the output at former places."""
+"""Base class of the sinks of this package, which commits to a place and settles former ones."""
 
 from __future__ import annotations
 

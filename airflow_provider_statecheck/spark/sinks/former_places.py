@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
@@ -25,10 +25,38 @@ from airflow_provider_statecheck.spark.sinks.places import Place, RestoredOutput
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.spark.sinks.committer import CommitDestination, TwoPhaseCommitter
-    from airflow_provider_statecheck.spark.sinks.committing_sink import CommittingSink
     from airflow_provider_statecheck.spark.sinks.sink import SinkContext
 
 log = logging.getLogger(__name__)
+
+
+class MovableSink(Protocol):
+    """What a sink needs to settle its output at former places; see :class:`.CommittingSink`."""
+
+    def at(self, place: Place) -> Self | None:
+        """Return the sink at a place; ``None`` if it cannot be reached."""
+
+    def resolve_place(self, context: SinkContext) -> Place:
+        """Return the place of the destination."""
+
+    def prepare(self, context: SinkContext) -> CommitDestination:
+        """Check the destination without changing output, and return it."""
+
+    def committer_for(
+        self,
+        context: SinkContext,
+        destination: CommitDestination,
+        *,
+        former: CommitLog,
+        goes_on_at: str | None = None,
+    ) -> TwoPhaseCommitter:
+        """Return a committer of the destination, which is still to be opened."""
+
+    def commit(self, checkpoint_id: int, committables: Sequence[Mapping[str, Any]]) -> None:
+        """Publish the output of a completed checkpoint."""
+
+    def close(self, succeeded: bool) -> None:
+        """End the attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +64,7 @@ class FormerPlace:
     """A former place that the attempt has opened."""
 
     place: Place
-    sink: CommittingSink
+    sink: MovableSink
     """The sink as it is there."""
     committer: TwoPhaseCommitter
 
@@ -53,7 +81,7 @@ class FormerPlaces:
     :param place: Place of the sink itself.
     """
 
-    def __init__(self, sink: CommittingSink, place: Place, context: SinkContext) -> None:
+    def __init__(self, sink: MovableSink, place: Place, context: SinkContext) -> None:
         self._sink = sink
         self._place = place
         self._context = context
@@ -211,7 +239,7 @@ class FormerPlaces:
         found.committer.open()
         return found
 
-    def _sink_at(self, place: Place) -> CommittingSink | None:
+    def _sink_at(self, place: Place) -> MovableSink | None:
         found = self._sink.at(place) if place.is_reachable_from(self._place) else None
         return found if found is not None and found.resolve_place(self._context) == place else None
 
@@ -228,7 +256,7 @@ class FormerPlaces:
         self._take_over(found)
         return found
 
-    def _prepared(self, place: Place, sink: CommittingSink) -> CommitDestination | None:
+    def _prepared(self, place: Place, sink: MovableSink) -> CommitDestination | None:
         try:
             destination = sink.prepare(self._elsewhere)
             if destination.log_of(self._context.lineage).starts:
@@ -254,7 +282,7 @@ class FormerPlaces:
     def _former_place(
         self,
         place: Place,
-        sink: CommittingSink,
+        sink: MovableSink,
         destination: CommitDestination,
         before: CommitLog | None = None,
         *,

@@ -66,6 +66,7 @@ class Frame(list[Any]):
     """Rows without columns."""
 
     schema = StructType()
+    sparkSession = None
 
     def unionAll(self, other):
         return Frame([*self, *other])
