@@ -1,4 +1,4 @@
-"""Rows with names: the type of the rows that functions get, and the columns of the rows that they emit."""
+"""Rows with names: those that functions get, and the columns of those that they emit."""
 
 from __future__ import annotations
 

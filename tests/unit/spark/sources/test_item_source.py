@@ -40,7 +40,7 @@ SHARED = [{"columns": "key"}, {"columns": []}, {"on_change": "retry"}, {"bytes_p
     [
         (ParquetSource, {}, [*SHARED, {"bytes_per_increment": 0}, {"files_per_increment": 0}, {"order": "size"}]),
         (ParquetSource, {}, [{"row_groups_per_increment": -1}, {"options": {"basePath": "/x"}}]),
-        (ParquetSource, {}, [{"options": {"mergeSchema": True}}, {"options": {"pathGlobFilter": "*.x"}}]),
+        (ParquetSource, {}, [{"options": {"path": "/x"}}, {"options": {"pathGlobFilter": "*.x"}}]),
         (DeltaSource, {}, [*SHARED, {"files_per_increment": 0}, {"starting_version": -1}]),
         (IcebergSource, {}, [*SHARED, {"files_per_increment": 0}]),
         (StageOutputSource, {}, [*SHARED, {"checkpoints_per_increment": 0}]),
@@ -64,7 +64,10 @@ def test_an_iceberg_table_without_a_namespace_is_refused():
 
 
 class Frame(list[Any]):
-    def unionByName(self, other):
+    schema = t.StructType()
+    sparkSession = None
+
+    def unionAll(self, other):
         return Frame([*self, *other])
 
 
