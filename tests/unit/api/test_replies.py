@@ -193,7 +193,7 @@ class TestWithoutDatabase:
         def refuse(*_: object, **__: object) -> None:
             raise OperationalError("SELECT", {}, Exception(self.DETAIL))
 
-        monkeypatch.setattr("sqlalchemy.orm.Session.execute", refuse)
+        monkeypatch.setattr("sqlalchemy.engine.Connection.execute", refuse)
 
     @pytest.mark.parametrize("path", ["/v1/health", "/v1/jobs"])
     def test_the_reply_is_retryable_and_keeps_the_drivers_text_back(
