@@ -50,7 +50,7 @@ def plan(spark: Any, *columns: str, **how: Any) -> Any:
     stage = Stage("stage").source(DataFrameSource([1], lambda spark, _: frame))
     keyed = how.pop("before", as_it_is)(stage).key_by(*columns, order_by=how.pop("order_by", ()))
     keyed = keyed.aggregate(**how) if how else keyed.process(Nothing())
-    return StagePlanner(spark, "stage").plan(vertices_of(keyed), frame)
+    return StagePlanner(spark, "stage").plan(vertices_of(keyed), frame.schema)
 
 
 @pytest.mark.parametrize(
