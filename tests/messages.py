@@ -33,7 +33,7 @@ def present(value: Value | None) -> Value:
 
 
 def make_owner(**changes: Any) -> AttemptOwner:
-    """Return the owner of an attempt."""
+    """Return the owner of an attempt; the task instance that ``airflow`` names in part has the coordinates of the others."""
     values: dict[str, Any] = {
         "logical_task": "dag/task",
         "run_key": "2026-01-01",
@@ -41,7 +41,11 @@ def make_owner(**changes: Any) -> AttemptOwner:
         "clear_marker": "3/0",
         "label": "dag.task",
     }
-    return AttemptOwner(**values | changes)
+    values |= changes
+    if values.get("airflow"):
+        known = {"dag_id": "dag", "run_id": values["run_id"], "task_id": "task", "map_index": "-1"}
+        values["airflow"] = tuple((known | dict(values["airflow"])).items())
+    return AttemptOwner(**values)
 
 
 def make_registration(**changes: Any) -> RegisterAttempt:

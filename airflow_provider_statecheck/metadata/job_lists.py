@@ -31,14 +31,7 @@ from airflow_provider_statecheck.checkpoint.records import JobRecord
 from airflow_provider_statecheck.exceptions import CorruptRowError, InvalidConfigurationError
 from airflow_provider_statecheck.metadata import statements
 from airflow_provider_statecheck.metadata.statements import is_own
-from airflow_provider_statecheck.metadata.tables import (
-    ATTEMPTS,
-    CHECKPOINTS,
-    JOB_DAGS,
-    JOB_FIGURES,
-    JOBS,
-    OPERATORS,
-)
+from airflow_provider_statecheck.metadata.tables import ATTEMPTS, CHECKPOINTS, JOB_DAGS, JOB_FIGURES, JOBS, OPERATORS
 
 log = logging.getLogger(__name__)
 

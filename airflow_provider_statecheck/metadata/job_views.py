@@ -35,8 +35,14 @@ from airflow_provider_statecheck.checkpoint.records import (
 from airflow_provider_statecheck.checkpoint.savepoint_restore import newest_readable
 from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobView, LatestCheckpoints
 from airflow_provider_statecheck.metadata import statements
-from airflow_provider_statecheck.metadata.bad_values import driver_keeping_bad_values
-from airflow_provider_statecheck.metadata.column_types import UtcDateTime
+from airflow_provider_statecheck.metadata.record_rows import (
+    Record,
+    RecordTable,
+    UtcDateTime,
+    driver_keeping_bad_values,
+    keys,
+    split,
+)
 from airflow_provider_statecheck.metadata.tables import (
     ACTIONS,
     ATTEMPTS,
@@ -46,10 +52,6 @@ from airflow_provider_statecheck.metadata.tables import (
     OPERATORS,
     REQUESTS,
     STATISTICS,
-    Record,
-    RecordTable,
-    keys,
-    split,
 )
 from airflow_provider_statecheck.metadata.unit_of_work import UnitOfWork
 

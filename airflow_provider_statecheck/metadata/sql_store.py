@@ -58,7 +58,6 @@ from airflow_provider_statecheck.checkpoint.store import (
 )
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.metadata import statements
-from airflow_provider_statecheck.metadata.bad_values import keeping_bad_values
 from airflow_provider_statecheck.metadata.job_lists import job_list, listed_jobs
 from airflow_provider_statecheck.metadata.job_views import (
     FiguresOfTransition,
@@ -67,6 +66,7 @@ from airflow_provider_statecheck.metadata.job_views import (
     version_of,
     view_of,
 )
+from airflow_provider_statecheck.metadata.record_rows import Record, RecordTable, keeping_bad_values, keys, split
 from airflow_provider_statecheck.metadata.tables import (
     ACKNOWLEDGEMENTS,
     ACTIONS,
@@ -80,10 +80,6 @@ from airflow_provider_statecheck.metadata.tables import (
     REQUESTS,
     STATISTICS,
     TOKENS,
-    Record,
-    RecordTable,
-    keys,
-    split,
 )
 from airflow_provider_statecheck.metadata.unit_of_work import UnitOfWork, Write, commit, committing, executing
 

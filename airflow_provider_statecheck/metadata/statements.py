@@ -39,7 +39,7 @@ from airflow_provider_statecheck.checkpoint.store import (
     EndedAttempts,
     EndedCheckpoints,
 )
-from airflow_provider_statecheck.metadata.column_types import TRUE, json_text
+from airflow_provider_statecheck.metadata.record_rows import TRUE, RecordTable, given, json_text, parameter
 from airflow_provider_statecheck.metadata.tables import (
     ACKNOWLEDGEMENTS,
     ACTIONS,
@@ -51,9 +51,6 @@ from airflow_provider_statecheck.metadata.tables import (
     OPERATORS,
     REQUESTS,
     STATISTICS,
-    RecordTable,
-    given,
-    parameter,
 )
 
 _job, _operator, _attempt, _checkpoint = JOBS.c, OPERATORS.c, ATTEMPTS.c, CHECKPOINTS.c

@@ -8,30 +8,23 @@ its annotation. The tables have a separate ``MetaData`` and no foreign keys to t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import StrEnum
-from itertools import accumulate
 from types import NoneType
-from typing import Any, Generic, Self, TypeVar, cast, get_args, get_type_hints
+from typing import Any, Self, cast, get_args, get_type_hints
 
 from sqlalchemy import (
     BigInteger,
-    BindParameter,
     Column,
-    ColumnElement,
     Float,
     Index,
     Integer,
     MetaData,
-    Select,
     String,
     Table,
     Text,
-    bindparam,
-    or_,
-    select,
     text,
 )
 from sqlalchemy.types import TypeEngine
@@ -52,12 +45,12 @@ from airflow_provider_statecheck.checkpoint.records import (
     SnapshotRequest,
     StatisticsRecord,
 )
-from airflow_provider_statecheck.exceptions import AccessDeniedError, CorruptRowError
-from airflow_provider_statecheck.metadata.column_types import (
+from airflow_provider_statecheck.exceptions import AccessDeniedError
+from airflow_provider_statecheck.metadata.record_rows import (
     EnumText,
     Flag,
-    Form,
     JsonOf,
+    RecordTable,
     UtcDateTime,
     json_reader,
 )
@@ -134,9 +127,6 @@ def _caller_of(values: dict[str, Any]) -> Caller | UserCaller:
     return cast("Caller | UserCaller", of_fields(UserCaller if "user" in values else Caller, values))
 
 
-Record = TypeVar("Record")
-Key = tuple[object, ...]
-
 METADATA = MetaData(
     naming_convention={
         "ix": "idx_%(table_name)s_%(column_0_N_name)s",
@@ -161,116 +151,6 @@ TEXT_LENGTHS = {
 """Maximum lengths of texts, by column; others have none."""
 SMALL_NUMBERS = {"epoch", "generation", "num_retained", "retained_runs"}
 """Columns with whole numbers of 32 bits; others have 64 bits."""
-
-_KEY = "key_"
-"""Prefix of the parameters of conditions, which separates them from the values to write."""
-
-
-def parameter(name: str, type_: TypeEngine[Any] | None = None) -> BindParameter[Any]:
-    """Return a parameter from :func:`keys`."""
-    return bindparam(_KEY + name, type_=type_)
-
-
-def given(column: Column[Any]) -> ColumnElement[bool]:
-    """Return the condition that a column equals its parameter from :func:`keys`."""
-    return column == parameter(column.name, column.type)
-
-
-def keys(**values: object) -> dict[str, object]:
-    """Return the parameters of a statement by their names, which for conditions of :func:`given` are those of columns."""
-    return {_KEY + name: each for name, each in values.items()}
-
-
-class RecordTable(Generic[Record]):
-    """
-    A table with a column of the same name, and with the same values, for each field of a record class.
-
-    :param guards: Columns that an update expects as they were read, besides the primary key.
-    """
-
-    def __init__(self, table: Table, record: type[Record], guards: Sequence[str] = ()) -> None:
-        self.table = table
-        self.c = table.c
-        self._record = record
-        self.names = tuple(field.name for field in fields(cast("Any", record)))
-        hints = get_type_hints(record)
-        self._forms = {name: Form.of(hints[name]) for name in self.names}
-        self._classes = tuple(form.classes for form in self._forms.values())
-        self._numbers = tuple((place, form) for place, form in enumerate(self._forms.values()) if form.highest)
-        self.columns = tuple(table.c[name] for name in self.names)
-        self.key_names = tuple(column.name for column in table.primary_key)
-        self.condition_names = (*self.key_names, *guards)
-        self.by_key = select(*self.columns).where(*(given(column) for column in table.primary_key))
-
-    def read(self, values: Sequence[Any]) -> Record:
-        """
-        Return the values of :attr:`columns` as a record.
-
-        :raises CorruptRowError: if a value cannot be read.
-        """
-        found = dict(zip(self.names, values, strict=True))
-        # Transitions and views read many rows, so the values are compared with their forms only if one of them is bad.
-        if not (
-            all(map(isinstance, values, self._classes))
-            and all(form.is_in_range(values[i]) for i, form in self._numbers)
-        ):
-            raise self._bad_row(found)
-        return self._record(**found)
-
-    def value(self, name: str, value: Any, **key: object) -> Any:
-        """
-        Return the value of one column.
-
-        :param key: What is known of the key of the row, for the error.
-        :raises CorruptRowError: if the value cannot be read.
-        """
-        if not self._forms[name].fits(value):
-            raise self._bad_row(key | {name: value})
-        return value
-
-    def problem(self, values: Mapping[str, Any]) -> CorruptRowError | None:
-        """Return the error of the first value that cannot be read, by columns of the table; values of others are ignored."""
-        return self._bad_row(values) if any(self.bad_columns(values)) else None
-
-    def bad_columns(self, values: Mapping[str, Any]) -> Iterator[str]:
-        """Return the columns whose values cannot be read."""
-        return (name for name, form in self._forms.items() if name in values and not form.fits(values[name]))
-
-    def _bad_row(self, values: Mapping[str, Any]) -> CorruptRowError:
-        column = next(self.bad_columns(values))
-        key = ", ".join(f"{name}={values[name]}" for name in (*self.key_names, "pointer") if name in values)
-        return CorruptRowError(
-            f"Expected {self._forms[column].description} in column {column} of table {self.table.name}, found a value that "
-            f"cannot be read in the row with {key}; correct it, or restore the row from a backup of the database. Only the "
-            f"job of the row stops.",
-            table=self.table.name,
-            key=key,
-            column=column,
-        )
-
-    def key_of(self, record: Record) -> Key:
-        """Return the primary key of a record."""
-        return tuple(getattr(record, name) for name in self.key_names)
-
-    def values_of(self, record: Record) -> dict[str, Any]:
-        """Return the values of the columns for a record."""
-        return {name: getattr(record, name) for name in self.names}
-
-    def changes(self, known: Record, record: Record) -> dict[str, Any]:
-        """Return the columns in which a record differs from a known record with the same key."""
-        both = ((name, getattr(known, name), getattr(record, name)) for name in self.names)
-        return {name: new for name, old, new in both if new != old}
-
-    def with_a_time_after(self, time: BindParameter[Any]) -> Select[Any]:
-        """Return the query for the rows of a job with any time later than the given one."""
-        times = [column > time for column in self.columns if isinstance(column.type, UtcDateTime)]
-        return select(*self.columns).where(given(self.c.job_id), or_(*times))
-
-
-def split(row: Sequence[Any], *tables: RecordTable[Any]) -> list[Sequence[Any]]:
-    """Return the values of each of several joined tables in a row; those of a table without a row are ``None``."""
-    ends = list(accumulate(len(table.columns) for table in tables))
-    return [row[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _table(name: str, kinds: Mapping[str, Any], key: Sequence[str], *indexes: Index, unique: str = "") -> Table:

@@ -13,18 +13,8 @@ from sqlalchemy.orm import Session
 
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
-from airflow_provider_statecheck.metadata.bad_values import keeping_bad_values
-from airflow_provider_statecheck.metadata.column_types import json_text
-from airflow_provider_statecheck.metadata.tables import (
-    ATTEMPTS,
-    OPERATORS,
-    TOKENS,
-    Caller,
-    TokenRecord,
-    UserCaller,
-    given,
-    keys,
-)
+from airflow_provider_statecheck.metadata.record_rows import given, json_text, keeping_bad_values, keys
+from airflow_provider_statecheck.metadata.tables import ATTEMPTS, OPERATORS, TOKENS, Caller, TokenRecord, UserCaller
 from airflow_provider_statecheck.metadata.unit_of_work import committing, executing
 
 _token, _operator, _attempt = TOKENS.c, OPERATORS.c, ATTEMPTS.c

@@ -48,8 +48,9 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     StateCheckError,
 )
+from airflow_provider_statecheck.metadata.record_rows import Key, Record, RecordTable, keys, parameter
 from airflow_provider_statecheck.metadata.statements import remove
-from airflow_provider_statecheck.metadata.tables import METADATA, Key, Record, RecordTable, keys, parameter
+from airflow_provider_statecheck.metadata.tables import METADATA
 
 _TOGETHER = 50
 """Maximum number of rows in a statement that writes several."""

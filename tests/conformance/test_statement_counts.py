@@ -36,8 +36,9 @@ from airflow_provider_statecheck.checkpoint.retention import BATCH_SIZE, DEFAULT
 from airflow_provider_statecheck.checkpoint.store import RECENT, CheckpointPage, EndedCheckpoints
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance, UnknownRuns
 from airflow_provider_statecheck.metadata import statements
+from airflow_provider_statecheck.metadata.record_rows import RecordTable, keys
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.metadata.tables import CHECKPOINTS, METADATA, REQUESTS, RecordTable, keys
+from airflow_provider_statecheck.metadata.tables import CHECKPOINTS, METADATA, REQUESTS
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.aligned_job import AlignedJob, AlignedTask
 from tests.conformance.databases import OnPostgres, OnSqlite, traced

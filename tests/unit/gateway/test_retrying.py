@@ -150,7 +150,7 @@ def test_an_acknowledgement_whose_reply_was_lost_is_answered_as_a_duplicate():
 
 @pytest.fixture
 def tasks() -> RunningTasks:
-    """Return the tasks, of which that of the first day runs."""
+    """Return the tasks; that of the first day runs."""
     return RunningTasks([day(1).run_id])
 
 

@@ -35,7 +35,7 @@ from airflow_provider_statecheck.maintenance.job_maintenance import (
     UnknownRuns,
     each_job,
 )
-from airflow_provider_statecheck.metadata.column_types import EnumText, Flag, JsonOf, UtcDateTime
+from airflow_provider_statecheck.metadata.record_rows import EnumText, Flag, JsonOf, RecordTable, UtcDateTime
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import (
     ACKNOWLEDGEMENTS,
@@ -45,7 +45,6 @@ from airflow_provider_statecheck.metadata.tables import (
     STATISTICS,
     TOKENS,
     Caller,
-    RecordTable,
     TokenRecord,
 )
 from airflow_provider_statecheck.metadata.token_store import SqlTokenStore
