@@ -1,7 +1,7 @@
 """
 Folders of Parquet files and Delta tables that are read whole, cut, and by Spark or Delta's own library, at random.
 
-A failure names its seed; ``READING_SEED=<seed> make soak ARGS="tests/reading -k <kind>"`` repeats it. In ``make soak`` the
+A failure names its seed; ``SEED=<seed> make soak ARGS="tests/reading -k <kind>"`` repeats it. In ``make soak`` the
 tests take ten minutes, with seeds that are new each time.
 """
 
@@ -10,11 +10,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import os
 import random
-import time
 from collections.abc import Callable, Iterator
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +39,12 @@ from tests.reading.folders import (
     write_with_java,
     write_with_spark,
 )
+from tests.seeds import folder_for, named_in_failure, new_seeds
 from tests.shared_spark import setting, shared_session
 from tests.soak import rest_in_soak
 
-pytestmark = pytest.mark.spark
 log = logging.getLogger(__name__)
+pytestmark = pytest.mark.spark
 
 WHOLE: dict[str, Any] = {"bytes_per_increment": None}
 CUT: dict[str, Any] = {"row_groups_per_increment": 1}
@@ -172,13 +170,9 @@ _DELTA = tuple(
 
 
 def compare(kind: str, seed: int, folder: Path) -> None:
-    root = folder / str(seed)
-    root.mkdir()
-    try:
+    root = folder_for(folder, seed)
+    with named_in_failure(seed):
         (compare_delta if kind == "delta" else compare_folder)(kind, seed, root)
-    except Exception as error:
-        error.add_note(f"Repeat with READING_SEED={seed}.")
-        raise
 
 
 @pytest.mark.parametrize(("kind", "seed"), [(kind, seed) for kind, seeds in SEEDS.items() for seed in seeds])
@@ -223,14 +217,3 @@ def test_a_step_over_a_scan_has_the_partition_columns_that_spark_has_found(
     with StageContext.open(spark, job="scan", **places) as checkpoint:
         copy = checkpoint.snapshot("copy", lambda rows: rows, over=scan)
         require_equal(outcome(lambda: copy), outcome(lambda: scan), options)
-
-
-def new_seeds(seconds: float) -> Iterator[int]:
-    """Yield seeds from a logged one on until a time is over, or the one that is given."""
-    given, end = os.environ.get("READING_SEED"), time.monotonic() + seconds
-    first = random.SystemRandom().randrange(10**9) if given is None else int(given)
-    log.warning("The first seed is %s.", first)
-    for seed in count(first):
-        yield seed
-        if given is not None or time.monotonic() > end:
-            return

@@ -1,28 +1,22 @@
 """
 Random walks over runs, clears, retries, renames, repairs, restarts and backfills, each row compared with a model.
 
-A failure names its seed and tells what had happened. ``WALK_SEED=<seed> make soak ARGS="tests/walk -k <kind>"`` repeats it. In
+A failure names its seed and tells what had happened. ``SEED=<seed> make soak ARGS="tests/walk -k <kind>"`` repeats it. In
 ``make soak`` the walks take ten minutes, with seeds that are new each time.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import random
-import time
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.seeds import folder_for, named_in_failure, new_seeds
 from tests.shared_spark import shared_session
 from tests.walk.spark_world import SparkWorld
 from tests.walk.world import Habits, World
-
-log = logging.getLogger(__name__)
 
 DAG, TASK = frozenset({"dag_id"}), frozenset({"task_id"})
 PLAIN = ("late", "rewrite", "restore")
@@ -40,36 +34,16 @@ KINDS = {
 ON_SPARK = Habits(policies=("fail",), dated=(1.0,), of_runs=0.0, changes=PLAIN, renames=(DAG, TASK))
 STEPS, STEPS_ON_SPARK = 40, 6
 SEEDS = dict.fromkeys((*KINDS, "on Spark"), 2) | {"repaired": 0}
-"""Seeds of the short walks, each of which meets what its kind is about."""
+"""Seeds of the short walks; each walk meets what its kind is about."""
 SOAK_SECONDS = 500.0
 SOAK_SECONDS_ON_SPARK = 100.0
 
 
 def walk(world: World, seed: int, steps: int) -> None:
     """Take steps; a failure tells the seed and what had happened."""
-    try:
+    with named_in_failure(seed, world.history):
         for _ in range(steps):
             world.act()
-    except Exception as error:
-        error.add_note("\n".join([f"Repeat with WALK_SEED={seed}. What happened:", *world.history]))
-        raise
-
-
-def given_seed() -> int | None:
-    """Return the seed of a walk to repeat."""
-    given = os.environ.get("WALK_SEED")
-    return None if given is None else int(given)
-
-
-def new_seeds(seconds: float) -> Iterator[int]:
-    """Yield seeds from a printed one on until a time is over, or the one that is given."""
-    given, end = given_seed(), time.monotonic() + seconds
-    first = random.SystemRandom().randrange(10**9) if given is None else given
-    log.warning("The first seed is %s.", first)
-    for seed in count(first):
-        yield seed
-        if given is not None or time.monotonic() > end:
-            return
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -99,13 +73,6 @@ def test_each_row_that_spark_writes_is_what_the_model_says_after_long_walks(tmp_
         return SparkWorld(shared_session(), folder_for(tmp_path, seed), seed, ON_SPARK)
 
     many(world, SOAK_SECONDS_ON_SPARK, 2 * STEPS_ON_SPARK)
-
-
-def folder_for(folder: Path, seed: int) -> Path:
-    """Return a new folder for a walk."""
-    own = folder / str(seed)
-    own.mkdir()
-    return own
 
 
 def many(world: Callable[[int], Any], seconds: float, steps: int) -> None:

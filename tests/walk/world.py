@@ -113,7 +113,7 @@ class World:
         self.say(f"source {'of runs' if of_runs else 'directory'}, on_change={policy}, {self.dated:.0%} with a date")
 
     def tasks_of(self, dag_id: str, job_name: str) -> DagTasks | None:
-        """Return the tasks of a Dag, of which only the one with the present name exists."""
+        """Return the tasks of a Dag; only the Dag with the present name exists."""
         return DagTasks(exists=dag_id == self.task.dag_id, uids=self.task.uids)
 
     def say(self, text: str) -> None:

@@ -19,6 +19,7 @@ from airflow_provider_statecheck.spark.stages.stage import Aggregate, Count, Max
 from airflow_provider_statecheck.spark.tables.schemas import spark_schema
 from airflow_provider_statecheck.state.reading.state_reader import read_state
 from tests.messages import make_owner
+from tests.seeds import named_in_failure
 from tests.shared_spark import setting
 from tests.spark.stages.stage_tries import StageTries
 
@@ -131,7 +132,7 @@ ALL = aggregates_of(COLUMNS) | {name: function(each) for name, (function, each) 
 
 @dataclass(kw_only=True)
 class Case:
-    """Runs of one job over splits, some of which fail at first."""
+    """Runs of one job over splits, with some that fail at first."""
 
     seed: int
     tables: list[Any]
@@ -308,8 +309,5 @@ def case_of(*, is_ansi: bool, combines: bool, **changes: Any) -> Case:
 
 def compare(tries: StageTries, case: Case) -> None:
     """Require that a case gives the rows of plain Spark; a failure tells how to repeat it."""
-    try:
+    with named_in_failure(case.seed, [f"{case.keys}, {case.runs}, ANSI: {case.is_ansi}"]):
         require_equal(outcome(lambda: case.found(tries)), outcome(lambda: case.expected(tries.spark)), case.keys)
-    except Exception as error:
-        error.add_note(f"Repeat with WALK_SEED={case.seed}: {case.keys}, {case.runs}, ANSI: {case.is_ansi}.")
-        raise

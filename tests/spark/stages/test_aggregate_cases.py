@@ -1,7 +1,7 @@
 """
 Declared aggregates of each function, type and setting, compared with plain Spark.
 
-A failure names its seed; ``WALK_SEED=<seed> make soak ARGS="tests/spark/stages -k aggregate_cases"`` repeats it.
+A failure names its seed; ``SEED=<seed> make soak ARGS="tests/spark/stages -k aggregate_cases"`` repeats it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.seeds import folder_for, new_seeds
 from tests.soak import rest_in_soak
 from tests.spark.stages.aggregate_cases import LARGE, Case, aggregates_of, case_of, compare
 from tests.spark.stages.stage_tries import StageTries
-from tests.walk.test_walk import folder_for, new_seeds
 
 SEEDS = (1, 2, 3)
 SOAK_SECONDS = 600.0
