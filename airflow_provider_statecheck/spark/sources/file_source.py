@@ -44,8 +44,8 @@ from airflow_provider_statecheck.spark.sources.item_source import (
 )
 from airflow_provider_statecheck.spark.sources.replaced_files import ReplacedFiles
 from airflow_provider_statecheck.spark.sources.source import OnChange, require_unchanged, restart_or_rewind
-from airflow_provider_statecheck.spark.tables.alignment import extended, is_case_sensitive, positions_of
-from airflow_provider_statecheck.spark.tables.cutting import Unreadable, is_on, obstacle
+from airflow_provider_statecheck.spark.tables.alignment import extended, is_case_sensitive, is_on, positions_of
+from airflow_provider_statecheck.spark.tables.cutting import Unreadable, obstacle
 from airflow_provider_statecheck.spark.tables.named_rows import find_name
 from airflow_provider_statecheck.spark.tables.partition_directories import (
     decoded_values,
@@ -420,6 +420,9 @@ class ParquetReader(CuttingReader, FileReader):
     def __init__(self, *args: Any, **named: Any) -> None:
         CuttingReader.__init__(self)
         FileReader.__init__(self, *args, **named)
+        self._stored: dict[str, tuple[str, ...] | None] = {}
+        """Columns of the files whose footers were read; ``None`` for a footer that only Spark reads."""
+        self._known: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     @override
     def load(self, splits: Sequence[ItemSplit]) -> DataFrame:
@@ -434,10 +437,10 @@ class ParquetReader(CuttingReader, FileReader):
     def _require_known_columns(self, items: Sequence[Item]) -> None:
         """Refuse columns that only some files have, and that would be lost without a choice of the user."""
         is_sensitive, names = is_case_sensitive(self.spark), self.schema.names
-        footers = in_parallel(self._footer, items, is_local=is_local(items[0].name))
-        for item, footer in zip(items, footers, strict=True):
-            stored = self._stored_names(item, footer)
-            new = [n for n in stored if find_name(names, n, is_case_sensitive=is_sensitive) is None]
+        unread = [item for item in items if item.name not in self._stored]
+        in_parallel(self._footer, unread, is_local=is_local(items[0].name))
+        for item in items:
+            new = [n for n in self._stored_names(item) if find_name(names, n, is_case_sensitive=is_sensitive) is None]
             if new:
                 raise SourceChangedError(
                     f"Expected the columns {names} in {redact(item.name)}, as in the first files of the run, found {new} in "
@@ -445,10 +448,17 @@ class ParquetReader(CuttingReader, FileReader):
                     "columns= or schema=."
                 )
 
-    def _stored_names(self, item: Item, footer: Any) -> Sequence[str]:
-        if isinstance(footer, Unreadable):
-            return self._read("", [item.name], None).columns
-        return tuple(footer.schema.to_arrow_schema().names)
+    @override
+    def _footer(self, item: Item) -> Any:
+        footer = super()._footer(item)
+        names = None if isinstance(footer, Unreadable) else tuple(footer.schema.to_arrow_schema().names)
+        # Most files have the same columns, and a run may have a million files.
+        self._stored[item.name] = None if names is None else self._known.setdefault(names, names)
+        return footer
+
+    def _stored_names(self, item: Item) -> Sequence[str]:
+        known = self._stored[item.name]
+        return self._read("", [item.name], None).columns if known is None else known
 
     @override
     def _load_tasks(self, tasks: Sequence[RowGroups]) -> DataFrame:

@@ -28,7 +28,12 @@ log = logging.getLogger(__name__)
 
 def is_case_sensitive(spark: SparkSession) -> bool:
     """Return whether names of columns that differ only in case are different."""
-    return str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
+    return is_on(spark, "spark.sql.caseSensitive")
+
+
+def is_on(spark: SparkSession, name: str) -> bool:
+    """Return whether a setting of a session is on."""
+    return str(spark.conf.get(name)).lower() == "true"
 
 
 def positions_of(found: Sequence[str], wanted: Sequence[str], *, is_case_sensitive: bool) -> list[int | None]:

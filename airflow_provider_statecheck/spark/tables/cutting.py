@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.spark.snapshots.columns import nested_types
-from airflow_provider_statecheck.spark.tables.alignment import is_case_sensitive
+from airflow_provider_statecheck.spark.tables.alignment import is_case_sensitive, is_on
 from airflow_provider_statecheck.spark.tables.named_rows import find_name
 from airflow_provider_statecheck.spark.tables.partition_directories import is_cast_like_a_directory
 from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, is_arrow_compatible
@@ -56,11 +56,6 @@ class ReadingRules:
     def find(self, names: Iterable[str], wanted: str) -> str | None:
         """Find the name of a column, as Spark does: in any case unless the session is sensitive to it."""
         return find_column(names, wanted, is_case_sensitive=self.is_case_sensitive)
-
-
-def is_on(spark: SparkSession, name: str) -> bool:
-    """Return whether a setting of a session is on."""
-    return str(spark.conf.get(name)).lower() == "true"
 
 
 def find_column(names: Iterable[str], wanted: str, *, is_case_sensitive: bool) -> str | None:

@@ -7,7 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.spark.sources import item_source
 from airflow_provider_statecheck.spark.sources.file_source import CsvSource, JsonSource, ParquetSource
+from airflow_provider_statecheck.spark.sources.item_source import read_footer
 from tests.soak import rest_in_soak
 from tests.unit.spark.sources.runs import following, rows_read
 
@@ -50,6 +52,19 @@ def test_all_increments_together_are_what_spark_reads(spark, orders, limit):
     assert in_order(rows) == in_order(expected.collect())
     assert all(schema == expected.schema for schema in schemas)
     assert enumerator.finished_bytes == enumerator.total_bytes
+
+
+@pytest.mark.parametrize("limit", rest_in_soak(SHORT, SHORT[1]), ids=["file", "parts"])
+def test_a_footer_is_read_once(spark, orders, monkeypatch, limit):
+    read = []
+
+    def noted(uri, *arguments):
+        read.append(uri)
+        return read_footer(uri, *arguments)
+
+    monkeypatch.setattr(item_source, "read_footer", noted)
+    rows_read(ParquetSource(orders, **limit).open(spark), lambda _: [])
+    assert len(read) == len(set(read)) == 3
 
 
 @pytest.mark.parametrize("limit", rest_in_soak(SHORT, SHORT[1]), ids=["file", "parts"])
