@@ -23,7 +23,7 @@ _MISSING = "None"
 
 def checked_settings(argument: str, given: Any) -> dict[str, Any]:
     """
-    Return settings after a check of their names and values, the secret ones of which are masked in texts from now on.
+    Return settings after a check of their names and values; texts do not show the secret ones from now on.
 
     :param argument: Name of the argument, or description of the place, for errors.
     :param given: Mapping, or ``None`` for no settings.

@@ -205,35 +205,25 @@ def open_attempt(
             f"choose another name."
         )
     _require_one_source(from_savepoint, from_checkpoint, fork)
-    storage = CheckpointStorage.open(checkpoint_dir, **storage_options)
     if savepoint_dir is not None:
         savepoint_dir = normalise_savepoint_dir(savepoint_dir)
         require_known_filesystem(savepoint_dir)
+    storage = CheckpointStorage.open(checkpoint_dir, **storage_options)
     storage = storage.allowing(savepoint_dir, locations=parse_locations(allowed_locations))
     give_workers_this_python(spark)
     mask_settings(spark)
     make_ready(spark, storage)
     gateway = open_gateway(metadata)
+    declared: dict[str, Any] = {
+        "uid": uid,
+        "renamed_uids": renamed_uids,
+        "allow_non_restored_state": allow_non_restored_state,
+    }
     source = None
     if from_savepoint is not None:
-        source = find_source(
-            storage,
-            from_savepoint,
-            uid=uid,
-            mode=mode,
-            renamed_uids=renamed_uids,
-            allow_non_restored_state=allow_non_restored_state,
-        )
-    if from_checkpoint is not None:
-        source = find_fork_source(
-            gateway,
-            storage,
-            job,
-            from_checkpoint,
-            uid=uid,
-            renamed_uids=renamed_uids,
-            allow_non_restored_state=allow_non_restored_state,
-        )
+        source = find_source(storage, from_savepoint, mode=mode, **declared)
+    elif from_checkpoint is not None:
+        source = find_fork_source(gateway, storage, job, from_checkpoint, **declared)
     registration = RegisterAttempt(
         job_name=job if from_checkpoint is None else fork_name(job, fork or run),
         uid=uid,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
-_COMPARED = frozenset(
+PLAIN_TYPES = frozenset(
     {
         "boolean",
         "byte",
@@ -23,7 +23,7 @@ _COMPARED = frozenset(
         "timestamp_ntz",
     }
 )
-"""Types besides text that Arrow compares as Spark does, but for null and NaN."""
+"""Types besides text whose equal values have equal bytes, and that Arrow compares as Spark does, but for null and NaN."""
 
 
 def is_plain_text(data_type: DataType) -> bool:
@@ -42,5 +42,5 @@ def uncompared_part(data_type: DataType) -> DataType | None:
         return next(filter(None, (uncompared_part(field.dataType) for field in data_type.fields)), None)
     if isinstance(data_type, ArrayType):
         return uncompared_part(data_type.elementType)
-    is_compared = data_type.typeName() in _COMPARED or isinstance(data_type, DayTimeIntervalType)
+    is_compared = data_type.typeName() in PLAIN_TYPES or isinstance(data_type, DayTimeIntervalType)
     return None if is_compared or is_plain_text(data_type) else data_type

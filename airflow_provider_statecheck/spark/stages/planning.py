@@ -23,7 +23,7 @@ from airflow_provider_statecheck.spark.plan_digest import expression_text
 from airflow_provider_statecheck.spark.sinks.sink import Sink
 from airflow_provider_statecheck.spark.sources.source import Source
 from airflow_provider_statecheck.spark.stages.aggregates import result_schema
-from airflow_provider_statecheck.spark.stages.ordered_types import is_plain_text, uncompared_part
+from airflow_provider_statecheck.spark.stages.ordered_types import PLAIN_TYPES, is_plain_text, uncompared_part
 from airflow_provider_statecheck.spark.stages.stage import (
     Aggregate,
     AggregateNode,
@@ -33,7 +33,7 @@ from airflow_provider_statecheck.spark.stages.stage import (
     ProcessNode,
     Stage,
 )
-from airflow_provider_statecheck.spark.tables.alignment import is_case_sensitive, nullable_schema
+from airflow_provider_statecheck.spark.tables.alignment import is_case_sensitive, is_on, nullable_schema
 from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, quoted, quoted_column, spark_schema
 from airflow_provider_statecheck.state.aggregates import AggregateSchema
 from airflow_provider_statecheck.state.functions.user_functions import (
@@ -195,7 +195,7 @@ class StagePlanner:
             key_serializer=serializer,
             time_column=None if key is None else _time_column(key, schema),
             aggregates=self._aggregates(node, schema, output) if isinstance(node, AggregateNode) else (),
-            is_ansi=str(self._spark.conf.get("spark.sql.ansi.enabled")).lower() == "true",
+            is_ansi=is_on(self._spark, "spark.sql.ansi.enabled"),
             is_case_sensitive=self._is_case_sensitive,
         )
 
@@ -296,7 +296,7 @@ class PlannedOperator:
 
     @property
     def reads_results(self) -> bool:
-        """Whether it aggregates results, all of which it reads in each run, so that it needs no earlier state."""
+        """Whether it aggregates the results of another aggregate; it reads them all in each run, and needs no earlier state."""
         return isinstance(self.node, AggregateNode) and self.node.reads_results
 
     @property
@@ -444,23 +444,6 @@ def _import_attribute(location: str) -> Any:
         ) from error
 
 
-_TYPES_OF_KEYS = frozenset(
-    {
-        "boolean",
-        "byte",
-        "short",
-        "integer",
-        "long",
-        "float",
-        "double",
-        "decimal",
-        "binary",
-        "date",
-        "timestamp",
-        "timestamp_ntz",
-    }
-)
-"""Types besides text whose equal values have equal bytes."""
 RESERVED_PREFIX = "__statecheck_"
 """Prefix of the names of columns that a stage adds to rows between Spark tasks."""
 KEY_GROUP_COLUMN = "__statecheck_key_group"
@@ -529,7 +512,7 @@ def _arrow_type(name: str, data_type: Any) -> Any:
 
     if is_plain_text(data_type):
         return pa.string()
-    if data_type.typeName() not in _TYPES_OF_KEYS:
+    if data_type.typeName() not in PLAIN_TYPES:
         raise UnsupportedStateError(
             f"Expected a key column of a type whose equal values have equal bytes, found {name} of type "
             f"{data_type.simpleString()}; convert it to a simple type, such as a string."
