@@ -127,6 +127,8 @@ def _open_attempt(
     _require_no_later_try(previous, request, dead)
     choice = restore_choice.roll_back_to_choice(tx, operator)
     restore = in_place_restore.waiting(tx, operator)
+    if choice is None and restore is None:
+        operator = _without_given_up(tx, operator, previous)
     _require_not_superseded(tx, operator, request, restore)
     _require_no_rival(previous, request, dead)
     replaced = _replaced_attempt(tx, operator, request)
@@ -157,6 +159,14 @@ def _open_attempt(
     if request.savepoint_at_end:
         transitions.request_savepoint_at_end(tx, attempt)
     return attempt
+
+
+def _without_given_up(tx: JobTransaction, operator: OperatorRecord, previous: AttemptRecord | None) -> OperatorRecord:
+    """Return the operator without the checkpoints that an attempt gave up when it started over, because its source had changed."""
+    newest = next(iter(transitions.restorable(tx, operator)), None)
+    if previous is None or newest is None or previous.restored_from is not None or newest.epoch >= previous.epoch:
+        return operator
+    return replace(operator, generation=max(operator.generation, previous.generation + 1))
 
 
 def _require_not_superseded(
@@ -280,7 +290,7 @@ def _decide(
     if candidates:
         return decision
     if previous is not None and previous.generation < operator.generation:
-        reason = f"{decision.reason}, but its checkpoints were deleted with their run or job"
+        reason = f"{decision.reason}, but its checkpoints were given up, or deleted with their run or job"
         return StartDecision(False, reason)
     if tx.has_completed(operator.operator_id, operator.generation):
         raise NoRestorableCheckpointError(

@@ -115,6 +115,15 @@ def test_first_run_of_a_job_starts_again_without_state(files: FileStage) -> None
     assert files.run(FIRST) == ["a", "b"]
 
 
+@pytest.mark.parametrize("following", [FIRST, SECOND])
+def test_no_try_restores_what_the_first_run_has_given_up(files: FileStage, following: str) -> None:
+    files.write("a", "b")
+    files.run(FIRST, 1)
+    (files.folder / "a").unlink()
+    assert files.run(FIRST, 0) == [], "the driver died before its first checkpoint"
+    assert files.run(following, on_change="ignore") == ["b"]
+
+
 def test_no_try_restores_what_a_run_that_starts_again_has_given_up(files: FileStage) -> None:
     half_way(files)
     files.write("c", text="{} {}")
