@@ -22,18 +22,19 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StorageError,
 )
-from airflow_provider_statecheck.storage import file_operations
+from airflow_provider_statecheck.storage import file_operations, own_files
 from airflow_provider_statecheck.storage.failures import RetryPolicy, advice, is_missing_bucket, is_taken, judged_alone
 from airflow_provider_statecheck.storage.file_operations import ignoring_missing
+from airflow_provider_statecheck.storage.own_files import OwnDirectory
 from airflow_provider_statecheck.storage.uris import (
     AllowedLocations,
     conceal,
+    deletable_root,
     harmless,
     is_local,
     normalise_base,
     open_filesystem,
     redact,
-    require_deletable,
     secrets_in,
     serves,
 )
@@ -235,20 +236,45 @@ class CheckpointStorage:
         """
         Delete a file; a missing file is success.
 
-        :raises InvalidConfigurationError: if the file is not in a checkpoint or a snapshot.
+        :raises InvalidConfigurationError: if the file is not in a checkpoint or a snapshot, or a symbolic link leads to it.
         """
-        require_deletable(uri, self.base_uri)
-        self.call(uri, _delete_file)
+        self.delete_file_below(deletable_root(uri, self.base_uri), uri)
+
+    def delete_file_below(self, root: str, uri: str) -> None:
+        """
+        Delete a file; a missing file is success.
+
+        :param root: URI of the directory that the caller may delete from.
+        :raises InvalidConfigurationError: if a symbolic link leads to the file.
+        """
+        if is_local(uri):
+            self.call(uri, self._below(root, own_files.delete_file))
+        else:
+            self.call(uri, _delete_file)
 
     def delete_directory(self, uri: str) -> None:
         """
         Delete a directory recursively; a missing directory is success.
 
-        :raises InvalidConfigurationError: if the directory is not part of a checkpoint or a snapshot.
+        :raises InvalidConfigurationError: if the directory is not part of a checkpoint or a snapshot, or a symbolic link leads
+            to it.
         :raises StorageError: if the storage fails; the directory may be deleted in part.
         """
-        require_deletable(uri, self.base_uri)
-        self.call(uri, file_operations.delete_all)
+        root = deletable_root(uri, self.base_uri)
+        if is_local(uri):
+            self.call(uri, self._below(root, own_files.delete_directory))
+        else:
+            self.call(uri, file_operations.delete_all)
+
+    def require_deletable(self, uri: str) -> None:
+        """
+        Require that a file or directory may be deleted or replaced.
+
+        :raises InvalidConfigurationError: as :meth:`delete_file`.
+        """
+        root = deletable_root(uri, self.base_uri)
+        if is_local(uri):
+            self.call(uri, self._below(root, own_files.require_own))
 
     def remove_empty_directories(self, uri: str) -> None:
         """
@@ -258,7 +284,11 @@ class CheckpointStorage:
         together with its files.
         """
         if is_local(uri):
-            self.call(uri, lambda _, path: file_operations.remove_empty_directories(Path(path)))
+            self.call(uri, lambda _, path: own_files.remove_empty_directories(OwnDirectory(Path(path))))
+
+    def _below(self, root: str, operation: Callable[[OwnDirectory, Path], None]) -> Callable[[Any, str], None]:
+        directory = OwnDirectory(Path(self.locate(root)[1]), is_chosen=root == self.base_uri)
+        return lambda _, path: operation(directory, Path(path))
 
     def _info(self, uri: str) -> dict[str, Any] | None:
         # fsspec's exists() returns False on any error.

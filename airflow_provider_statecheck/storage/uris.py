@@ -124,17 +124,21 @@ def is_local(uri: str) -> bool:
     return scheme_of(uri) in LOCAL_SCHEMES
 
 
-def require_deletable(uri: str, base_uri: str) -> None:
+def deletable_root(uri: str, base_uri: str) -> str:
     """
-    Require that a URI is part of a checkpoint or a snapshot, to protect buckets from accidental deletion.
+    Return the directory of the job or savepoint that a checkpoint, a snapshot or a file of them is in.
+
+    The requirement protects buckets from accidental deletion.
 
     :param base_uri: The checkpoint directory. URIs in other directories are accepted unless they contain this one.
     :raises InvalidConfigurationError: if the URI is anything else.
     """
-    if not _is_plain(uri) or not _is_checkpoint_or_snapshot(uri.rstrip("/"), base_uri):
+    root = _root_of(uri.rstrip("/"), base_uri) if _is_plain(uri) else None
+    if root is None:
         raise InvalidConfigurationError(
             f"Expected to delete a checkpoint or a snapshot of a job, found {redact(uri)!r}; nothing was deleted."
         )
+    return root
 
 
 def _normalise_uri(scheme: str, rest: str, text: str, name: str) -> str:
@@ -171,12 +175,21 @@ def _is_plain(uri: str) -> bool:
     return not _GLOB.search(uri) and not {"", ".", ".."} & set(parts)
 
 
-def _is_checkpoint_or_snapshot(uri: str, base_uri: str) -> bool:
+def _root_of(uri: str, base_uri: str) -> str | None:
     if uri.startswith(f"{base_uri}/"):
         below = uri.removeprefix(f"{base_uri}/")
+        if _DELETABLE_HERE.match(below):
+            return f"{base_uri}/{below.partition('/')[0]}"
         # Savepoints may be in a subdirectory, and a job may have no directory of its own.
-        return bool(_DELETABLE_HERE.match(below) or _SAVEPOINT_BELOW.search(below) or _OF_THE_ONLY_JOB.match(below))
-    return not f"{base_uri}/".startswith(f"{uri}/") and bool(_DELETABLE_ELSEWHERE.search(uri))
+        savepoint = _SAVEPOINT_BELOW.search(below)
+        if savepoint is not None:
+            return f"{base_uri}/{below[: savepoint.end()].rstrip('/')}"
+        return base_uri if _OF_THE_ONLY_JOB.match(below) else None
+    elsewhere = None if f"{base_uri}/".startswith(f"{uri}/") else _DELETABLE_ELSEWHERE.search(uri)
+    if elsewhere is None:
+        return None
+    begin = elsewhere.start() + 1
+    return uri[:begin] + uri[begin:].partition("/")[0]
 
 
 OF_JOB = "job:"
