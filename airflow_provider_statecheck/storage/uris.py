@@ -387,9 +387,11 @@ class AllowedLocations:
     The locations that a storage may read.
 
     :param places: URIs of directory trees, with canonical schemes and trailing slashes.
+    :param is_fixed: Whether further locations, such as those in rows and metadata, are not added.
     """
 
     places: tuple[str, ...] = ()
+    is_fixed: bool = False
 
     def around(self, *uris: str | None) -> Self:
         """Return the locations plus those of directories named by the user or the coordinator."""
@@ -412,7 +414,7 @@ class AllowedLocations:
         if not self._cover(uri):
             places = redact(", ".join(place.removesuffix("/") for place in self.places))
             raise LocationNotAllowedError(
-                f"Expected files of checkpoints and savepoints in {places}, found "
+                f"Expected files of checkpoints and savepoints in {places or 'the configured locations'}, found "
                 f"{redact(uri)!r}, which was not opened. If you trust the checkpoint that references it, add its "
                 f"location to {SETTING}, in the section [statecheck] or as an argument.",
                 uri=redact(uri),
@@ -427,8 +429,21 @@ class AllowedLocations:
             return False
 
     def _with(self, places: Iterable[str]) -> Self:
-        new = [place for place in dict.fromkeys(places) if not self._cover(place)]
+        new = [] if self.is_fixed else [place for place in dict.fromkeys(places) if not self._cover(place)]
         return type(self)((*self.places, *new)) if new else self
+
+    def fixed(self) -> Self:
+        """Return these locations, to which no others can be added."""
+        return type(self)(self.places, is_fixed=True)
+
+    def host_of(self, uri: str) -> str:
+        """Return what a URI shares a host with: the bucket or host, or the location of a local file."""
+        around = _place_around(uri)
+        scheme, _, rest = around.partition("://")
+        if scheme not in LOCAL_SCHEMES:
+            return redact(f"{scheme}://{rest.partition('/')[0]}")
+        place = _resolved(_place_below(uri))
+        return next((known for known in self.places if place.startswith(_resolved(known))), around).rstrip("/")
 
 
 def _place_below(uri: str) -> str:
