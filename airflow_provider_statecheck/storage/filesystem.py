@@ -112,6 +112,10 @@ class CheckpointStorage:
         """
         return self.within(self.allowed.around(*uris).below(*locations))
 
+    def allowing_own(self, uri: str) -> Self:
+        """Return this storage with a directory that this process has made, also for a guarded storage."""
+        return self.within(self.allowed.with_own(uri))
+
     def within(self, allowed: AllowedLocations) -> Self:
         """Return this storage with other allowed locations."""
         if allowed is self.allowed:

@@ -436,6 +436,10 @@ class AllowedLocations:
         """Return these locations, to which no others can be added."""
         return type(self)(self.places, is_fixed=True)
 
+    def with_own(self, uri: str) -> Self:
+        """Return the locations plus a directory of this process, also if they are fixed."""
+        return type(self)((*self.places, _place_below(uri)), is_fixed=self.is_fixed)
+
     def host_of(self, uri: str) -> str:
         """Return what a URI shares a host with: the bucket or host, or the location of a local file."""
         around = _place_around(uri)

@@ -157,6 +157,15 @@ def test_checkpoint_whose_row_names_another_location_is_not_read(stage: WrittenS
     assert "add its location to allowed_locations" in found.problems[0]
 
 
+def test_directory_of_the_process_itself_is_read_by_a_server_too(stage: WrittenStage, tmp_path: Path) -> None:
+    storage = guarded_storage_opener()(stage.storage.base_uri)
+    (tmp_path / "spilled").mkdir()
+    (tmp_path / "spilled" / "f").write_bytes(b"x")
+    assert storage.allowing_own(f"file://{tmp_path}/spilled").read_bytes(f"file://{tmp_path}/spilled/f") == b"x"
+    with pytest.raises(InvalidConfigurationError):
+        storage.read_bytes(f"file://{tmp_path}/spilled/f")
+
+
 class _Silent(MemoryFileSystem):  # type: ignore[misc]
     """A storage that never answers."""
 
