@@ -113,11 +113,27 @@ def configured_locations() -> AllowedLocations:
 
     :raises InvalidConfigurationError: if an option is not a URI.
     """
+    base, locations = _configured_base_and_locations()
+    return AllowedLocations().around(base, configured_savepoint_dir()).below(*locations)
+
+
+def guarded_locations(*given: str) -> AllowedLocations:
+    """
+    Return the only locations that servers and maintenance open: the configured directories and ``allowed_locations``.
+
+    :param given: Directories or pointers of the user who runs a command.
+    :raises InvalidConfigurationError: if an option is not a URI.
+    """
+    base, locations = _configured_base_and_locations()
+    directories = (base, configured_savepoint_dir())
+    known = AllowedLocations().below(*(each for each in directories if each is not None), *locations)
+    return known.around(*given).fixed()
+
+
+def _configured_base_and_locations() -> tuple[str | None, tuple[str, ...]]:
     section = _flink_section()
     checkpoint_dir = _configured("checkpoint_dir", section)
-    base = normalise_base(checkpoint_dir) if checkpoint_dir else None
-    locations = _value("allowed_locations", None, section)
-    return AllowedLocations().around(base, configured_savepoint_dir()).below(*locations)
+    return normalise_base(checkpoint_dir) if checkpoint_dir else None, _value("allowed_locations", None, section)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

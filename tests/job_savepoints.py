@@ -19,7 +19,6 @@ from airflow_provider_statecheck.checkpoint.ids import (
     METADATA_FILE,
     JobId,
     OperatorId,
-    job_id_of,
     new_key,
     new_savepoint_uri,
     operator_id_of,
@@ -146,7 +145,7 @@ def begin_savepoint(
     properties: CheckpointProperties | None = None,
 ) -> CheckpointRecord:
     """Begin a savepoint of a whole job that awaits one operator."""
-    key, location = new_key(), f"memory://savepoints/savepoint-{job_id_of(job_name)[:6]}-000000000002"
+    key = new_key()
     leader = rows.lead(make_leadership(job_name=job_name))
     decider = CheckpointRequestDecider(max_concurrent=1, min_pause_seconds=0)
     properties = properties or CheckpointProperties.for_savepoint(force=False)
@@ -159,7 +158,7 @@ def begin_savepoint(
             coordinator=new_key(),
             awaited=(AwaitedTask(operator_id=operator_id, attempt_id="aggregate/1/1/ended"),),
             timeout_seconds=60,
-            location=location,
+            savepoint_dir="memory://savepoints",
         )
     )
     assert begun is not None

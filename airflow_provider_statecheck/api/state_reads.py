@@ -6,7 +6,6 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
-from pathlib import Path
 from typing import Annotated, TypeVar
 
 from anyio import CapacityLimiter, to_thread
@@ -17,7 +16,12 @@ from airflow_provider_statecheck.api.checked_rows import Checked, CheckedRows, J
 from airflow_provider_statecheck.cached_reads import WouldWaitError, without_waiting
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.records import Clock, JobRecord, SystemClock
-from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, RequestLimitError, StorageError
+from airflow_provider_statecheck.exceptions import (
+    EnvironmentNotReadyError,
+    LocationNotAllowedError,
+    RequestLimitError,
+    StorageError,
+)
 from airflow_provider_statecheck.gateway.in_process import Change, JobRemoval
 from airflow_provider_statecheck.gateway.time_travel import AsOf
 from airflow_provider_statecheck.queryable.locations import OpenStorage
@@ -105,10 +109,11 @@ def storage_here(open_storage: OpenStorage, option: str) -> OpenStorage:
     def opened(pointer: str) -> CheckpointStorage:
         try:
             storage = open_storage(pointer)
+        except LocationNotAllowedError:
+            raise
         except Exception as error:
             raise _unusable(pointer, str(error), option) from error
-        directory = pointer.rpartition("/")[0]
-        if storage.is_local and not Path(storage.locate(directory)[1]).is_dir():
+        if storage.is_local and not storage.is_directory(pointer.rpartition("/")[0]):
             raise _unusable(pointer, "that this machine has no such directory", option)
         return storage
 

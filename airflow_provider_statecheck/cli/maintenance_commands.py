@@ -34,7 +34,7 @@ from airflow_provider_statecheck.cli.output import (
     print_rows,
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.hooks.connection import storage_opener
+from airflow_provider_statecheck.hooks.connection import guarded_storage_opener, storage_opener
 from airflow_provider_statecheck.hooks.transport import (
     find_job,
     job_recovery,
@@ -152,7 +152,7 @@ def gc(args: Namespace) -> Exit:
             "Expected either names of jobs or --all, found both or neither; give one of the two."
         )
     quarantine = _quarantine(args)
-    gateway, opener = maintenance_gateway(), storage_opener(args.storage_conn_id)
+    gateway, opener = maintenance_gateway(), guarded_storage_opener(args.storage_conn_id)
     job_ids = _job_ids(gateway, args.jobs)
     if not args.dry_run:
         job_savepoints(storage_conn_id=args.storage_conn_id).take_all(job_ids)
@@ -214,7 +214,7 @@ def rewind(args: Namespace) -> Exit:
 
 
 def _prune(args: Namespace, gateway: JobMaintenance, request: PruneRequest) -> Exit:
-    opener = storage_opener(args.storage_conn_id)
+    opener = guarded_storage_opener(args.storage_conn_id)
     job_ids = request.job_ids or _job_ids(gateway, [])
     pruned = list(each_job(job_ids, lambda job_id: prune_job(gateway, job_id, request, opener), PrunedJob))
     print_rows([_pruned_row(each) for each in pruned if each.has_changes], args.output)
@@ -249,7 +249,7 @@ def _verify_pointer(args: Namespace) -> list[Verification]:
 def _verify_job(args: Namespace) -> list[Verification]:
     gateway = maintenance_gateway()
     view = find_job(gateway, args.job)
-    opener = storage_opener(args.storage_conn_id)
+    opener = guarded_storage_opener(args.storage_conn_id)
     return list(
         verify_job(gateway, view, opener, checkpoint_id=args.checkpoint, is_deep=args.deep, with_savepoints=True)
     )
@@ -351,7 +351,7 @@ def serve_state(args: Namespace) -> Exit:
     )
     from airflow_provider_statecheck.configuration import StateServingSettings
     from airflow_provider_statecheck.gateway.http import root_url
-    from airflow_provider_statecheck.hooks.connection import CoordinatorAddress, coordinator_address, storage_opener
+    from airflow_provider_statecheck.hooks.connection import CoordinatorAddress, coordinator_address
 
     address = CoordinatorAddress(url=args.api_url) if args.api_url else coordinator_address()
     address = replace(address, url=root_url(address.url), timeout_seconds=API_TIMEOUT_SECONDS)
@@ -360,7 +360,7 @@ def serve_state(args: Namespace) -> Exit:
         max_staleness_seconds=args.max_staleness,
         requests_per_second=StateServingSettings.read().state_requests_per_second,
     )
-    app = create_state_app(settings, address.open_async, storage_opener(args.storage_conn_id))
+    app = create_state_app(settings, address.open_async, guarded_storage_opener(args.storage_conn_id))
     run_server(app, args.host, args.port, lambda url: _announce(url, address.url, args.output))
     return Exit.DONE
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 def savepoint(args: Namespace) -> Exit:
     """Take a savepoint of a whole job, or of one of its operators."""
     view = find_job(maintenance_gateway(), args.job)
-    service = job_savepoints(storage_conn_id=args.storage_conn_id)
+    service = job_savepoints(storage_conn_id=args.storage_conn_id, target=args.target)
     key = new_key()
     try:
         _request(view, args, service, key)

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from airflow_provider_statecheck.configuration import SECTION, configured_locations
+from airflow_provider_statecheck.configuration import SECTION, configured_locations, guarded_locations
 from airflow_provider_statecheck.exceptions import (
     AccessDeniedError,
     CoordinatorError,
@@ -21,6 +21,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.gateway.http import HttpClient
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.patience import PATIENCE
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, normalise_base, scheme_of, secrets_in
 
 log = logging.getLogger(__name__)
@@ -227,6 +228,33 @@ def storage_opener(conn_id: str | None = None) -> Callable[[str], CheckpointStor
         return storage.within(storage.allowed | locations)
 
     return open_within_locations
+
+
+def guarded_storage_opener(conn_id: str | None = None, *given: str | None) -> Callable[[str], CheckpointStorage]:
+    """
+    Return a function that opens storage for a server or for maintenance, which serve all jobs.
+
+    It opens only ``checkpoint_dir``, ``savepoint_dir`` and ``allowed_locations`` of the configuration, whatever tasks have
+    registered, and gives up hosts that do not answer.
+
+    :param conn_id: Connection with the credentials, by default ``[statecheck] storage_conn_id``.
+    :param given: Further directories or pointers, from the user who runs a command; ``None`` is ignored.
+    """
+    from airflow.sdk.configuration import conf
+
+    storage_conn_id = conn_id or conf.get(SECTION, "storage_conn_id", fallback=None)
+    allowed = guarded_locations(*(normalise_base(each) for each in given if each is not None))
+
+    def open_guarded(base_uri: str) -> CheckpointStorage:
+        base = normalise_base(base_uri)
+        allowed.require(base)
+        host = allowed.host_of(base)
+        # The clients of some stores connect when they are created.
+        storage = PATIENCE.call(host, lambda: open_storage(base, storage_conn_id)).guarded(allowed, PATIENCE)
+        PATIENCE.require_answer(host, lambda: storage.exists(base))
+        return storage
+
+    return open_guarded
 
 
 def _options_of(conn_id: str, scheme: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ describes the driver of a task that runs Spark in its own process.
 
 On a standalone cluster, spark-submit refuses Python applications in cluster mode. The hook therefore submits an empty jar
 with Spark's ``PythonRunner`` as the main class, which spark-submit itself uses for Python applications in client mode.
+Python then runs the program of :mod:`~airflow_provider_statecheck.spark.driver.cluster_start`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from airflow_provider_statecheck.checkpoint.ids import require_not_missing
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks.spark_settings import checked_settings, require_master, require_remote
 from airflow_provider_statecheck.overriding import override
+from airflow_provider_statecheck.spark.driver.cluster_start import STAGE_APPLICATION, arguments_of_python
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, redact
 
 if TYPE_CHECKING:
@@ -138,28 +140,39 @@ class CheckpointedSparkSubmitHook(SparkSubmitHook):
             self._conf = {**self._conf, _SUPERVISE: "false"}
         if not application.endswith(".py"):
             return application
+        if self._is_cluster:
+            return self._for_cluster(application)
         if self._shipping.is_package_shipped:
             self._ship_package()
-        return self._for_cluster(application) if self._is_cluster else application
+        return application
 
     def _ship_package(self) -> None:
-        from airflow_provider_statecheck.spark.driver.readiness import write_package
+        from airflow_provider_statecheck.spark.driver.shipped_files import write_package
 
-        package = str(write_package(self._folder()))
+        package = str(write_package(self._shipping.scratch).path)
         self._py_files = f"{self._py_files},{package}" if self._py_files else package
 
     def _for_cluster(self, application: str) -> str:
-        from airflow_provider_statecheck.spark.driver.readiness import write_launcher_jar
+        from airflow_provider_statecheck.spark.driver.shipped_files import write_launcher_jar, write_package
 
+        require_cluster_paths(application, self._py_files)
+        folder = self._shared_folder()
+        launcher = write_launcher_jar(folder)
         self._application_args, self._files, self._conf = as_cluster_python(
-            application, self._application_args, py_files=self._py_files, files=self._files, conf=self._conf
+            arguments_of_python(
+                launcher,
+                write_package(folder) if self._shipping.is_package_shipped else None,
+                application,
+                [str(each) for each in self._application_args or ()],
+            ),
+            py_files=self._py_files,
+            files=self._files,
+            conf=self._conf,
         )
         self._py_files, self._java_class = None, PYTHON_RUNNER
-        return write_launcher_jar(self._folder()).as_uri()
+        return launcher.path.as_uri()
 
-    def _folder(self) -> Path:
-        if not self._is_cluster:
-            return self._shipping.scratch
+    def _shared_folder(self) -> Path:
         scheme, _, path = self._shipping.shared.partition("://")
         if scheme not in LOCAL_SCHEMES:
             raise InvalidConfigurationError(
@@ -176,13 +189,15 @@ class CheckpointedSparkSubmitHook(SparkSubmitHook):
 
 
 class CheckpointedStageSubmitHook(CheckpointedSparkSubmitHook):
-    """Write the application of a stage to a directory of the driver, and submit it."""
+    """Submit the application of a stage, which cluster mode needs no file for."""
 
     @override
     def _prepare(self, application: str) -> str:
-        from airflow_provider_statecheck.spark.driver.readiness import write_stage_application
+        from airflow_provider_statecheck.spark.driver.shipped_files import write_stage_application
 
-        return super()._prepare(str(write_stage_application(self._folder())))
+        if self._is_cluster:
+            return super()._prepare(application)
+        return super()._prepare(str(write_stage_application(self._shipping.scratch)))
 
 
 class ClusterPython(NamedTuple):
@@ -194,29 +209,37 @@ class ClusterPython(NamedTuple):
 
 
 def as_cluster_python(
-    application: str,
-    application_args: Sequence[Any] | None,
-    *,
-    py_files: str | None,
-    files: str | None,
-    conf: Mapping[str, Any],
+    arguments: Sequence[str], *, py_files: str | None, files: str | None, conf: Mapping[str, Any]
 ) -> ClusterPython:
     """
-    Return the arguments that run an application with ``PythonRunner``.
+    Return the arguments that run a program with ``PythonRunner``.
 
-    :param application: Path of the script, readable by every worker.
+    :param arguments: The program and its arguments, as after Python's option ``-c``.
     :param py_files: Comma-separated Python files, readable by every worker.
-    :raises InvalidConfigurationError: A path is relative or on another filesystem, which workers do not fetch.
     """
-    python_files = [path for path in (py_files or "").split(",") if path]
-    for path in (application, *python_files):
-        _require_path(path)
+    python_files = _listed(py_files)
     return ClusterPython(
-        application_args=[application, ",".join(python_files), *map(str, application_args or ())],
+        # PythonRunner passes any first argument to Python where it expects a script.
+        application_args=["-c", ",".join(python_files), *arguments],
         # PythonRunner adds the files to the driver's path only; files and spark.submit.pyFiles send them to executors.
         files=",".join(filter(None, (files, *python_files))) or None,
         conf={**conf, **({"spark.submit.pyFiles": ",".join(python_files)} if python_files else {})},
     )
+
+
+def require_cluster_paths(application: str, py_files: str | None) -> None:
+    """
+    Check that workers find the Python files of an application.
+
+    :param py_files: Comma-separated Python files.
+    :raises InvalidConfigurationError: A path is relative or on another filesystem, which workers do not fetch.
+    """
+    for path in _listed(py_files) if application == STAGE_APPLICATION else (application, *_listed(py_files)):
+        _require_path(path)
+
+
+def _listed(py_files: str | None) -> list[str]:
+    return [path for path in (py_files or "").split(",") if path]
 
 
 def _require_path(path: str) -> None:

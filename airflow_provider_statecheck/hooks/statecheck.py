@@ -229,7 +229,7 @@ class StatecheckHook(BaseHook):
 
         # Not a number would never be over.
         require("timeout", timeout, lambda seconds: seconds >= 0, "a number of seconds, 0 or more")
-        service = job_savepoints(self.statecheck_conn_id, storage_conn_id)
+        service = job_savepoints(self.statecheck_conn_id, storage_conn_id, target=target)
         view, key = service.maintenance.describe(given_job_id(_job_here(job))), new_key()
         service.request(view, target, kind=savepoint_kind(stop), request_key=key)
         return service.pointer_of(view.job.job_id, key, timeout)

@@ -41,6 +41,7 @@ from airflow_provider_statecheck.hooks.connection import (
     DEFAULT_TIMEOUT_SECONDS,
     CoordinatorAddress,
     coordinator_address,
+    guarded_storage_opener,
     storage_opener,
 )
 
@@ -480,12 +481,15 @@ def find_job(gateway: JobReads, job: str) -> JobView:
         raise CheckpointNotFoundError(f"There is no job {job!r}; 'airflow statecheck jobs' lists all jobs.") from error
 
 
-def job_savepoints(conn_id: str = DEFAULT_CONN_ID, storage_conn_id: str | None = None) -> WholeJobSavepoints:
+def job_savepoints(
+    conn_id: str = DEFAULT_CONN_ID, storage_conn_id: str | None = None, *, target: str | None = None
+) -> WholeJobSavepoints:
     """
     Return the service that takes savepoints: with the rows in process if Airflow's database is accessible, else over HTTP.
 
     :param conn_id: Connection to the server, used over HTTP only.
     :param storage_conn_id: Connection with the credentials of the storage, by default ``[statecheck] storage_conn_id``.
+    :param target: Directory that the caller gives; other directories must be in the configured locations.
     :raises EnvironmentNotReadyError: The database is not accessible and no task is running.
     """
     from airflow_provider_statecheck.configuration import configured_savepoint_dir
@@ -495,6 +499,6 @@ def job_savepoints(conn_id: str = DEFAULT_CONN_ID, storage_conn_id: str | None =
         rows=coordinator_rows(conn_id),
         maintenance=maintenance_gateway(conn_id),
         savepoints=savepoint_gateway(conn_id),
-        open_storage=storage_opener(storage_conn_id),
+        open_storage=guarded_storage_opener(storage_conn_id, target),
         directory=configured_savepoint_dir(),
     )

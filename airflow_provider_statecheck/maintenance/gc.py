@@ -298,13 +298,16 @@ class DeletionLog:
         """Delete a file and record its size for its directory."""
         directory, _, name = uri.rpartition("/")
         size = self._size(uri)
-        if not self._dry_run:
+        if self._dry_run:
+            self._storage.require_deletable(uri)
+        else:
             self._storage.delete_file(uri)
         if size:
             self._record(directory, {name: size})
 
     def delete_directory(self, uri: str) -> None:
         """Delete a directory recursively and record the sizes of its files."""
+        self._storage.require_deletable(uri)
         files = self._storage.list_files(uri)
         if not self._dry_run:
             self._storage.delete_directory(uri)

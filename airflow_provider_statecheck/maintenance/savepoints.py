@@ -176,8 +176,8 @@ class JobSavepoints:
 
     def _jobs_of(self, pointer: str, job_id: JobId) -> list[JobId]:
         known = [job.job_id for job in self._store.jobs()]
-        # Without metadata, only the name of the directory identifies the job.
-        return [i for i in known if i == job_id] or [i for i in known if is_savepoint_of(pointer, i)]
+        # Metadata may be missing or forged. The row of a job decides whether the savepoint is its own.
+        return [i for i in known if i == job_id or is_savepoint_of(pointer, i)]
 
     def _dispose_in(self, job_id: JobId, pointer: str, *, dry_run: bool) -> CheckpointRecord | None:
         with changing(self._store, job_id, dry_run=dry_run) as tx:

@@ -22,9 +22,10 @@ from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CorruptRowError,
     CorruptStateError,
+    LocationNotAllowedError,
     StorageError,
 )
-from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID, storage_opener
+from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID, guarded_storage_opener
 from airflow_provider_statecheck.hooks.transport import job_savepoints, maintenance_gateway
 from airflow_provider_statecheck.maintenance.gc import CollectedJob, PrunedJob, PruneRequest, collect_job, prune_job
 from airflow_provider_statecheck.maintenance.job_maintenance import each_job
@@ -104,7 +105,7 @@ def collect_all(
     :raises InvalidConfigurationError: The quarantine is shorter than a day.
     :raises StorageError: A deletion failed; raised after all jobs.
     """
-    gateway, opener = maintenance_gateway(conn_id), storage_opener(storage_conn_id)
+    gateway, opener = maintenance_gateway(conn_id), guarded_storage_opener(storage_conn_id)
     job_savepoints(conn_id, storage_conn_id).take_all(_all(gateway))
     collected = each_job(
         _all(gateway), lambda job_id: collect_job(gateway, job_id, opener, quarantine=quarantine), CollectedJob
@@ -130,7 +131,7 @@ def prune_all(
     :raises StorageError: Files of a job could not be deleted, and its rows are retained; raised after all jobs.
     """
     request = PruneRequest(older_than=older_than, test_jobs=True)
-    gateway, opener = maintenance_gateway(conn_id), storage_opener(storage_conn_id)
+    gateway, opener = maintenance_gateway(conn_id), guarded_storage_opener(storage_conn_id)
     done = list(each_job(_all(gateway), lambda job_id: prune_job(gateway, job_id, request, opener), PrunedJob))
     for each in done:
         _log_result(each.job, each.deleted_bytes, each.kept)
@@ -152,7 +153,7 @@ def verify_all(*, is_deep: bool = False, conn_id: str = DEFAULT_CONN_ID, storage
     :raises CorruptStateError: A checkpoint cannot be restored, or a row of a job cannot be read; raised after all jobs.
     :raises StorageError: The storage of a job is unavailable; raised after all jobs.
     """
-    gateway, opener = maintenance_gateway(conn_id), storage_opener(storage_conn_id)
+    gateway, opener = maintenance_gateway(conn_id), guarded_storage_opener(storage_conn_id)
     found: list[Verification] = []
     unreachable: list[str] = []
     unreadable: list[str] = []
@@ -165,7 +166,7 @@ def verify_all(*, is_deep: bool = False, conn_id: str = DEFAULT_CONN_ID, storage
             continue
         except CorruptRowError as error:
             unreadable.append(f"{job.name}: {error}")
-        except StorageError as error:
+        except (StorageError, LocationNotAllowedError) as error:
             unreachable.append(f"{job.name}: {redact(str(error))}")
     _require_restorable(found, unreachable, unreadable)
     return len(found)

@@ -15,6 +15,7 @@ from airflow_provider_statecheck.checkpoint.ids import require_not_missing
 from airflow_provider_statecheck.exceptions import A_RETRY_CANNOT_HELP, StoppedWithSavepointError
 from airflow_provider_statecheck.operators.checkpointed import CheckpointedOperator, PreparedStage
 from airflow_provider_statecheck.overriding import override
+from airflow_provider_statecheck.spark.driver.cluster_start import STAGE_APPLICATION
 from airflow_provider_statecheck.spark.endings import message_of
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.hooks.submitted_stage import SubmittedStage
 
 
-STAGE_APPLICATION = "statecheck_stage.py"
 _PACKAGES = "packages"
 
 
@@ -44,7 +44,7 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator)
 
     :param ship_package: Add this package to the Python files of the application. Not needed if the cluster has it installed.
     :param package_dir: For cluster mode: a directory shared by all workers for the added package. The default is below
-        ``checkpoint_dir`` if that is a local path. (templated)
+        ``checkpoint_dir`` if that is a local path. The driver verifies the files there before it uses them. (templated)
     """
 
     template_fields: Sequence[str] = (

@@ -37,10 +37,10 @@ class StatecheckPlugin(AirflowPlugin):
     def fastapi_apps(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """Return the app of the API."""
         from airflow_provider_statecheck.api.airflow_app import create_airflow_app
-        from airflow_provider_statecheck.hooks.connection import storage_opener
+        from airflow_provider_statecheck.hooks.connection import guarded_storage_opener
 
         # The settings of the storage are read when a checkpoint is opened.
-        app = create_airflow_app(lambda pointer: storage_opener()(pointer))
+        app = create_airflow_app(lambda pointer: guarded_storage_opener()(pointer))
         return [{"app": app, "url_prefix": MOUNT_PATH, "name": "statecheck"}]
 
     @property

@@ -176,14 +176,6 @@ def _raise_unless_missing(error: OSError) -> None:
         raise error
 
 
-def remove_empty_directories(directory: Path) -> None:
-    """Remove a directory and its subdirectories unless they contain files."""
-    for parent, _, _ in os.walk(directory, topdown=False):
-        # rmdir fails if a writer has created a file in the meantime.
-        with suppress(OSError):
-            Path(parent).rmdir()
-
-
 def make_directory(path: Path) -> None:
     """Create a directory and its missing parents durably."""
     missing = [p for p in (path, *path.parents) if not p.exists()]

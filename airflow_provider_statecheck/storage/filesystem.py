@@ -22,18 +22,20 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StorageError,
 )
-from airflow_provider_statecheck.storage import file_operations
+from airflow_provider_statecheck.storage import file_operations, own_files
 from airflow_provider_statecheck.storage.failures import RetryPolicy, advice, is_missing_bucket, is_taken, judged_alone
 from airflow_provider_statecheck.storage.file_operations import ignoring_missing
+from airflow_provider_statecheck.storage.own_files import OwnDirectory
+from airflow_provider_statecheck.storage.patience import CALL_SECONDS, DIRECTORY_SECONDS, HostPatience, seconds_for
 from airflow_provider_statecheck.storage.uris import (
     AllowedLocations,
     conceal,
+    deletable_root,
     harmless,
     is_local,
     normalise_base,
     open_filesystem,
     redact,
-    require_deletable,
     secrets_in,
     serves,
 )
@@ -72,6 +74,7 @@ class CheckpointStorage:
         self._retries = retries or RetryPolicy()
         self.allowed = AllowedLocations().around(base_uri)
         """The locations that may be read."""
+        self._patience: HostPatience | None = None
 
     def __repr__(self) -> str:
         return f"CheckpointStorage({redact(self.base_uri)!r})"
@@ -109,12 +112,27 @@ class CheckpointStorage:
         """
         return self.within(self.allowed.around(*uris).below(*locations))
 
+    def allowing_own(self, uri: str) -> Self:
+        """Return this storage with a directory that this process has made, also for a guarded storage."""
+        return self.within(self.allowed.with_own(uri))
+
     def within(self, allowed: AllowedLocations) -> Self:
         """Return this storage with other allowed locations."""
         if allowed is self.allowed:
             return self
         other = object.__new__(type(self))
         vars(other).update({**vars(self), "allowed": allowed})
+        return other
+
+    def guarded(self, allowed: AllowedLocations, patience: HostPatience) -> Self:
+        """
+        Return this storage for a server or maintenance, which opens URIs that tasks have registered.
+
+        :param allowed: The only locations that it opens, for any purpose; none is added later.
+        :param patience: Deadlines of its calls.
+        """
+        other = self.within(allowed.fixed())
+        other._patience = patience
         return other
 
     def free_bytes(self) -> int | None:
@@ -131,7 +149,8 @@ class CheckpointStorage:
 
         :raises StorageError: if the file exists with other bytes, or the storage fails.
         """
-        self.call(uri, lambda filesystem, path: _write(filesystem, path, data, uri, overwrite=overwrite))
+        seconds = seconds_for(len(data))
+        self.call(uri, lambda filesystem, path: _write(filesystem, path, data, uri, overwrite=overwrite), seconds)
 
     def copy_file(self, source_uri: str, target_uri: str) -> None:
         """
@@ -141,8 +160,9 @@ class CheckpointStorage:
         """
         self.allowed.require(source_uri)
         source_filesystem, source = self.locate(source_uri)
+        seconds = CALL_SECONDS if self._patience is None else seconds_for(self.size(source_uri))
         if not self.call(
-            target_uri, lambda filesystem, path: _copy(source_filesystem, source, filesystem, path, target_uri)
+            target_uri, lambda filesystem, path: _copy(source_filesystem, source, filesystem, path, target_uri), seconds
         ):
             raise _not_found_error(source_uri)
 
@@ -165,11 +185,12 @@ class CheckpointStorage:
 
     def read_bytes(self, uri: str) -> bytes:
         """Return the content of a file."""
-        return self._read(uri, lambda filesystem, path: bytes(filesystem.cat_file(path)))
+        return self._read(uri, lambda filesystem, path: bytes(filesystem.cat_file(path)), DIRECTORY_SECONDS)
 
     def read_range(self, uri: str, start: int, end: int) -> bytes:
         """Return the bytes from ``start`` up to, but not including, ``end``."""
-        return self._read(uri, lambda filesystem, path: _read_range(filesystem, path, start, end))
+        seconds = seconds_for(end - start)
+        return self._read(uri, lambda filesystem, path: _read_range(filesystem, path, start, end), seconds)
 
     def read_sized(self, uri: str, size: int) -> bytes:
         """
@@ -222,8 +243,8 @@ class CheckpointStorage:
         :raises StorageError: if any part of the directory cannot be listed.
         """
         if is_local(directory):
-            return self._read(directory, lambda _, root: file_operations.list_files(Path(root)))
-        return self._read(directory, _list_objects)
+            return self._read(directory, lambda _, root: file_operations.list_files(Path(root)), DIRECTORY_SECONDS)
+        return self._read(directory, _list_objects, DIRECTORY_SECONDS)
 
     def list_directories(self, directory: str) -> list[str]:
         """Return the names of the direct subdirectories of a directory; empty if it is missing."""
@@ -235,20 +256,45 @@ class CheckpointStorage:
         """
         Delete a file; a missing file is success.
 
-        :raises InvalidConfigurationError: if the file is not in a checkpoint or a snapshot.
+        :raises InvalidConfigurationError: if the file is not in a checkpoint or a snapshot, or a symbolic link leads to it.
         """
-        require_deletable(uri, self.base_uri)
-        self.call(uri, _delete_file)
+        self.delete_file_below(deletable_root(uri, self.base_uri), uri)
+
+    def delete_file_below(self, root: str, uri: str) -> None:
+        """
+        Delete a file; a missing file is success.
+
+        :param root: URI of the directory that the caller may delete from.
+        :raises InvalidConfigurationError: if a symbolic link leads to the file.
+        """
+        if is_local(uri):
+            self.call(uri, self._below(root, own_files.delete_file))
+        else:
+            self.call(uri, _delete_file)
 
     def delete_directory(self, uri: str) -> None:
         """
         Delete a directory recursively; a missing directory is success.
 
-        :raises InvalidConfigurationError: if the directory is not part of a checkpoint or a snapshot.
+        :raises InvalidConfigurationError: if the directory is not part of a checkpoint or a snapshot, or a symbolic link leads
+            to it.
         :raises StorageError: if the storage fails; the directory may be deleted in part.
         """
-        require_deletable(uri, self.base_uri)
-        self.call(uri, file_operations.delete_all)
+        root = deletable_root(uri, self.base_uri)
+        if is_local(uri):
+            self.call(uri, self._below(root, own_files.delete_directory), DIRECTORY_SECONDS)
+        else:
+            self.call(uri, file_operations.delete_all, DIRECTORY_SECONDS)
+
+    def require_deletable(self, uri: str) -> None:
+        """
+        Require that a file or directory may be deleted or replaced.
+
+        :raises InvalidConfigurationError: as :meth:`delete_file`.
+        """
+        root = deletable_root(uri, self.base_uri)
+        if is_local(uri):
+            self.call(uri, self._below(root, own_files.require_own))
 
     def remove_empty_directories(self, uri: str) -> None:
         """
@@ -258,28 +304,44 @@ class CheckpointStorage:
         together with its files.
         """
         if is_local(uri):
-            self.call(uri, lambda _, path: file_operations.remove_empty_directories(Path(path)))
+            self.call(uri, lambda _, path: own_files.remove_empty_directories(OwnDirectory(Path(path))))
+
+    def _below(self, root: str, operation: Callable[[OwnDirectory, Path], None]) -> Callable[[Any, str], None]:
+        directory = OwnDirectory(Path(self.locate(root)[1]), is_chosen=root == self.base_uri)
+        return lambda _, path: operation(directory, Path(path))
 
     def _info(self, uri: str) -> dict[str, Any] | None:
         # fsspec's exists() returns False on any error.
         return self._read(uri, _info_or_none)
 
-    def _read(self, uri: str, operation: Callable[[Any, str], Result]) -> Result:
+    def _read(self, uri: str, operation: Callable[[Any, str], Result], seconds: float = CALL_SECONDS) -> Result:
         self.allowed.require(uri)
-        return self.call(uri, lambda filesystem, path: _reading(operation, filesystem, path))
+        return self.call(uri, lambda filesystem, path: _reading(operation, filesystem, path), seconds)
 
-    def call(self, uri: str, operation: Callable[[Any, str], Result]) -> Result:
+    def call(self, uri: str, operation: Callable[[Any, str], Result], seconds: float = CALL_SECONDS) -> Result:
         """
         Run an idempotent operation on a file, with retries.
 
         :param operation: Takes the fsspec filesystem and the path in it.
+        :param seconds: Deadline of each try of a guarded storage.
         """
         with self._translating_errors(uri):
-            filesystem, path = self.locate(uri)
-            return self._retries.call(lambda: operation(filesystem, path), redact(uri))
+            if self._patience is None:
+                filesystem, path = self.locate(uri)
+                return self._retries.call(lambda: operation(filesystem, path), redact(uri))
+            patience, host = self._patience, self.allowed.host_of(uri)
+            return self._retries.call(
+                lambda: patience.call(host, lambda: operation(*self.locate(uri)), seconds), redact(uri)
+            )
 
     def locate(self, uri: str) -> tuple[Any, str]:
-        """Return the fsspec filesystem of a URI and the path in it."""
+        """
+        Return the fsspec filesystem of a URI and the path in it.
+
+        :raises LocationNotAllowedError: if the storage is guarded, and the URI is not in an allowed location.
+        """
+        if self._patience is not None:
+            self.allowed.require(uri)
         filesystem = self._fs if serves(self._fs, self.base_uri, uri) else open_filesystem(uri, {})
         return filesystem, str(filesystem._strip_protocol(uri))
 
@@ -314,9 +376,9 @@ def verified(data: bytes, uri: str, *, size: int, sha256: str | None) -> bytes:
     """
     if len(data) != size:
         raise _changed_error(uri, f"{size} bytes", f"{len(data)} bytes")
-    found = hashlib.sha256(data).hexdigest()
-    if sha256 is not None and found != sha256:
-        raise _changed_error(uri, f"{size} bytes with sha256 {sha256[:12]}…", f"{size} bytes with {found[:12]}…")
+    if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
+        # A digest of what was found would tell a reader of the error about a file that only this process may read.
+        raise _changed_error(uri, f"{size} bytes with sha256 {sha256[:12]}…", f"{size} bytes with another one")
     return data
 
 

@@ -110,6 +110,7 @@ class Quarantine:
         if not found_at:
             self._storage.delete_file(self._uri)
             return
+        self._storage.require_deletable(self._uri)
         record = {uri.removeprefix(f"{self._root}/"): since.isoformat() for uri, since in found_at.items()}
         self._storage.write_bytes(self._uri, json.dumps(record, indent=1).encode(), overwrite=True)
 
@@ -397,8 +398,10 @@ def _delete_each(delete: Callable[[str], None], uris: Iterable[str], problems: l
         try:
             delete(uri)
         except StateCheckError as error:
-            # An orphan that cannot be deleted, such as one of another user, must not keep the others.
-            problems.append(str(error))
+            # An orphan that cannot be deleted, such as one of another user, must not keep the others. A link to a directory
+            # gives the same error for each file.
+            if str(error) not in problems:
+                problems.append(str(error))
         else:
             yield uri
 

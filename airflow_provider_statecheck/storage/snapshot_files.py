@@ -17,7 +17,7 @@ from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     SnapshotContent,
     SnapshotStorage,
 )
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_UID, METADATA_FILE, JobId, new_savepoint_uri
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_UID, METADATA_FILE, JobId
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, OperatorState
 from airflow_provider_statecheck.overriding import override
@@ -83,8 +83,8 @@ class SnapshotFiles(SnapshotStorage):
         self._storage.list_directories(self._storage.base_uri)
 
     @override
-    def new_savepoint_location(self, target: str | None) -> str:
-        return new_savepoint_uri(require_savepoint_target(target, self._savepoint_dir), self._job_id)
+    def savepoint_parent(self, target: str | None) -> str:
+        return require_savepoint_target(target, self._savepoint_dir)
 
     @override
     def initialize_location(self, location: str) -> None:

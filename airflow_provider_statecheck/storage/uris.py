@@ -124,17 +124,21 @@ def is_local(uri: str) -> bool:
     return scheme_of(uri) in LOCAL_SCHEMES
 
 
-def require_deletable(uri: str, base_uri: str) -> None:
+def deletable_root(uri: str, base_uri: str) -> str:
     """
-    Require that a URI is part of a checkpoint or a snapshot, to protect buckets from accidental deletion.
+    Return the directory of the job or savepoint that a checkpoint, a snapshot or a file of them is in.
+
+    The requirement protects buckets from accidental deletion.
 
     :param base_uri: The checkpoint directory. URIs in other directories are accepted unless they contain this one.
     :raises InvalidConfigurationError: if the URI is anything else.
     """
-    if not _is_plain(uri) or not _is_checkpoint_or_snapshot(uri.rstrip("/"), base_uri):
+    root = _root_of(uri.rstrip("/"), base_uri) if _is_plain(uri) else None
+    if root is None:
         raise InvalidConfigurationError(
             f"Expected to delete a checkpoint or a snapshot of a job, found {redact(uri)!r}; nothing was deleted."
         )
+    return root
 
 
 def _normalise_uri(scheme: str, rest: str, text: str, name: str) -> str:
@@ -171,12 +175,21 @@ def _is_plain(uri: str) -> bool:
     return not _GLOB.search(uri) and not {"", ".", ".."} & set(parts)
 
 
-def _is_checkpoint_or_snapshot(uri: str, base_uri: str) -> bool:
+def _root_of(uri: str, base_uri: str) -> str | None:
     if uri.startswith(f"{base_uri}/"):
         below = uri.removeprefix(f"{base_uri}/")
+        if _DELETABLE_HERE.match(below):
+            return f"{base_uri}/{below.partition('/')[0]}"
         # Savepoints may be in a subdirectory, and a job may have no directory of its own.
-        return bool(_DELETABLE_HERE.match(below) or _SAVEPOINT_BELOW.search(below) or _OF_THE_ONLY_JOB.match(below))
-    return not f"{base_uri}/".startswith(f"{uri}/") and bool(_DELETABLE_ELSEWHERE.search(uri))
+        savepoint = _SAVEPOINT_BELOW.search(below)
+        if savepoint is not None:
+            return f"{base_uri}/{below[: savepoint.end()].rstrip('/')}"
+        return base_uri if _OF_THE_ONLY_JOB.match(below) else None
+    elsewhere = None if f"{base_uri}/".startswith(f"{uri}/") else _DELETABLE_ELSEWHERE.search(uri)
+    if elsewhere is None:
+        return None
+    begin = elsewhere.start() + 1
+    return uri[:begin] + uri[begin:].partition("/")[0]
 
 
 OF_JOB = "job:"
@@ -374,9 +387,11 @@ class AllowedLocations:
     The locations that a storage may read.
 
     :param places: URIs of directory trees, with canonical schemes and trailing slashes.
+    :param is_fixed: Whether further locations, such as those in rows and metadata, are not added.
     """
 
     places: tuple[str, ...] = ()
+    is_fixed: bool = False
 
     def around(self, *uris: str | None) -> Self:
         """Return the locations plus those of directories named by the user or the coordinator."""
@@ -399,7 +414,7 @@ class AllowedLocations:
         if not self._cover(uri):
             places = redact(", ".join(place.removesuffix("/") for place in self.places))
             raise LocationNotAllowedError(
-                f"Expected files of checkpoints and savepoints in {places}, found "
+                f"Expected files of checkpoints and savepoints in {places or 'the configured locations'}, found "
                 f"{redact(uri)!r}, which was not opened. If you trust the checkpoint that references it, add its "
                 f"location to {SETTING}, in the section [statecheck] or as an argument.",
                 uri=redact(uri),
@@ -414,8 +429,25 @@ class AllowedLocations:
             return False
 
     def _with(self, places: Iterable[str]) -> Self:
-        new = [place for place in dict.fromkeys(places) if not self._cover(place)]
+        new = [] if self.is_fixed else [place for place in dict.fromkeys(places) if not self._cover(place)]
         return type(self)((*self.places, *new)) if new else self
+
+    def fixed(self) -> Self:
+        """Return these locations, to which no others can be added."""
+        return type(self)(self.places, is_fixed=True)
+
+    def with_own(self, uri: str) -> Self:
+        """Return the locations plus a directory of this process, also if they are fixed."""
+        return type(self)((*self.places, _place_below(uri)), is_fixed=self.is_fixed)
+
+    def host_of(self, uri: str) -> str:
+        """Return what a URI shares a host with: the bucket or host, or the location of a local file."""
+        around = _place_around(uri)
+        scheme, _, rest = around.partition("://")
+        if scheme not in LOCAL_SCHEMES:
+            return redact(f"{scheme}://{rest.partition('/')[0]}")
+        place = _resolved(_place_below(uri))
+        return next((known for known in self.places if place.startswith(_resolved(known))), around).rstrip("/")
 
 
 def _place_below(uri: str) -> str:

@@ -154,7 +154,13 @@ class _CountedStorage(_Counted):
 
     def allowing(self, *uris: str | None, **options: Any) -> _CountedStorage:
         """Return a storage with further readable locations and the same plan."""
-        wider = self._target.allowing(*uris, **options)
+        return self._with(self._target.allowing(*uris, **options))
+
+    def allowing_own(self, uri: str) -> _CountedStorage:
+        """Return a storage with a directory of this process and the same plan."""
+        return self._with(self._target.allowing_own(uri))
+
+    def _with(self, wider: CheckpointStorage) -> _CountedStorage:
         return self if wider is self._target else _CountedStorage(wider, self._plan, self._names, self._error)
 
 

@@ -19,7 +19,6 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AbortCheckpoints,
     AbortScope,
     AcknowledgedCheckpoint,
-    BeginCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import private_states
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
@@ -229,21 +228,6 @@ class AlignedContract:
         kept = [job.rows.end_handles(leader, None, "a" * 32) for _ in range(2)]
         assert [[c.checkpoint_id for c in each] for each in kept] == [[checkpoint.checkpoint_id]] * 2
         assert job.rows.end_handles(job.lead(), None, "b" * 32) == ()
-
-    def test_a_savepoint_needs_a_new_directory(self, job: AlignedJob) -> None:
-        savepoint = taken(job, CheckpointProperties.for_savepoint())
-        enqueue(job, "a" * 32, properties=CheckpointProperties.for_savepoint())
-        message = BeginCheckpoint(
-            leader=job.lead(),
-            decider=DECIDER,
-            request_key="a" * 32,
-            coordinator="c" * 32,
-            awaited=(),
-            timeout_seconds=60.0,
-            location=savepoint.location,
-        )
-        with pytest.raises(InvalidConfigurationError, match="new directory"):
-            job.rows.begin(message)
 
 
 DECIDER = CheckpointRequestDecider(max_concurrent=1, min_pause_seconds=0.0, max_queued=1)

@@ -14,7 +14,8 @@ import pytest
 
 from airflow_provider_statecheck import StageContext
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError
-from airflow_provider_statecheck.spark.driver.readiness import make_ready, ship_package
+from airflow_provider_statecheck.spark.driver.readiness import make_ready
+from airflow_provider_statecheck.spark.driver.shipped_files import ship_package
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.connect.conftest import connect
 from tests.connect_server import ConnectServer

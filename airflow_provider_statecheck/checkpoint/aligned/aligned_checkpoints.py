@@ -30,7 +30,6 @@ from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_OPERATOR_ID,
     OperatorId,
     checkpoint_uri,
-    is_savepoint_of,
     job_id_of,
     new_key,
 )
@@ -312,9 +311,13 @@ class AlignedCheckpoints(StoredJobs):
         return RequestOutcome(request=found, checkpoint=self._store.checkpoint(job_id, found.checkpoint_id))
 
     def owns(self, leader: AttemptRef, location: str) -> bool:
-        """Return whether the job took or claimed a savepoint and no other one has claimed it."""
+        """Return whether the job took or claimed a savepoint, according to its rows, and no other one has claimed it."""
         claim = self._store.claim(location)
-        return is_savepoint_of(location, leader.job_id) if claim is None else claim.job_id == leader.job_id
+        if claim is not None:
+            return claim.job_id == leader.job_id
+        with self._store.transaction(leader.job_id) as tx:
+            taken = (c for c in tx.open_checkpoints(leader.operator_id) if not c.properties.unclaimed)
+            return any(c.location == location for c in taken)
 
     def report_failure(
         self,

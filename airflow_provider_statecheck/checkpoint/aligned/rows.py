@@ -64,8 +64,8 @@ class BeginCheckpoint:
     timeout_seconds: float
     is_full: bool = False
     """Whether the checkpoint must not reference files of earlier ones."""
-    location: str | None = None
-    """Directory of a savepoint; ``None`` for a checkpoint, whose directory follows from its id."""
+    savepoint_dir: str | None = None
+    """Parent directory of a savepoint without a target, in which the coordinator draws a name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

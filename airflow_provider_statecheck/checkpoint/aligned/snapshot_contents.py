@@ -132,9 +132,9 @@ class SnapshotStorage(Protocol):
         :raises StorageError: if a directory cannot be created.
         """
 
-    def new_savepoint_location(self, target: str | None) -> str:
+    def savepoint_parent(self, target: str | None) -> str:
         """
-        Return a new directory for a savepoint without creating it.
+        Return the directory in which the coordinator names a savepoint.
 
         :raises InvalidConfigurationError: if there is neither a target nor a default.
         """

@@ -31,9 +31,8 @@ from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_UID,
     OperatorId,
     checkpoint_uri,
-    is_savepoint_directory,
-    is_savepoint_of,
     new_key,
+    new_savepoint_uri,
 )
 from airflow_provider_statecheck.checkpoint.ids_on_storage import skip_ids_on_storage
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeResult, AttemptRef
@@ -51,6 +50,7 @@ from airflow_provider_statecheck.checkpoint.records import (
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.checkpoint.statistics import truncated_cause
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 REMEMBERED_CHECKPOINTS = 16
 COORDINATOR = "coordinator"
@@ -158,15 +158,12 @@ def _add_pending(
     tx: JobTransaction, leader: AttemptRecord, request: SnapshotRequest, message: BeginCheckpoint
 ) -> CheckpointRecord:
     checkpoint_id, properties = tx.draw_checkpoint_id(), request.properties
-    location = message.location or checkpoint_uri(leader.storage_base, leader.job_id, checkpoint_id)
+    location = checkpoint_uri(leader.storage_base, leader.job_id, checkpoint_id)
     if properties.is_savepoint:
-        is_own = is_savepoint_directory(location) and is_savepoint_of(location, leader.job_id)
-        is_taken = tx.claim(location) is not None or any(c.location == location for c in tx.view().checkpoints)
-        require("location", location, lambda _: is_own and not is_taken, "a new directory for a savepoint of the job")
-    else:
-        require("location", message.location, lambda uri: uri is None, "None for a checkpoint")
-        if message.is_full:
-            properties = replace(properties, snapshot_type=CheckpointType.FULL_CHECKPOINT)
+        # The files below are those of the job, so no task chooses the directory.
+        location = new_savepoint_uri(_savepoint_parent(request, message), leader.job_id)
+    elif message.is_full:
+        properties = replace(properties, snapshot_type=CheckpointType.FULL_CHECKPOINT)
     return rows.begin(
         tx,
         leader,
@@ -179,6 +176,17 @@ def _add_pending(
         is_periodic=request.is_periodic,
         finalizer=message.coordinator,
     )
+
+
+def _savepoint_parent(request: SnapshotRequest, message: BeginCheckpoint) -> str:
+    parent = request.target or message.savepoint_dir
+    if parent is None:
+        raise InvalidConfigurationError(
+            "Expected a target or a savepoint_dir for a savepoint, found none; pass a target, or set "
+            "execution.checkpointing.savepoint-dir.",
+            key="savepoint_dir",
+        )
+    return parent
 
 
 def acknowledge(tx: JobTransaction, message: AcknowledgeAligned) -> Assessment:

@@ -100,7 +100,7 @@ class CheckpointTrigger:
 
     def _begin(self, request: SnapshotRequest, plan: CheckpointPlan) -> CheckpointRecord | None:
         components, properties = self._components, request.properties
-        location = components.storage.new_savepoint_location(request.target) if properties.is_savepoint else None
+        parent = components.storage.savepoint_parent(request.target) if properties.is_savepoint else None
         is_full = not properties.is_savepoint and self._must_be_full()
         message = BeginCheckpoint(
             leader=components.leader,
@@ -111,7 +111,7 @@ class CheckpointTrigger:
             awaited=tuple(_awaited(plan)),
             timeout_seconds=components.config.timeout.total_seconds(),
             is_full=is_full,
-            location=location,
+            savepoint_dir=parent,
         )
         checkpoint = components.rows.begin(message)
         # A shutdown meanwhile has not aborted a checkpoint that began after it.

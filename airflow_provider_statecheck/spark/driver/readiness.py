@@ -4,38 +4,28 @@ Checks before a stage starts: versions, packages and a shared checkpoint directo
 A local checkpoint directory must be the same directory for three parties: this process, which writes ``_metadata``; the
 Spark server or driver, which lists directories and commits; and the executors, which write the data. Otherwise the
 snapshots would be lost.
-
-The package is shipped to executors as a reproducible zip file with a hash in its name, because Spark rejects a file with a
-known name and different content.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import importlib
 import importlib.util
-import io
 import logging
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import uuid
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from importlib import metadata
-from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, StorageError
 from airflow_provider_statecheck.spark.driver.session import runs_in_this_process
+from airflow_provider_statecheck.spark.driver.shipped_files import ship_package
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -58,18 +48,6 @@ _FILE_ERROR = re.compile(
     r"PATH_NOT_FOUND|FILE_NOT_EXIST|FileNotFound|NoSuchFile|AccessControl|AccessDenied|Permission denied|Mkdirs failed"
     r"|Read-only file system|No such file"
 )
-
-_DISTRIBUTION = "airflow-provider-statecheck"
-_ROOT = Path(__file__).parents[2]
-_EPOCH = (1980, 1, 1, 0, 0, 0)
-_LAUNCHER_JAR = "statecheck-python-launcher.jar"
-_STAGE_APPLICATION = b"""from airflow_provider_statecheck.spark.stages.stage_run import main
-
-if __name__ == "__main__":
-    main()
-"""
-_SHIPPED: WeakSet[Any] = WeakSet()
-"""Sessions whose executors have this package."""
 
 
 def make_ready(spark: SparkSession, storage: CheckpointStorage) -> None:
@@ -185,72 +163,6 @@ def _not_shared(base_uri: str, finding: str) -> EnvironmentNotReadyError:
         f"Expected {redact(base_uri)} to be one directory for the task and for Spark's driver and executors, found that "
         f"{finding}; use a path on a shared volume that all of them can write to, or an object store such as s3://."
     )
-
-
-def ship_package(spark: SparkSession) -> None:
-    """Send this package to the executors, unless the session has it."""
-    # PySpark adds the file to sys.path of this process at each call.
-    if spark not in _SHIPPED:
-        spark.addArtifacts(str(write_package(Path(_package_folder().name))), pyfile=True)
-        _SHIPPED.add(spark)
-
-
-@functools.cache
-def _package_folder() -> tempfile.TemporaryDirectory[str]:
-    # Retained until the process exits, because a driver in this process serves the file to later executors.
-    return tempfile.TemporaryDirectory(prefix="statecheck-")
-
-
-def write_package(folder: Path) -> Path:
-    """
-    Write this package as a zip file to a folder if it does not exist, and return its path.
-
-    If this process imported the package from a zip file, return the path of that file.
-    """
-    if _ROOT.parent.is_file():
-        return _ROOT.parent
-    data = _package_bytes()
-    digest = hashlib.sha256(data).hexdigest()[:16]
-    return write_file(folder / f"{_ROOT.name}-{version(_DISTRIBUTION)}-{digest}.zip", data)
-
-
-def write_launcher_jar(folder: Path) -> Path:
-    """Write an empty jar, which cluster mode requires as the application, and return its path."""
-    return write_file(folder / _LAUNCHER_JAR, _archive({"META-INF/MANIFEST.MF": b"Manifest-Version: 1.0\n\n"}))
-
-
-def write_stage_application(folder: Path) -> Path:
-    """Write the application file with which ``spark-submit`` runs a stage, and return its path."""
-    # A separate folder, because Python puts the application's folder first on its module search path.
-    return write_file(folder / "stage-application" / "statecheck_stage.py", _STAGE_APPLICATION)
-
-
-def write_file(path: Path, data: bytes) -> Path:
-    """Write a world-readable file atomically if it does not exist, and return its path."""
-    if path.exists():
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-    # Workers may run as another user, and the package is not secret.
-    Path(temporary).chmod(0o644)
-    Path(temporary).replace(path)
-    return path
-
-
-@cache
-def _package_bytes() -> bytes:
-    files = sorted(path for path in _ROOT.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    return _archive({path.relative_to(_ROOT.parent).as_posix(): path.read_bytes() for path in files})
-
-
-def _archive(entries: dict[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in entries.items():
-            archive.writestr(zipfile.ZipInfo(name, _EPOCH), data, zipfile.ZIP_DEFLATED)
-    return buffer.getvalue()
 
 
 def check_driver_packages(

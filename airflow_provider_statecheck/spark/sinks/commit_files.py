@@ -397,8 +397,7 @@ class CommitFiles:
         return [(int(match[1]), int(match[2])) for match in found if match]
 
     def _delete(self, uri: str) -> None:
-        with suppress(CheckpointNotFoundError):
-            self.storage.call(uri, lambda filesystem, path: filesystem.rm_file(path))
+        self.storage.delete_file_below(self.storage.base_uri, uri)
 
     def _require_no_records(self) -> None:
         # Output without a log would look like orphan files and be deleted.

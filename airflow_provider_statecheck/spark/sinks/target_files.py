@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -163,8 +163,7 @@ class TargetFiles:
     def delete(self, name: str) -> None:
         """Delete a file; succeeds if it is missing."""
         self._require_own(name)
-        with suppress(CheckpointNotFoundError):
-            self.storage.call(self._uri(name), lambda filesystem, path: filesystem.rm_file(path))
+        self.storage.delete_file_below(self.storage.base_uri, self._uri(name))
 
     def require_nameable(self, directory: str) -> None:
         """

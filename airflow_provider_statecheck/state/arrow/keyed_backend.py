@@ -104,7 +104,7 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         self._storage = environment.storage
         self._settings = settings or ArrowStateSettings()
         self._spill = LocalSpill()
-        files = PartBytes(self._storage.allowing(self._spill.uri))
+        files = PartBytes(self._storage.allowing_own(self._spill.uri))
         self._reading = Reading(files, BlockCache(self._settings.cache_bytes), self._settings)
         self._snapshots: WeakSet[ArrowSnapshot] = WeakSet()
         self._unconfirmed: dict[int, ArrowSnapshot] = {}

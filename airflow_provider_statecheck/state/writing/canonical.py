@@ -182,7 +182,7 @@ class CanonicalCopies(StateCopies):
 
     def _write_regrouped(self, operator: OperatorState, files: Sequence[KeyedFiles]) -> None:
         for content in self._contents(operator, owned_handles(operator)):
-            with closing(LocalSpill()) as spill, closing(PartBytes(self.storage.allowing(spill.uri))) as spilled:
+            with closing(LocalSpill()) as spill, closing(PartBytes(self.storage.allowing_own(spill.uri))) as spilled:
                 found = self._runs_of(content, files, spill, spilled)
                 for each, runs in zip(files, found, strict=True):
                     each.write(content.key, content.schema, runs.rows())

@@ -38,7 +38,7 @@ def lose_storage(monkeypatch: pytest.MonkeyPatch, of: str = "") -> None:
             raise StorageError("The storage is away.")
         return CheckpointStorage.open(base)
 
-    monkeypatch.setattr(maintenance_commands, "storage_opener", lambda conn_id: away)
+    monkeypatch.setattr(maintenance_commands, "guarded_storage_opener", lambda conn_id: away)
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(stage, run, monkeypatch):
@@ -221,7 +221,7 @@ class TestVerify:
             local_path(str(first.metadata_uri)).unlink()
             return CheckpointStorage.open(base)
 
-        monkeypatch.setattr(maintenance_commands, "storage_opener", lambda conn_id: opener)
+        monkeypatch.setattr(maintenance_commands, "guarded_storage_opener", lambda conn_id: opener)
         outcome = run("verify", JOB, "-o", "json")
         assert (outcome.status, rows(outcome)) == (0, [])
 

@@ -40,7 +40,7 @@ def changed(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     """Let the commands take savepoints in another way."""
     taking: Any = vars(savepoint_commands)["job_savepoints"]
     service = replace(taking(storage_conn_id=None), **changes)
-    monkeypatch.setattr(savepoint_commands, "job_savepoints", lambda storage_conn_id: service)
+    monkeypatch.setattr(savepoint_commands, "job_savepoints", lambda **_: service)
 
 
 def full_disk(*_: object) -> None:

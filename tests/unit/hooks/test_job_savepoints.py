@@ -26,7 +26,8 @@ from tests.unit.written_stage import JOB, WrittenStage
 
 
 @pytest.fixture
-def stage(in_worker: ServedJobs, tmp_path: Path) -> WrittenStage:
+def stage(in_worker: ServedJobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WrittenStage:
+    monkeypatch.setenv("AIRFLOW__STATECHECK__CHECKPOINT_DIR", tmp_path.as_uri())
     return WrittenStage(CheckpointStorage.open(tmp_path.as_uri()), in_worker.clock, in_worker.store)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from airflow_provider_statecheck.hooks.spark import (
     CheckpointedSparkSubmitHook,
     Shipping,
     as_cluster_python,
+    require_cluster_paths,
 )
 from airflow_provider_statecheck.spark.driver.attempts import HANDOVER_VARIABLE, DriverSettings, Handover, take_handover
 from tests.messages import make_registration
@@ -120,13 +122,16 @@ def test_nothing_is_shipped_where_the_package_is_installed(submit) -> None:
 
 def test_python_application_in_cluster_mode_is_run_by_sparks_own_runner(submit, tmp_path) -> None:
     command, _, _ = submit(IN_CLUSTER, application_args=["--day", "1"])
-    jar, script, python_files, *arguments = command[-5:]
+    jar, python_option, python_files, program, launcher, launcher_digest, package, package_digest, *given = command[
+        -11:
+    ]
     assert option(command, "--class") == "org.apache.spark.deploy.PythonRunner"
-    assert jar == f"file://{tmp_path}/shared/statecheck-python-launcher.jar"
-    assert (script, arguments) == ("/jobs/a.py", ["--day", "1"])
-    assert Path(python_files).parent == tmp_path / "shared"
-    assert option(command, "--files") == python_files
-    assert f"spark.submit.pyFiles={python_files}" in command
+    assert jar == f"file://{launcher}"
+    assert (python_option, python_files, given) == ("-c", "", ["/jobs/a.py", "--day", "1"])
+    compile(program, "program", "exec")
+    for path, digest in ((launcher, launcher_digest), (package, package_digest)):
+        assert Path(path).parent == tmp_path / "shared"
+        assert hashlib.sha256(Path(path).read_bytes()).hexdigest() == digest
     assert "spark.driver.supervise=false" in command
 
 
@@ -164,28 +169,28 @@ def test_workers_of_local_mode_get_the_tasks_python(submit, monkeypatch) -> None
     assert "PYSPARK_PYTHON" not in environment
 
 
-def test_runner_takes_the_script_then_its_python_files_then_the_arguments() -> None:
-    python = as_cluster_python("/jobs/a.py", ["--day", 3], py_files="/jobs/b.zip,/jobs/c.py", files=None, conf={})
-    assert python.application_args == ["/jobs/a.py", "/jobs/b.zip,/jobs/c.py", "--day", "3"]
+def test_runner_takes_the_program_after_the_python_files_then_the_arguments() -> None:
+    python = as_cluster_python(["pass", "--day", "3"], py_files="/jobs/b.zip,/jobs/c.py", files=None, conf={})
+    assert python.application_args == ["-c", "/jobs/b.zip,/jobs/c.py", "pass", "--day", "3"]
 
 
 def test_python_files_are_given_to_the_executors_beside_the_users_own_files_and_settings() -> None:
-    python = as_cluster_python("/jobs/a.py", None, py_files="/jobs/b.zip", files="/jobs/x.csv", conf={"spark.a": "1"})
+    python = as_cluster_python(["pass"], py_files="/jobs/b.zip", files="/jobs/x.csv", conf={"spark.a": "1"})
     assert python.files == "/jobs/x.csv,/jobs/b.zip"
     assert python.conf == {"spark.a": "1", "spark.submit.pyFiles": "/jobs/b.zip"}
 
 
 def test_without_python_files_nothing_is_added() -> None:
-    python = as_cluster_python("file:///jobs/a.py", None, py_files=None, files=None, conf={})
-    assert (python.application_args, python.files, python.conf) == (["file:///jobs/a.py", ""], None, {})
+    python = as_cluster_python(["pass"], py_files=None, files=None, conf={})
+    assert (python.application_args, python.files, python.conf) == (["-c", "", "pass"], None, {})
 
 
 @pytest.mark.parametrize("script", ["s3://bucket/a.py", "a.py", "hdfs:///jobs/a.py", "https://host/a.py"])
 def test_script_that_a_worker_does_not_fetch_is_refused(script: str) -> None:
     with pytest.raises(InvalidConfigurationError, match="absolute paths that every worker can read"):
-        as_cluster_python(script, None, py_files=None, files=None, conf={})
+        require_cluster_paths(script, None)
 
 
 def test_python_file_that_a_worker_does_not_fetch_is_refused() -> None:
     with pytest.raises(InvalidConfigurationError, match=r"s3://bucket/b\.zip"):
-        as_cluster_python("/jobs/a.py", None, py_files="/jobs/c.zip,s3://bucket/b.zip", files=None, conf={})
+        require_cluster_paths("/jobs/a.py", "/jobs/c.zip,s3://bucket/b.zip")

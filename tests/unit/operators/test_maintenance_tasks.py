@@ -22,7 +22,7 @@ from tests.unit.written_stage import WrittenStage, local_path
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WrittenStage:
     stage = WrittenStage(CheckpointStorage.open(str(tmp_path / "base")))
     monkeypatch.setattr(maintenance_dag, "maintenance_gateway", lambda conn_id: stage.maintenance)
-    monkeypatch.setattr(maintenance_dag, "storage_opener", lambda conn_id: CheckpointStorage.open)
+    monkeypatch.setattr(maintenance_dag, "guarded_storage_opener", lambda conn_id: CheckpointStorage.open)
     return stage
 
 
@@ -45,7 +45,7 @@ def test_what_could_not_be_deleted_fails_the_task_after_all_jobs(stage, tmp_path
             raise StorageError("It does not answer.")
         return CheckpointStorage.open(base)
 
-    monkeypatch.setattr(maintenance_dag, "storage_opener", lambda conn_id: opener)
+    monkeypatch.setattr(maintenance_dag, "guarded_storage_opener", lambda conn_id: opener)
     with pytest.raises(StorageError, match="It does not answer"):
         maintenance_dag.collect_all()
     assert stage.statuses("here")[1] == "subsumed"
@@ -92,7 +92,7 @@ def test_storage_that_does_not_answer_stops_no_verification_of_other_jobs(stage,
             raise StorageError("s3://key:secret@lake does not answer.")
         return CheckpointStorage.open(base)
 
-    monkeypatch.setattr(maintenance_dag, "storage_opener", lambda conn_id: opener)
+    monkeypatch.setattr(maintenance_dag, "guarded_storage_opener", lambda conn_id: opener)
     with pytest.raises(StorageError, match=r"1 job\(s\).*away: s3://\*\*\*@lake does not answer") as raised:
         maintenance_dag.verify_all()
     assert not isinstance(raised.value, CorruptStateError)
@@ -115,7 +115,7 @@ def test_damage_that_was_found_in_a_job_before_its_storage_failed_is_told(stage,
             raise StorageError("It does not answer.")
         return CheckpointStorage.open(base)
 
-    monkeypatch.setattr(maintenance_dag, "storage_opener", lambda conn_id: opener)
+    monkeypatch.setattr(maintenance_dag, "guarded_storage_opener", lambda conn_id: opener)
     with pytest.raises(CorruptStateError, match=r"found 1 that cannot.*It does not answer"):
         maintenance_dag.verify_all()
 

@@ -218,18 +218,15 @@ def test_application_of_the_users_own_is_refused() -> None:
         make_submit(application="job.py")
 
 
-@pytest.mark.parametrize("deploy_mode", ["client", "cluster"])
-def test_application_is_put_where_the_driver_finds_it_with_nothing_beside_it(deploy_mode: str, tmp_path: Path) -> None:
+def test_application_is_put_where_a_driver_in_client_mode_finds_it_with_nothing_beside_it(tmp_path: Path) -> None:
     hook = CheckpointedStageSubmitHook.__new__(CheckpointedStageSubmitHook)
-    hook._connection = {"deploy_mode": deploy_mode, "master": "spark://host:7077"}
+    hook._connection = {"deploy_mode": "client", "master": "spark://host:7077"}
     hook._shipping = Shipping(scratch=tmp_path / "scratch", shared=(tmp_path / "shared").as_uri())
     hook._conf, hook._py_files, hook._files, hook._application_args = {}, None, None, [SUBMITTED]
     application = hook._prepare("statecheck_stage.py")
-    folder = tmp_path / ("shared" if deploy_mode == "cluster" else "scratch")
-    [script] = folder.rglob("*.py")
+    [script] = (tmp_path / "scratch").rglob("*.py")
     assert [path.name for path in script.parent.iterdir()] == ["statecheck_stage.py"]
-    given = hook._application_args[0] if deploy_mode == "cluster" else application
-    assert (given, hook._application_args[-1]) == (str(script), SUBMITTED)
+    assert (application, hook._application_args) == (str(script), [SUBMITTED])
     compile(script.read_text(), str(script), "exec")
 
 

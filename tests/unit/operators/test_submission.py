@@ -21,11 +21,11 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.hooks.spark import Shipping
 from airflow_provider_statecheck.operators.checkpointed import StageTerminatedError
 from airflow_provider_statecheck.operators.spark_submit import (
-    STAGE_APPLICATION,
     CheckpointedSparkSubmitOperator,
     CheckpointedStageSubmitOperator,
 )
 from airflow_provider_statecheck.spark.driver.attempts import DriverSettings, Handover
+from airflow_provider_statecheck.spark.driver.cluster_start import STAGE_APPLICATION
 from tests.messages import make_registration
 
 CLIENT = {"conn_type": "spark", "host": "spark://master", "port": 7077}

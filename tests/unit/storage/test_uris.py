@@ -10,12 +10,12 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError, Lo
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import (
     AllowedLocations,
+    deletable_root,
     normalise_base,
     normalise_pointer,
     normalise_savepoint_dir,
     parse_locations,
     redact,
-    require_deletable,
 )
 
 JOB = "0123456789abcdef" * 2
@@ -124,20 +124,28 @@ def test_a_savepoint_may_be_in_a_container_of_azure_or_belong_to_a_user_of_hdfs(
 
 
 @pytest.mark.parametrize(
-    "uri",
+    ("uri", "root"),
     [
-        f"{BASE}/{JOB}/chk-1",
-        f"{BASE}/{JOB}/chk-1/_metadata",
-        f"{BASE}/{JOB}/shared/{OPERATOR}/raw/1-a",
-        f"{BASE}/{JOB}/shared/{OPERATOR}/raw/1-a/data",
-        f"{BASE}/{JOB}/chk-1/",
-        f"s3://other/base/{JOB}/chk-1",
-        f"file:///data/{JOB}/chk-1",
-        f"memory:///data/{JOB}/chk-1",
+        (f"{BASE}/{JOB}/chk-1", f"{BASE}/{JOB}"),
+        (f"{BASE}/{JOB}/chk-1/_metadata", f"{BASE}/{JOB}"),
+        (f"{BASE}/{JOB}/_orphans", f"{BASE}/{JOB}"),
+        (f"{BASE}/{JOB}/shared/{OPERATOR}/raw/1-a", f"{BASE}/{JOB}"),
+        (f"{BASE}/{JOB}/shared/{OPERATOR}/raw/1-a/data", f"{BASE}/{JOB}"),
+        (f"{BASE}/{JOB}/shared/{OPERATOR}/raw/savepoint-5d2c4a-0f6f7c1e2b3a", f"{BASE}/{JOB}"),
+        (f"{BASE}/{JOB}/chk-1/", f"{BASE}/{JOB}"),
+        (f"{BASE}/chk-1/f", BASE),
+        (f"{BASE}/savepoint-5d2c4a-0f6f7c1e2b3a", f"{BASE}/savepoint-5d2c4a-0f6f7c1e2b3a"),
+        (f"{BASE}/a/b/savepoint-5d2c4a-0f6f7c1e2b3a/f", f"{BASE}/a/b/savepoint-5d2c4a-0f6f7c1e2b3a"),
+        (f"s3://other/base/{JOB}/chk-1", f"s3://other/base/{JOB}"),
+        ("s3://other/savepoint-5d2c4a-0f6f7c1e2b3a/f", "s3://other/savepoint-5d2c4a-0f6f7c1e2b3a"),
+        (f"file:///data/{JOB}/chk-1", f"file:///data/{JOB}"),
+        (f"memory:///data/{JOB}/chk-1", f"memory:///data/{JOB}"),
     ],
 )
-def test_checkpoint_or_snapshot_and_what_is_in_it_may_be_deleted(uri: str) -> None:
-    require_deletable(uri, BASE)
+def test_checkpoint_or_snapshot_and_what_is_in_it_may_be_deleted_from_the_directory_of_its_job(
+    uri: str, root: str
+) -> None:
+    assert deletable_root(uri, BASE) == root
 
 
 @pytest.mark.parametrize(
@@ -182,15 +190,15 @@ def test_checkpoint_or_snapshot_and_what_is_in_it_may_be_deleted(uri: str) -> No
 )
 def test_anything_else_may_not_be_deleted(uri: str) -> None:
     with pytest.raises(InvalidConfigurationError, match="nothing was deleted"):
-        require_deletable(uri, BASE)
+        deletable_root(uri, BASE)
 
 
 @pytest.mark.parametrize("base", [f"s3://b/{JOB}/chk-1/ck", f"s3://b/{JOB}/shared/{OPERATOR}/a/b/ck"])
 def test_base_that_lies_in_a_place_like_a_checkpoint_is_never_deleted(base: str) -> None:
     for uri in (base, base.rpartition("/")[0], f"{base}/{JOB}", f"{base}/other", f"s3://b/{JOB}/chk-1/.."):
         with pytest.raises(InvalidConfigurationError, match="nothing was deleted"):
-            require_deletable(uri, base)
-    require_deletable(f"{base}/{JOB}/chk-1", base)
+            deletable_root(uri, base)
+    deletable_root(f"{base}/{JOB}/chk-1", base)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     BeginCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.ids import checkpoint_uri, new_key, new_savepoint_uri
+from airflow_provider_statecheck.checkpoint.ids import checkpoint_uri, new_key
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeResult
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
@@ -66,30 +66,19 @@ def test_a_repeated_begin_returns_its_checkpoint_and_another_coordinator_begins_
     assert len(job.jobs.describe(JOB).checkpoints) == 1
 
 
-@pytest.mark.parametrize(
-    ("properties", "location"),
-    [
-        (CHECKPOINT, "memory://elsewhere/savepoint-0f6f7c-000000000001"),
-        (CheckpointProperties.for_savepoint(), None),
-        (CheckpointProperties.for_savepoint(), "memory://savepoints/savepoint-0f6f7c-000000000001"),
-        (CheckpointProperties.for_savepoint(), "memory://savepoints/mine"),
-    ],
-    ids=["checkpoint elsewhere", "savepoint nowhere", "savepoint of another job", "no savepoint directory"],
-)
-def test_a_location_that_is_not_the_jobs_own_is_refused(
-    job: AlignedJob, properties: CheckpointProperties, location: str | None
-) -> None:
-    message = beginning(job, properties, location=location)
-    with pytest.raises(InvalidConfigurationError, match="location"):
+def test_a_savepoint_without_a_directory_is_refused(job: AlignedJob) -> None:
+    message = beginning(job, CheckpointProperties.for_savepoint())
+    with pytest.raises(InvalidConfigurationError, match="Expected a target or a savepoint_dir"):
         job.rows.begin(message)
     assert job.jobs.describe(JOB).checkpoints == ()
 
 
-def test_a_savepoint_is_where_the_coordinator_says(job: AlignedJob) -> None:
-    location = new_savepoint_uri("memory://savepoints", JOB)
-    checkpoint = job.rows.begin(beginning(job, CheckpointProperties.for_savepoint(), location=location))
+def test_the_coordinator_draws_the_name_of_a_savepoint(job: AlignedJob) -> None:
+    message = beginning(job, CheckpointProperties.for_savepoint(), savepoint_dir="memory://savepoints")
+    checkpoint = job.rows.begin(message)
     assert checkpoint is not None
-    assert checkpoint.location == location
+    assert checkpoint.location.startswith(f"memory://savepoints/savepoint-{JOB[:6]}-")
+    assert job.rows.begin(message) == checkpoint
 
 
 def test_a_manifest_outside_of_the_checkpoint_is_refused(job: AlignedJob) -> None:

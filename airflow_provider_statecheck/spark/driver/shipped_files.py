@@ -1,0 +1,141 @@
+"""
+The files of this package that a cluster executes.
+
+The package is shipped to executors as a reproducible zip file with a digest in its name, because Spark rejects a file with a
+known name and different content. Files in a directory that others can write to are replaced unless they have the expected
+content, and a driver in cluster mode verifies them when it starts; see :mod:`~.cluster_start`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import os
+import stat
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakSet
+
+from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_DISTRIBUTION = "airflow-provider-statecheck"
+_ROOT = Path(__file__).parents[2]
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_STAGE_APPLICATION = b"""from airflow_provider_statecheck.spark.stages.stage_run import main
+
+if __name__ == "__main__":
+    main()
+"""
+_SHIPPED: WeakSet[Any] = WeakSet()
+"""Sessions whose executors have this package."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedFile:
+    """A file with the content that this process wrote."""
+
+    path: Path
+    digest: str
+    """SHA-256 of the content."""
+
+    @classmethod
+    def written(cls, path: Path, data: bytes) -> Self:
+        """
+        Write a world-readable file atomically, unless it has this content, and return it.
+
+        :raises EnvironmentNotReadyError: The file cannot be written.
+        """
+        digest = hashlib.sha256(data).hexdigest()
+        try:
+            if not _has_content(path, data):
+                _write(path, data)
+        except OSError as error:
+            raise EnvironmentNotReadyError(
+                f"Expected to write {path}, which the driver and the executors execute, found: {error}; set package_dir to "
+                "a directory to which only this task's user can write and which every worker can read."
+            ) from error
+        return cls(path, digest)
+
+
+def ship_package(spark: SparkSession) -> None:
+    """Send this package to the executors, unless the session has it."""
+    # PySpark adds the file to sys.path of this process at each call.
+    if spark not in _SHIPPED:
+        spark.addArtifacts(str(write_package(Path(_package_folder().name)).path), pyfile=True)
+        _SHIPPED.add(spark)
+
+
+@functools.cache
+def _package_folder() -> tempfile.TemporaryDirectory[str]:
+    # Retained until the process exits, because a driver in this process serves the file to later executors.
+    return tempfile.TemporaryDirectory(prefix="statecheck-")
+
+
+def write_package(folder: Path) -> ShippedFile:
+    """
+    Write this package as a zip file to a folder, and return it.
+
+    If this process imported the package from a zip file, the written file is a copy of it with the same name.
+    """
+    if _ROOT.parent.is_file():
+        return ShippedFile.written(folder / _ROOT.parent.name, _ROOT.parent.read_bytes())
+    data = _package_bytes()
+    digest = hashlib.sha256(data).hexdigest()
+    return ShippedFile.written(folder / f"{_ROOT.name}-{version(_DISTRIBUTION)}-{digest}.zip", data)
+
+
+def write_launcher_jar(folder: Path) -> ShippedFile:
+    """Write an empty jar, which cluster mode requires as the application, and return it."""
+    data = _archive({"META-INF/MANIFEST.MF": b"Manifest-Version: 1.0\n\n"})
+    return ShippedFile.written(folder / f"statecheck-python-launcher-{hashlib.sha256(data).hexdigest()}.jar", data)
+
+
+def write_stage_application(folder: Path) -> Path:
+    """Write the application file with which ``spark-submit`` runs a stage in client mode, and return its path."""
+    # A separate folder, because Python puts the application's folder first on its module search path.
+    return ShippedFile.written(folder / "stage-application" / "statecheck_stage.py", _STAGE_APPLICATION).path
+
+
+def _has_content(path: Path, data: bytes) -> bool:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_size == len(data) and path.read_bytes() == data
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        # Workers may run as another user, and the package is not secret.
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+@cache
+def _package_bytes() -> bytes:
+    files = sorted(path for path in _ROOT.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return _archive({path.relative_to(_ROOT.parent).as_posix(): path.read_bytes() for path in files})
+
+
+def _archive(entries: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in entries.items():
+            archive.writestr(zipfile.ZipInfo(name, _EPOCH), data, zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()

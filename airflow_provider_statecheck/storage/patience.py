@@ -1,0 +1,115 @@
+"""
+Deadlines of calls to storage for servers and maintenance, which serve many jobs.
+
+A storage may never answer, and clients repeat calls for minutes. A call that takes too long is given up, and its host is not
+asked again for some time, so that it delays one call instead of every call of every job. The thread of the call remains until
+the client gives up; it does not keep the process from ending. All calls that are given up are idempotent.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from airflow_provider_statecheck.exceptions import StorageError
+
+Result = TypeVar("Result")
+
+CALL_SECONDS = 20.0
+"""Deadline of a call that transfers little."""
+DIRECTORY_SECONDS = 300.0
+"""Deadline of a call that lists or deletes a directory."""
+_BYTES_PER_SECOND = 1 << 20
+_SILENT_SECONDS = 300.0
+"""Time for which a host that did not answer is not asked again."""
+_ANSWERED_SECONDS = 60.0
+"""Time after an answer in which a host is not tested."""
+
+
+def seconds_for(size: int) -> float:
+    """Return the deadline of a call that transfers a number of bytes."""
+    return CALL_SECONDS + size / _BYTES_PER_SECOND
+
+
+@dataclass(slots=True)
+class HostPatience:
+    """
+    Gives up calls to hosts that do not answer.
+
+    :param monotonic: Clock in seconds.
+    :param longest_seconds: Upper limit of all deadlines.
+    """
+
+    monotonic: Callable[[], float] = time.monotonic
+    longest_seconds: float = float("inf")
+    _silent_until: dict[str, float] = field(default_factory=dict)
+    _answered_at: dict[str, float] = field(default_factory=dict)
+
+    def call(self, host: str, action: Callable[[], Result], seconds: float = CALL_SECONDS) -> Result:
+        """
+        Return the result of a call, or raise its error.
+
+        :param host: Name of the host for the error, without credentials.
+        :raises StorageError: It does not answer in time, or did not recently.
+        """
+        self._require_not_silent(host)
+        seconds = min(seconds, self.longest_seconds)
+        answer: Future[Result] = Future()
+        run = copy_context().run
+        # A thread of its own for each call: a pool would wait for the calls that do not answer.
+        threading.Thread(target=run, args=(_answer, action, answer), name=f"statecheck-{host}", daemon=True).start()
+        try:
+            return answer.result(seconds)
+        except TimeoutError:
+            if answer.done():
+                raise
+            self._silent_until[host] = self.monotonic() + _SILENT_SECONDS
+            raise StorageError(
+                f"Expected an answer of {host} within {seconds:g} seconds, found none; it is asked again in "
+                f"{_SILENT_SECONDS:g} seconds. Check the storage and the network."
+            ) from None
+        finally:
+            if answer.done():
+                self._answered_at[host] = self.monotonic()
+
+    def require_answer(self, host: str, test: Callable[[], object]) -> None:
+        """
+        Require that a host has answered recently, or answers a short call now, even with an error.
+
+        :raises StorageError: It does not answer in time, or did not recently.
+        """
+        self._require_not_silent(host)
+        answered_at = self._answered_at.get(host)
+        if answered_at is None or self.monotonic() - answered_at > _ANSWERED_SECONDS:
+            self.call(host, lambda: _ignoring_errors(test))
+
+    def _require_not_silent(self, host: str) -> None:
+        left = self._silent_until.get(host, 0.0) - self.monotonic()
+        if left > 0:
+            raise StorageError(
+                f"Expected an answer of {host}, found that it did not answer; it is asked again in {left:.0f} seconds. "
+                "Check the storage and the network."
+            )
+
+
+def _answer(action: Callable[[], Result], answer: Future[Result]) -> None:
+    try:
+        answer.set_result(action())
+    except BaseException as error:
+        answer.set_exception(error)
+
+
+def _ignoring_errors(test: Callable[[], object]) -> None:
+    # Any answer shows that the host can be reached.
+    with suppress(Exception):
+        test()
+
+
+PATIENCE = HostPatience()
+"""That of this process."""
