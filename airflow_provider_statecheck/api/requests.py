@@ -13,7 +13,6 @@ from __future__ import annotations
 import email.message
 import json
 import logging
-import math
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -35,6 +34,7 @@ from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError, 
 from airflow_provider_statecheck.checkpoint.secrets import masked
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, RequestLimitError, StateCheckError
 from airflow_provider_statecheck.gateway.verbs import MAX_ALIGNED_BODY_BYTES, MAX_BODY_BYTES, encode_error
+from airflow_provider_statecheck.metadata.record_rows import expected_number, expected_text
 from airflow_provider_statecheck.metadata.tables import SMALL_NUMBERS, TEXT_LENGTHS
 from airflow_provider_statecheck.overriding import override
 
@@ -289,8 +289,6 @@ class SecurityHeaders:
 
 _Path = tuple[str | int, ...]
 
-# JSON can contain U+0000 and lone surrogates, but PostgreSQL rejects the former and every database the latter.
-_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _STORED_AS = {
     **dict.fromkeys(("job_name", "former_uids", "part"), "name"),
@@ -366,16 +364,7 @@ def _expected(value: Any, name: str) -> str | None:
     if isinstance(value, str):
         if name in _NEVER_STORED:
             return "text without lone surrogates" if _LONE_SURROGATE.search(value) else None
-        return _expected_text(value, TEXT_LENGTHS.get(column))
-    if isinstance(value, float) and not math.isfinite(value):
-        return "a finite number"
-    if isinstance(value, int):
-        bits = 32 if column in SMALL_NUMBERS else 64
-        return None if -(2 ** (bits - 1)) <= value < 2 ** (bits - 1) else f"a whole number of {bits} bits"
+        return expected_text(value, TEXT_LENGTHS.get(column))
+    if isinstance(value, int | float):
+        return expected_number(value, 32 if column in SMALL_NUMBERS else 64)
     return None
-
-
-def _expected_text(value: str, longest: int | None) -> str | None:
-    if _UNSTORABLE.search(value):
-        return "text without U+0000 and lone surrogates"
-    return f"text of at most {longest} characters" if longest is not None and len(value) > longest else None

@@ -15,7 +15,7 @@ from typing import TypeVar
 from airflow_provider_statecheck.checkpoint.ids import DATA_DIRECTORY, OperatorId, checkpoint_id_of
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.store import JobView
-from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, LocationNotAllowedError
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, StateCheckError
 from airflow_provider_statecheck.maintenance.gc import OpenStorage, base_of
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
 from airflow_provider_statecheck.spark.restore import StateVerifier
@@ -246,5 +246,7 @@ def _of_snapshot(handle: SnapshotHandle, problems: list[str]) -> Verification:
 def _try(call: Callable[[], Value]) -> tuple[Value | None, str]:
     try:
         return call(), ""
-    except (*UNREADABLE, LocationNotAllowedError) as error:
+    except StateCheckError as error:
+        if error.retryable:
+            raise  # no evidence against a checkpoint
         return None, str(error)

@@ -139,7 +139,7 @@ def _load(
         checkpoint=candidate,
         document=document,
         manifests={uri: manifest for uri, manifest in found.items() if manifest is not None},
-        state=read_values(storage, document),
+        state=read_values(storage, document, is_bounded=False),
         skipped=skipped,
     )
 

@@ -27,7 +27,8 @@ from airflow_provider_statecheck.lazy import pa, parquet
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage.file_operations import in_parallel
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle
+from airflow_provider_statecheck.storage.json_text import UNDECODABLE, parse
+from airflow_provider_statecheck.storage.metadata_file import LARGEST_METADATA, SnapshotHandle
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
@@ -96,11 +97,11 @@ class SnapshotManifest:
         :raises IncompatibleCheckpointError: if another version of this package wrote it.
         """
         try:
-            document = json.loads(content)
+            document = parse(content)
             version = document["format_version"]
             if version == FORMAT_VERSION:
                 return decode(cls, document)
-        except (ValueError, KeyError, TypeError) as error:
+        except UNDECODABLE as error:
             raise CorruptStateError(
                 f"Expected a snapshot manifest, found {content[:60]!r}; restore from an earlier checkpoint."
             ) from error
@@ -142,7 +143,9 @@ def read_manifest(storage: CheckpointStorage, handle: SnapshotHandle) -> Snapsho
     :raises CheckpointNotFoundError: if it is missing.
     """
     uri = f"{handle.uri}/{MANIFEST_FILE}"
-    return SnapshotManifest.decode(storage.read_verified(uri, size=handle.manifest_size, sha256=handle.manifest_sha256))
+    return SnapshotManifest.decode(
+        storage.read_verified(uri, size=handle.manifest_size, sha256=handle.manifest_sha256, limit=LARGEST_METADATA)
+    )
 
 
 def read_verified_manifest(storage: CheckpointStorage, handle: SnapshotHandle) -> SnapshotManifest:

@@ -23,10 +23,10 @@ from airflow_provider_statecheck.state.source_items import (
     Ledger,
     Partial,
     decode_ledger,
-    decoding,
     pack_items,
     unpack_items,
 )
+from airflow_provider_statecheck.storage.json_text import decoding
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:

@@ -35,6 +35,7 @@ from airflow_provider_statecheck.lazy import np, pa
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas, encode_schemas
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.json_text import UNDECODABLE, parse
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, redact, scheme_of
 
 _MAX_OPEN_FILES = 64
@@ -307,10 +308,10 @@ def decode_meta(data: bytes, streams: Mapping[str, StreamStateHandle], source: s
         table = pa.ipc.open_file(pa.py_buffer(data)).read_all()
         head = table.schema.metadata or {}
         _require_version(head.get(_FORMAT_KEY, b"").decode(), source)
-        key = decode_schemas(json.loads(head[_KEY_TYPE_KEY])).key
+        key = decode_schemas(parse(head[_KEY_TYPE_KEY])).key
         groups = int(head[_GROUPS_KEY])
         states = tuple(_decode_state(row, streams) for row in table.to_pylist())
-    except (pa.ArrowException, LookupError, ValueError, TypeError, AttributeError) as error:
+    except (pa.ArrowException, *UNDECODABLE) as error:
         raise CorruptStateError(
             f"Expected snapshot metadata in {source}, found {error!r:.200}; restore from another checkpoint.",
             uri=source,
@@ -354,7 +355,7 @@ def _encode_blocks(part: Part) -> bytes:
 
 
 def _decode_state(row: Mapping[str, Any], streams: Mapping[str, StreamStateHandle]) -> StateFiles:
-    described = json.loads(row["runs"])
+    described = parse(row["runs"])
     versions = decode_schemas(described["states"]).keyed
     blocks = iter(row["blocks"])
     runs = tuple(

@@ -38,8 +38,9 @@ from airflow_provider_statecheck.state.reading.checkpoint_states import (
 from airflow_provider_statecheck.state.reading.snapshot_reader import dataframe_columns
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema
 from airflow_provider_statecheck.state.serializers.serializer import describe as describe_type
-from airflow_provider_statecheck.state.source_items import SOURCE, Ledger, decode_ledger, decoding, unpack_items
+from airflow_provider_statecheck.state.source_items import SOURCE, Ledger, decode_ledger, unpack_items
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.json_text import UNDECODABLE, decoding
 from airflow_provider_statecheck.storage.metadata_file import UNREADABLE, CheckpointDocument, InlineStateHandle
 from airflow_provider_statecheck.storage.snapshot_manifest import read_manifest
 from airflow_provider_statecheck.storage.state_json import decode_state
@@ -317,7 +318,7 @@ def summary_of(document: CheckpointDocument) -> SnapshotSummary | None:
             ),
             states=tuple(_summaries_of_states(document)),
         )
-    except (StateCheckError, ValueError, TypeError, LookupError, AttributeError) as error:
+    except (StateCheckError, *UNDECODABLE) as error:
         log.warning("The figures of checkpoint %s cannot be read: %r", document.checkpoint_id, error)
         return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,8 +25,8 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.state.arrow.restore import read_meta
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas, schema_of_all
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
-from airflow_provider_statecheck.state.source_items import decoding
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.json_text import decoding, parse
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, read_values
 from airflow_provider_statecheck.storage.pointers import pointer_uri, resolve_checkpoint
 from airflow_provider_statecheck.storage.views.state_files import read_state
@@ -264,7 +263,7 @@ def json_of(coordinator_state: bytes) -> Any:
     :raises CorruptStateError: if it is no JSON.
     """
     with decoding("JSON as the state of a coordinator"):
-        return json.loads(coordinator_state)
+        return parse(coordinator_state)
 
 
 def _states_of(functions: Iterable[FunctionState], name: str) -> list[tuple[FunctionState, StateSchema]]:

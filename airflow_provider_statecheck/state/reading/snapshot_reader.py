@@ -27,6 +27,7 @@ from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.progress import NamedSnapshot, describe, describe_scope, named_snapshots
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.json_text import UNDECODABLE, parse
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, SnapshotHandle
 from airflow_provider_statecheck.storage.snapshot_manifest import (
     SnapshotManifest,
@@ -253,9 +254,9 @@ def dataframe_columns(schema_json: str) -> tuple[DataFrameColumn, ...]:
     :raises CorruptStateError: if it is not a schema.
     """
     try:
-        fields = json.loads(schema_json)["fields"]
+        fields = parse(schema_json)["fields"]
         return tuple(DataFrameColumn(str(each["name"]), i, each["type"]) for i, each in enumerate(fields))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise CorruptStateError(
             f"Expected the schema of a snapshot, found {schema_json[:80]!r}; read another checkpoint."
         ) from error
@@ -283,7 +284,7 @@ def _arrow_type(kind: Any) -> Any:
         return _type_of(kind)
     except NotImplementedError:
         return None
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise CorruptStateError(f"Expected a type in Spark's JSON format, found {kind!r:.200}.") from error
 
 
