@@ -40,6 +40,7 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     serializer_from_now_on,
     worst,
 )
+from airflow_provider_statecheck.storage.json_text import UNDECODABLE
 
 VERSION = 1
 """Format version of the JSON written by :func:`encode_schemas`."""
@@ -144,7 +145,7 @@ def decode_schemas(encoded: Mapping[str, Any]) -> OperatorSchemas:
                 f"wrote the checkpoint, or a newer one."
             )
         return decode(OperatorSchemas, encoded)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except UNDECODABLE as error:
         raise CorruptStateError(
             f"Expected the state schemas of an operator, found {encoded!r:.200}; restore from another checkpoint."
         ) from error

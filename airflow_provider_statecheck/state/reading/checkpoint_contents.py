@@ -204,7 +204,8 @@ class CheckpointContents:
     def values(self) -> dict[str, Any]:
         """Return the named values that the user's function has set."""
         encoded = self._values.get("values")
-        return {} if encoded is None else dict(decode_state(encoded))
+        with decoding("the named values of a stage"):
+            return {} if encoded is None else dict(decode_state(encoded))
 
     def states(self) -> tuple[HeldState, ...]:
         """Return the states of the functions; reads the header of each state file."""

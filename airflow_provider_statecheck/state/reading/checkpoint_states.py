@@ -193,7 +193,10 @@ class CheckpointStates:
 
     def content_of(self, function: FunctionState, schema: StateSchema) -> StateContent:
         """Return the content of a keyed state of a function."""
-        assert function.schemas.key is not None  # noqa: S101 - the function has keyed state
+        if function.schemas.key is None:
+            raise CorruptStateError(
+                f"Expected the type of the keys of state {schema.name!r}, found none; read another checkpoint."
+            )
         return StateContent(
             uid=function.uid,
             schema=schema,
@@ -214,7 +217,8 @@ class CheckpointStates:
         if values.now_ms is not None:
             return values.now_ms
         moment = logical_date_of(values.run or "") or self.document.created_at
-        return int(moment.timestamp() * 1000)
+        with decoding("the time of a checkpoint"):
+            return int(moment.timestamp() * 1000)
 
     def values(self) -> dict[str, Any]:
         """Return the values of the checkpoint."""
