@@ -200,7 +200,8 @@ def _log_result(job: str, deleted_bytes: int, kept: list[str]) -> None:
 
 
 def _require_deleted(done: Sequence[JobReport]) -> None:
-    problems = [f"{each.job}: {problem}" for each in done for problem in (*each.problems, *each.unreachable)]
+    found = (f"{each.job}: {problem}" for each in done for problem in (*each.problems, *each.unreachable))
+    problems = tuple(dict.fromkeys(found))  # rows that cannot be read fail both steps of a job
     if problems:
         raise StorageError(
             f"Expected to maintain all jobs, found {len(problems)} failure(s); the next run retries them: "

@@ -320,7 +320,9 @@ class Iterations(RecordsByStep[Iteration]):
     """
 
     def __init__(self, encoded: Any = ()) -> None:
-        super().__init__((decoded_step(scope, name), _decoded_iteration(*reached)) for scope, name, *reached in rows_in(encoded))
+        super().__init__(
+            (decoded_step(scope, name), _decoded_iteration(*reached)) for scope, name, *reached in rows_in(encoded)
+        )
 
     def encode(self) -> list[Any]:
         """Return the loops as JSON."""

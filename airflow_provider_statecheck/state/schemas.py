@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.codec import decode, encode
+from airflow_provider_statecheck.checkpoint.printable import Lines, printable
 from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     IncompatibleCheckpointError,
@@ -169,7 +170,8 @@ def verdicts(old: OperatorSchemas, new: OperatorSchemas) -> tuple[Verdict, ...]:
 def report(found: Iterable[Verdict]) -> str:
     """Format verdicts as log lines, the most severe first."""
     order = [Fate.INCOMPATIBLE, Fate.MIGRATED, Fate.RECONFIGURED, Fate.RETAINED, Fate.NEW, Fate.AS_IS]
-    return "\n".join(verdict.line for verdict in sorted(found, key=lambda verdict: order.index(verdict.fate)))
+    lines = (verdict.line for verdict in sorted(found, key=lambda verdict: order.index(verdict.fate)))
+    return Lines("\n".join(map(printable, lines)))
 
 
 def require_compatible(old: OperatorSchemas, new: OperatorSchemas, operator: str = "") -> tuple[Verdict, ...]:

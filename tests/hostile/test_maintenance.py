@@ -24,6 +24,7 @@ from tests.hostile.odd_values import KINDS_OF_FILES, body_of, changed, put, remo
 from tests.messages import ManualClock
 from tests.seeds import named_in_failure, new_seeds
 from tests.sqlite_rows import new_store
+from tests.unit.operators.test_maintenance_tasks import savepoints_of
 from tests.unit.written_stage import WrittenStage, local_path
 
 LARGE_STATE = ["an item that is finished"] * 2000
@@ -39,24 +40,19 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> WrittenStage:
 
 
 @pytest.fixture
-def stage(written: WrittenStage, monkeypatch: pytest.MonkeyPatch) -> Iterator[WrittenStage]:
+def stage(written: WrittenStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WrittenStage]:
     """Two jobs, whose files and rows are as before after each test."""
     stage = written
     originals = {number: metadata_of(stage, number).read_bytes() for number in (2, 3)}
     monkeypatch.setattr(maintenance_dag, "maintenance_gateway", lambda conn_id: stage.maintenance)
     monkeypatch.setattr(maintenance_dag, "storage_opener", lambda conn_id: CheckpointStorage.open)
-    monkeypatch.setattr(maintenance_dag, "job_savepoints", lambda *_: _NoSavepoints())
+    monkeypatch.setattr(maintenance_dag, "job_savepoints", lambda *_: savepoints_of(stage, tmp_path))
     yield stage
     for number, data in originals.items():
         remove(metadata_of(stage, number))
         metadata_of(stage, number).write_bytes(data)
     remove(orphans_of(stage))
     _acknowledge(stage, originals[3])
-
-
-class _NoSavepoints:
-    def take_all(self, job_ids: Any) -> list[Any]:
-        return []
 
 
 def _run(stage: WrittenStage, job: str) -> None:
