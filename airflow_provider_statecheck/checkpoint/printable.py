@@ -75,7 +75,9 @@ def guard_logs() -> None:
 
     def made(name: str, *args: Any, **options: Any) -> logging.LogRecord:
         record = make(name, *args, **options)
-        if isinstance(name, str) and f"{name}.".startswith(f"{_PACKAGE}."):  # a record made from another has no name at first
+        if isinstance(name, str) and f"{name}.".startswith(
+            f"{_PACKAGE}."
+        ):  # a record made from another has no name at first
             _guard(record)
         return record
 
