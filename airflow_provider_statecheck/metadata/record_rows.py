@@ -407,6 +407,9 @@ class RecordTable(Generic[Record]):
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 """PostgreSQL rejects U+0000, and every database lone surrogates."""
 _UNSTORABLE_IN_JSON = re.compile(r"(?<!\\)(?:\\\\)*\\u0000|[\ud800-\udfff]")
+LONGEST_TEXT = 16 * 1024
+"""Largest number of characters in a column without a length of its own, such as that of a URI or of a label."""
+_LONGEST_JSON = 128 * 1024
 _BITS: tuple[tuple[type[TypeEngine[Any]], int], ...] = ((BigInteger, 64), (Integer, 32))
 
 
@@ -429,9 +432,11 @@ def _expected_in(column: TypeEngine[Any], value: Any) -> str | None:
         return None
     if isinstance(column, JsonOf):
         text = json.dumps(encode(value), ensure_ascii=False)
+        if len(text) > _LONGEST_JSON:
+            return f"at most {_LONGEST_JSON} characters as JSON"
         return "values without U+0000 and lone surrogates" if _UNSTORABLE_IN_JSON.search(text) else None
     if isinstance(value, str):
-        return expected_text(value, getattr(column, "length", None))
+        return expected_text(value, getattr(column, "length", None) or LONGEST_TEXT)
     return expected_number(value, next((bits for kind, bits in _BITS if isinstance(column, kind)), 64))
 
 

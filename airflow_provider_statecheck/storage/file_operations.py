@@ -127,15 +127,24 @@ def open_file(filesystem: Any, path: str) -> BinaryIO:
     if not _is_local(filesystem):
         opened: BinaryIO = filesystem.open(path, "rb")
         return opened
+    return os.fdopen(open_local(path), "rb")
+
+
+def open_local(path: str) -> int:
+    """
+    Return a descriptor of a local file.
+
+    :raises NotAFileError: if it is no file.
+    """
     _require_file(Path(path).stat(), path)
-    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    # Another process may have replaced the file by a pipe since.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        # Another process may have replaced the file since.
-        _require_file(os.fstat(file.fileno()), path)
+        _require_file(os.fstat(descriptor), path)
     except BaseException:
-        file.close()
+        os.close(descriptor)
         raise
-    return file
+    return descriptor
 
 
 def _require_file(found: os.stat_result, path: str) -> None:

@@ -60,7 +60,7 @@ def parse(data: bytes | str, *, is_bounded: bool = True) -> Any:
     text = data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass")
     if is_bounded:
         require_bounds(text)
-    _require_flat(text)
+    require_flat(text)
     return json.loads(data, parse_int=_whole, parse_float=_finite, parse_constant=_refuse)
 
 
@@ -81,20 +81,26 @@ def decoding(expected: str) -> Iterator[None]:
         ) from error
 
 
-def require_bounds(data: bytes, longest: int | None = None) -> None:
+def require_bounds(data: bytes, longest: int | None = None, most_values: int = MOST_VALUES) -> None:
     """
-    Raise an error for a JSON text that would take too much memory.
+    Raise an error for a JSON text that would take too much memory or time.
 
     :param longest: Largest size in bytes; by default the caller has bounded it.
+    :param most_values: Largest number of values.
     :raises ValueError: if it is too long, or has too many values.
     """
     if longest is not None and len(data) > longest:
         raise ValueError(f"{len(data)} bytes instead of at most {longest}")
-    if data.count(b",") + data.count(b"[") + data.count(b"{") > MOST_VALUES:
-        raise ValueError(f"more than {MOST_VALUES} values")
+    if data.count(b",") + data.count(b"[") + data.count(b"{") > most_values:
+        raise ValueError(f"more than {most_values} values")
 
 
-def _require_flat(data: bytes) -> None:
+def require_flat(data: bytes) -> None:
+    """
+    Raise an error for a JSON text that would end the stack of the interpreter.
+
+    :raises ValueError: if it is nested too deeply.
+    """
     if data.count(b"[") + data.count(b"{") > DEEPEST and _is_deep(data):
         raise ValueError(f"nested more than {DEEPEST} deep")
 

@@ -41,6 +41,9 @@ _TRAILER_BYTES = 8
 # A typical footer fits into one read of this size; a larger footer needs a second read.
 _TAIL_BYTES = 64 * 1024
 
+_LARGEST_FOOTER = 32 * 1024 * 1024
+"""Largest footer that is read, which describes 100,000 column chunks."""
+
 ReadRange = Callable[[int, int], bytes]
 
 
@@ -245,7 +248,7 @@ def _describe(storage: CheckpointStorage, uri: str, name: str, size_bytes: int) 
 def _read_footer(read: ReadRange, uri: str, size_bytes: int) -> bytes:
     tail = read(max(0, size_bytes - _TAIL_BYTES), size_bytes)
     length = int.from_bytes(tail[-_TRAILER_BYTES:-4], "little") + _TRAILER_BYTES
-    if not tail.endswith(_MAGIC) or length + len(_MAGIC) > size_bytes:
+    if not tail.endswith(_MAGIC) or length + len(_MAGIC) > size_bytes or length > _LARGEST_FOOTER:
         raise _incomplete(uri, size_bytes)
     return tail[-length:] if length <= len(tail) else read(size_bytes - length, size_bytes)
 
@@ -306,7 +309,7 @@ def read_batches(
         for batch in with_all_rows(batches, opened.metadata.num_rows):
             batch.validate(full=True)
             yield batch
-    except pa.ArrowNotImplementedError:
+    except (pa.ArrowNotImplementedError, MemoryError):
         raise
     except (OSError, pa.ArrowException) as error:
         raise CorruptStateError(f"A page of {redact(uri)} cannot be read: {error}", uri=redact(uri)) from error

@@ -34,6 +34,8 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.lazy import np, pa
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas, encode_schemas
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
+from airflow_provider_statecheck.storage.bounds import require_decodable_file
+from airflow_provider_statecheck.storage.file_operations import NotAFileError, open_local
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.json_text import UNDECODABLE, parse
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, redact, scheme_of
@@ -196,6 +198,11 @@ class LocalFiles:
                 f"Expected a state file at {redact(uri)}, found none; restore from another checkpoint.",
                 uri=redact(uri),
             ) from error
+        except NotAFileError as error:
+            raise CorruptStateError(
+                f"Expected a state file at {redact(uri)}, found something else; restore from another checkpoint.",
+                uri=redact(uri),
+            ) from error
         except OSError as error:
             raise StorageError(
                 f"The state file {redact(uri)} cannot be read: {error}; check the file and its permissions.",
@@ -210,7 +217,7 @@ class LocalFiles:
         file = self._open.get(uri)
         if file is None:
             # No thread waits for another one that opens the same file, because a network file system may hang.
-            file = _OpenFile(os.open(uri.partition("://")[2], os.O_RDONLY))
+            file = _OpenFile(open_local(uri.partition("://")[2]))
             self._open.put(uri, file)
         return file
 
@@ -305,6 +312,7 @@ def decode_meta(data: bytes, streams: Mapping[str, StreamStateHandle], source: s
     :raises CorruptStateError: if the metadata is corrupt, or references a file that is not in the handle.
     """
     try:
+        require_decodable_file(data, "the metadata of state")
         table = pa.ipc.open_file(pa.py_buffer(data)).read_all()
         head = table.schema.metadata or {}
         _require_version(head.get(_FORMAT_KEY, b"").decode(), source)
@@ -370,6 +378,7 @@ def _decode_part(
     versions: Sequence[StateSchema],
     streams: Mapping[str, StreamStateHandle],
 ) -> Part:
+    require_decodable_file(index, "the index of a state file")
     table = pa.ipc.open_file(pa.py_buffer(index)).read_all().combine_chunks()
     blocks = np.empty(table.num_rows, BLOCK_FIELDS)
     for name, _ in BLOCK_FIELDS:

@@ -122,7 +122,7 @@ class SnapshotReader:
     def __init__(
         self, storage: CheckpointStorage, snapshot: NamedSnapshot, columns: Sequence[str] | None = None
     ) -> None:
-        self._storage = storage
+        self.storage = storage
         self._snapshot = snapshot
         self._names = columns
 
@@ -165,7 +165,7 @@ class SnapshotReader:
         for handle, manifest in self._manifests.items():
             for file in manifest.files:
                 uri = f"{handle.uri}/{DATA_DIRECTORY}/{file.name}"
-                batches = read_batches(self._storage, uri, file, stored, wanted)
+                batches = read_batches(self.storage, uri, file, stored, wanted)
                 for batch in _only_arrow(batches, self._snapshot.name):
                     yield self._shown(batch)
 
@@ -183,7 +183,7 @@ class SnapshotReader:
 
     @cached_property
     def _manifests(self) -> dict[SnapshotHandle, SnapshotManifest]:
-        return {handle: read_verified_manifest(self._storage, handle) for handle in self._snapshot.handles}
+        return {handle: read_verified_manifest(self.storage, handle) for handle in self._snapshot.handles}
 
 
 def _only_arrow(batches: Iterator[Any], name: str) -> Iterator[Any]:
