@@ -90,8 +90,8 @@ def _guard(record: logging.LogRecord) -> None:
         record.args = {key: _shown(value) for key, value in record.args.items()}
     elif record.args:
         record.args = tuple(map(_shown, record.args))
-    error = record.exc_info and record.exc_info[1]
-    if error and not is_printable(str(error)):
+    error = record.exc_info[1] if record.exc_info else None
+    if error is not None and not is_printable(str(error)):
         # A formatter would write the text of the error as it is.
         record.exc_text = printable_lines("".join(traceback.format_exception(error))).rstrip("\n")
         record.exc_info = None

@@ -46,7 +46,7 @@ def preview(reader: SnapshotReader, limit: int, max_bytes: int) -> JsonRows:
     """
     if not is_bounded() or reader.storage.base_uri.startswith(_IN_MEMORY):
         return first_rows(reader.schema, reader.batches(limit + 1), limit, max_bytes)
-    # The request comes from this process; what comes back is JSON.
+    # The request comes from this process; the reply is JSON.
     reply = _reply_to(pickle.dumps((reader, limit, max_bytes, _MEMORY_BYTES)))
     if "error" in reply:
         raise decode_error(reply["error"])
@@ -57,7 +57,7 @@ def preview(reader: SnapshotReader, limit: int, max_bytes: int) -> JsonRows:
 def _reply_to(request: bytes) -> dict[str, Any]:
     paths = os.pathsep.join(filter(None, sys.path))
     environment = os.environ | {"PYTHONPATH": paths, "ARROW_DEFAULT_MEMORY_POOL": "system"}
-    command = [sys.executable, "-P", "-c", f"from {__name__} import answer; answer()"]
+    command = [sys.executable, "-P", "-c", f"from {__name__} import {answer.__name__} as run; run()"]
     with _AT_ONCE:
         try:
             done = subprocess.run(  # noqa: S603 - no part of the command comes from a request

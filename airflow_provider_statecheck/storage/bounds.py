@@ -9,6 +9,7 @@ anything is decoded.
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -50,6 +51,25 @@ def require_decodable(size: int, what: str) -> None:
             f"Expected {what} of at most {limit} bytes, found {size} declared; read it in a process of your own, with "
             f"read_state or read_snapshot."
         )
+
+
+def inflated(data: bytes, what: str, *, weight: int = 1) -> bytes:
+    """
+    Return what ``zlib`` has compressed.
+
+    :param weight: Memory that a byte of the result takes when it is decoded.
+    :raises RequestLimitError: if it is too large for this process.
+    :raises zlib.error: if it is damaged.
+    """
+    limit = _limit.get()
+    if limit is None:
+        return zlib.decompress(data)
+    inflating = zlib.decompressobj()
+    found = inflating.decompress(data, limit // weight + 1)
+    require_decodable(len(found) * weight, what)
+    if not inflating.eof:
+        raise zlib.error("incomplete data")
+    return found
 
 
 def decoded_batch(data: Any, schema: Any, what: str) -> Any:

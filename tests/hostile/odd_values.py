@@ -96,7 +96,7 @@ def _loop(path: Path) -> None:
     path.symlink_to(path.name)
 
 
-KINDS_OF_FILES: dict[str, Callable[[Path], None]] = {
+KINDS_OF_FILES: dict[str, Callable[[Path], object]] = {
     "pipe": _fifo,
     "directory": Path.mkdir,
     "huge": _huge,
@@ -104,12 +104,12 @@ KINDS_OF_FILES: dict[str, Callable[[Path], None]] = {
     "loop of links": _loop,
     "link to nothing": lambda path: path.symlink_to("nothing"),
     "empty": Path.touch,
-    "noise": lambda path: path.write_bytes(random.Random(7).randbytes(3000)) and None,
-    "deep arrays": lambda path: path.write_bytes(b"[" * DEEP) and None,
-    "deep metadata": lambda path: path.write_bytes(sealed(b"[" * DEEP + b"]" * DEEP)) and None,
-    "deep objects": lambda path: path.write_bytes(sealed(b'{"parts":[' * 400 + b"]}" * 400)) and None,
-    "long number": lambda path: path.write_bytes(sealed(b'{"checkpoint_id":' + b"9" * 5000 + b"}")) and None,
-    "many values": lambda path: path.write_bytes(sealed(b"[" + b"[]," * 2_000_000 + b"[]]")) and None,
+    "noise": lambda path: path.write_bytes(random.Random(7).randbytes(3000)),
+    "deep arrays": lambda path: path.write_bytes(b"[" * DEEP),
+    "deep metadata": lambda path: path.write_bytes(sealed(b"[" * DEEP + b"]" * DEEP)),
+    "deep objects": lambda path: path.write_bytes(sealed(b'{"parts":[' * 400 + b"]}" * 400)),
+    "long number": lambda path: path.write_bytes(sealed(b'{"checkpoint_id":' + b"9" * 5000 + b"}")),
+    "many values": lambda path: path.write_bytes(sealed(b"[" + b"[]," * 2_000_000 + b"[]]")),
 }
 """Functions that put something else in the place of a file."""
 

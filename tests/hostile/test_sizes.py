@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+import zlib
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +30,11 @@ from airflow_provider_statecheck.queryable.preview import preview
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.reading.snapshot_reader import SnapshotReader, find_snapshot
 from airflow_provider_statecheck.state.reading.state_reader import read_state
+from airflow_provider_statecheck.state.source_items import Item, pack_items, unpack_items
 from airflow_provider_statecheck.storage.bounds import bounded_decoding
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.json_text import DEEPEST, MOST_VALUES, read_json
+from airflow_provider_statecheck.storage.metadata_file import load_document
 from airflow_provider_statecheck.storage.snapshot_manifest import footer_digest
 from tests.messages import make_owner, make_registration
 from tests.sqlite_rows import new_store
@@ -37,6 +42,10 @@ from tests.unit.written_stage import WrittenStage, local_path
 from tests.written_state import BACKENDS, StatefulJob
 
 MIB = 1024 * 1024
+
+
+def _part(data: bytes, start: int, end: int) -> bytes:
+    return data[start:end]
 
 
 def _snapshot(tmp_path: Path, column: Any) -> SnapshotReader:
@@ -51,15 +60,12 @@ def _snapshot(tmp_path: Path, column: Any) -> SnapshotReader:
     for file in manifest["files"]:
         uri = f"{handle.uri}/data/{file[0]}"
         data = local_path(uri).read_bytes()
-        file[1], file[2] = len(data), footer_digest(lambda start, end, data=data: data[start:end], uri, len(data))
+        file[1], file[2] = len(data), footer_digest(partial(_part, data), uri, len(data))
     data = json.dumps(manifest).encode()
     local_path(f"{handle.uri}/_manifest").write_bytes(data)
-    sized = {"manifest_size": len(data), "manifest_sha256": hashlib.sha256(data).hexdigest()}
-    from dataclasses import replace
-
-    taken = stage.take(attempt, replace(handle, **sized))
-    from airflow_provider_statecheck.storage.metadata_file import load_document
-
+    taken = stage.take(
+        attempt, replace(handle, manifest_size=len(data), manifest_sha256=hashlib.sha256(data).hexdigest())
+    )
     return SnapshotReader(stage.storage, find_snapshot(load_document(stage.storage, taken), "rows"))
 
 
@@ -122,8 +128,21 @@ def test_json_beyond_the_bounds_is_corrupt(text):
         read_json(text, "file:///x")
 
 
+def test_a_listing_of_a_source_that_inflates_to_more_than_a_server_reads_is_refused():
+    for packed in (
+        {"names": zlib.compress(bytes(70 * MIB)), "sizes": zlib.compress(bytes(8)), "digests": bytes(8)},
+        {"names": zlib.compress(b"a"), "sizes": zlib.compress(bytes(4 * MIB)), "digests": b""},
+    ):
+        with bounded_decoding(), pytest.raises(RequestLimitError):
+            unpack_items(packed)
+    items = tuple(Item.of(str(i), 1, 1) for i in range(1000))
+    with bounded_decoding():
+        assert unpack_items(pack_items(items)) == items
+
+
 def test_json_within_the_bounds_is_read_as_it_is():
-    for value in ({"a": ["[" * 1000, '\\"[[', 2**63 - 1, -(2**63), 0.1, None]}, [[]] * 1000, "[" * 1000):
+    values: tuple[Any, ...] = ({"a": ["[" * 1000, '\\"[[', 2**63 - 1, -(2**63), 0.1, None]}, [[]] * 1000, "[" * 1000)
+    for value in values:
         assert read_json(json.dumps(value).encode(), "file:///x") == value
     deep: Any = 1
     for _ in range(DEEPEST):

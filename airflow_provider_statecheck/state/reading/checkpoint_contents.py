@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary, StateSummary, StepOutcome
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, OperatorState
-from airflow_provider_statecheck.exceptions import StateCheckError, UnknownStateError
+from airflow_provider_statecheck.exceptions import RequestLimitError, StateCheckError, UnknownStateError
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.progress import (
     Iterations,
@@ -219,7 +219,7 @@ class CheckpointContents:
         def read(kind: str, call: Callable[[], Content], default: Content, name: str = "") -> Content:
             try:
                 return call()
-            except UNREADABLE as error:
+            except (*UNREADABLE, RequestLimitError) as error:
                 unreadable.append(UnreadableContent(kind=kind, name=name, code=error.code, message=str(error)))
                 return default
 
