@@ -64,7 +64,10 @@ class _Shown:
 def _shown(value: Any) -> Any:
     if value is None or isinstance(value, int | float | Lines):
         return value
-    return value if is_printable(str(value)) else _Shown(value)
+    try:
+        return value if is_printable(str(value)) else _Shown(value)
+    except Exception:
+        return value  # logging reports an argument without a text when it formats the message
 
 
 def guard_logs() -> None:
@@ -73,11 +76,10 @@ def guard_logs() -> None:
     if getattr(make, "is_guarded", False):
         return
 
-    def made(name: str, *args: Any, **options: Any) -> logging.LogRecord:
+    def made(name: str | None, *args: Any, **options: Any) -> logging.LogRecord:
         record = make(name, *args, **options)
-        if isinstance(name, str) and f"{name}.".startswith(
-            f"{_PACKAGE}."
-        ):  # a record made from another has no name at first
+        # A record that is made from another one has no name at first.
+        if name is not None and f"{name}.".startswith(f"{_PACKAGE}."):
             _guard(record)
         return record
 
@@ -91,7 +93,7 @@ def _guard(record: logging.LogRecord) -> None:
     elif record.args:
         record.args = tuple(map(_shown, record.args))
     error = record.exc_info[1] if record.exc_info else None
-    if error is not None and not is_printable(str(error)):
+    if error is not None and isinstance(_shown(error), _Shown):
         # A formatter would write the text of the error as it is.
         record.exc_text = printable_lines("".join(traceback.format_exception(error))).rstrip("\n")
         record.exc_info = None

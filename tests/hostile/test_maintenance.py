@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import CorruptStateError, StorageError
+from airflow_provider_statecheck.maintenance.gc import collect_job
 from airflow_provider_statecheck.maintenance.recover import JobRecovery, RecoveredJob, Recoveries
 from airflow_provider_statecheck.operators import maintenance_dag
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -85,7 +86,7 @@ def maintain(stage: WrittenStage) -> None:
         maintenance_dag.verify_all,
     ):
         with suppress(StorageError, CorruptStateError):
-            work()  # type: ignore[operator]
+            work()
     assert stage.statuses(GOOD) == {1: "subsumed", 2: "completed", 3: "completed"}
 
 
@@ -183,12 +184,10 @@ def test_values_that_no_column_stores_keep_only_their_job_from_its_recovery(stag
 
 
 def test_an_error_of_no_class_of_this_package_is_reported_after_all_jobs(stage, monkeypatch):
-    collect_job = maintenance_dag.collect_job
-
-    def collect(gateway: Any, job_id: str, opener: Any, **options: Any) -> Any:
+    def collect(gateway: Any, job_id: JobId, opener: Any, **options: Any) -> Any:
         if job_id == job_id_of(BAD):
             raise ZeroDivisionError("a fault")
-        return collect_job(gateway, job_id, opener, **options)  # type: ignore[arg-type]
+        return collect_job(gateway, job_id, opener, **options)
 
     monkeypatch.setattr(maintenance_dag, "collect_job", collect)
     with pytest.raises(StorageError, match=rf"1 failure.*{job_id_of(BAD)}: ZeroDivisionError: a fault"):
