@@ -409,7 +409,7 @@ _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _UNSTORABLE_IN_JSON = re.compile(r"(?<!\\)(?:\\\\)*\\u0000|[\ud800-\udfff]")
 LONGEST_TEXT = 16 * 1024
 """Largest number of characters in a column without a length of its own, such as that of a URI or of a label."""
-_LONGEST_JSON = 128 * 1024
+_LONGEST_JSON = 256 * 1024
 _BITS: tuple[tuple[type[TypeEngine[Any]], int], ...] = ((BigInteger, 64), (Integer, 32))
 
 

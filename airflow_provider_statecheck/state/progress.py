@@ -417,10 +417,14 @@ def _decoded(content: Mapping[str, Any]) -> PartedStep:
     return PartedStep(
         fingerprint=str(content["fingerprint"]),
         listed=dict(decode_state(content["listed"])),
-        finished={int(number): decode(tuple[tuple[int, ...], ...], pieces) for number, pieces in content["finished"]},
+        finished={int(number): _decoded_pieces(pieces) for number, pieces in content["finished"]},
         bad=tuple(BadPart(_texts(names), _text(error)) for names, error in content["bad"]),
         share=float(content["share"]),
     )
+
+
+def _decoded_pieces(pieces: Any) -> Pieces:
+    return [list(piece) for piece in decode(tuple[tuple[int, ...], ...], pieces)]
 
 
 class ScopedNames:
