@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_statecheck.checkpoint.printable import guard_logs
+
 if TYPE_CHECKING:
     from airflow_provider_statecheck.hooks.statecheck import StatecheckHook as StatecheckHook
     from airflow_provider_statecheck.operators.pyspark import (
@@ -75,6 +77,8 @@ if TYPE_CHECKING:
     )
 
 __version__ = "0.1.0"
+
+guard_logs()
 
 _MODULES = {
     "hooks.statecheck": ("StatecheckHook",),

@@ -37,6 +37,7 @@ from airflow_provider_statecheck.checkpoint.config_options import (
 from airflow_provider_statecheck.checkpoint.ids import is_given, require_not_missing
 from airflow_provider_statecheck.checkpoint.messages import LONGEST_CHECKPOINT
 from airflow_provider_statecheck.checkpoint.records import OnClear, OnOverlap
+from airflow_provider_statecheck.checkpoint.secrets import require_no_credentials
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.storage.uris import (
     AllowedLocations,
@@ -226,6 +227,11 @@ FLINK_COUNTERPARTS = {
 }
 
 
+def _parse_checkpoint_dir(key: str, value: Any) -> str:
+    require_no_credentials(key, str(value))
+    return str(value)
+
+
 def _parse_savepoint_dir(key: str, value: Any) -> str:
     directory = normalise_savepoint_dir(parse_directory(key, value))
     if not is_filesystem_known(directory):
@@ -236,7 +242,7 @@ def _parse_savepoint_dir(key: str, value: Any) -> str:
 
 
 _OWN_OPTIONS: tuple[ConfigOption[Any], ...] = (
-    ConfigOption("checkpoint_dir", "", lambda _, value: str(value)),
+    ConfigOption("checkpoint_dir", "", _parse_checkpoint_dir),
     ConfigOption("storage_conn_id", None, lambda _, value: str(value)),
     ConfigOption("retained_runs", 1, parse_whole_number, NOT_NEGATIVE),
     ConfigOption(

@@ -19,8 +19,8 @@ from airflow_provider_statecheck.api.state_reads import StateGrantDep, read_in_t
 from airflow_provider_statecheck.api.state_routes import ERRORS, AsOfDep, json_answer
 from airflow_provider_statecheck.api.task_routes import JobPath
 from airflow_provider_statecheck.checkpoint.ids import JobId
-from airflow_provider_statecheck.queryable.answers import first_rows
 from airflow_provider_statecheck.queryable.job_contents import JobContents, StageContents, items_in, snapshot_in
+from airflow_provider_statecheck.queryable.preview import preview
 from airflow_provider_statecheck.state.reading.checkpoint_contents import (
     FinishedItems,
     HeldState,
@@ -133,7 +133,7 @@ async def rows(
 
     def answer(stages: tuple[StageContents, ...]) -> RowsAnswer:
         stage, reader = snapshot_in(stages, name, scope, column)
-        found = first_rows(reader.schema, reader.batches(limit + 1), limit, _ROWS_BYTES)
+        found = preview(reader, limit, _ROWS_BYTES)
         return RowsAnswer(
             **_checkpoint_of(stage), name=name, columns=found.columns, rows=found.rows, has_more=found.has_more
         )

@@ -13,7 +13,6 @@ from __future__ import annotations
 import email.message
 import json
 import logging
-import math
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -35,13 +34,18 @@ from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError, 
 from airflow_provider_statecheck.checkpoint.secrets import masked
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, RequestLimitError, StateCheckError
 from airflow_provider_statecheck.gateway.verbs import MAX_ALIGNED_BODY_BYTES, MAX_BODY_BYTES, encode_error
+from airflow_provider_statecheck.metadata.record_rows import LONGEST_TEXT, expected_number, expected_text
 from airflow_provider_statecheck.metadata.tables import SMALL_NUMBERS, TEXT_LENGTHS
 from airflow_provider_statecheck.overriding import override
+from airflow_provider_statecheck.storage.json_text import require_bounds, require_flat
 
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES_WITHOUT_TOKEN = 16 << 10
 """Limit of routes without a token, which only take requests for tokens."""
+
+_BYTES_PER_VALUE = 16
+"""Size of a limit for each value that a message may have; checks take microseconds for a value, however small it is."""
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -144,7 +148,7 @@ class MessageRoute(APIRoute):
             expected = "a message with the header Content-Type: application/json and without Content-Encoding"
             return rejection(415, f"Expected {expected}, found other headers; correct them.")
         kind = self.dependant.body_params[0].field_info.annotation
-        request.message = await run_in_threadpool(_message, kind, body)
+        request.message = await run_in_threadpool(_message, kind, body, limit // _BYTES_PER_VALUE)
         return None
 
 
@@ -162,8 +166,10 @@ def _is_json(request: Request) -> bool:
     return is_plain and header.get_content_type() == "application/json"
 
 
-def _message(kind: Any, body: bytes) -> Any:
+def _message(kind: Any, body: bytes, most_values: int) -> Any:
     try:
+        require_bounds(body, most_values=most_values)
+        require_flat(body)
         message = decode(kind, json.loads(body))
     except MalformedMessageError as error:
         details = {"type": "message", "loc": ("body", *error.path), "msg": f"Expected {error.expected}"}
@@ -171,7 +177,8 @@ def _message(kind: Any, body: bytes) -> Any:
     except (ValueError, RecursionError):
         # The parser's own text may quote a secret in the body.
         raise InvalidConfigurationError(
-            "Expected a message in JSON, found a body that is not JSON or is nested too deeply; send valid JSON."
+            "Expected a message in JSON, found a body that is not JSON, is nested too deeply or has too many values; send valid "
+            "JSON."
         ) from None
     require_storable(message)
     return message
@@ -289,8 +296,6 @@ class SecurityHeaders:
 
 _Path = tuple[str | int, ...]
 
-# JSON can contain U+0000 and lone surrogates, but PostgreSQL rejects the former and every database the latter.
-_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _STORED_AS = {
     **dict.fromkeys(("job_name", "former_uids", "part"), "name"),
@@ -366,16 +371,7 @@ def _expected(value: Any, name: str) -> str | None:
     if isinstance(value, str):
         if name in _NEVER_STORED:
             return "text without lone surrogates" if _LONE_SURROGATE.search(value) else None
-        return _expected_text(value, TEXT_LENGTHS.get(column))
-    if isinstance(value, float) and not math.isfinite(value):
-        return "a finite number"
-    if isinstance(value, int):
-        bits = 32 if column in SMALL_NUMBERS else 64
-        return None if -(2 ** (bits - 1)) <= value < 2 ** (bits - 1) else f"a whole number of {bits} bits"
+        return expected_text(value, TEXT_LENGTHS.get(column, LONGEST_TEXT))
+    if isinstance(value, int | float):
+        return expected_number(value, 32 if column in SMALL_NUMBERS else 64)
     return None
-
-
-def _expected_text(value: str, longest: int | None) -> str | None:
-    if _UNSTORABLE.search(value):
-        return "text without U+0000 and lone surrogates"
-    return f"text of at most {longest} characters" if longest is not None and len(value) > longest else None

@@ -27,6 +27,7 @@ from airflow_provider_statecheck.gateway.time_travel import AsOf
 from airflow_provider_statecheck.queryable.locations import OpenStorage
 from airflow_provider_statecheck.queryable.proxy import KvStateClientProxy, StateProxy
 from airflow_provider_statecheck.queryable.queries import QueryableName, StateQuery, StateReply
+from airflow_provider_statecheck.storage.bounds import bounded_decoding
 from airflow_provider_statecheck.storage.failures import is_refused
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
@@ -147,7 +148,8 @@ def _reading(read: Callable[[], Answer]) -> Answer:
     :raises EnvironmentNotReadyError: if the storage refuses this server.
     """
     try:
-        return read()
+        with bounded_decoding():
+            return read()
     except StorageError as error:
         if is_refused(error):
             raise EnvironmentNotReadyError(f"{error} Correct this, or {SERVE_ELSEWHERE}") from error

@@ -25,6 +25,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     OperatorRecord,
     SnapshotRequest,
 )
+from airflow_provider_statecheck.checkpoint.secrets import require_no_credentials
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 
 
@@ -360,3 +361,4 @@ def require_valid(request: RegisterAttempt) -> None:
         "True or False",
     )
     require("checkpoint_dir", request.storage_base, lambda uri: "://" in uri, "a URI such as file:///data/checkpoints")
+    require_no_credentials("checkpoint_dir", request.storage_base)

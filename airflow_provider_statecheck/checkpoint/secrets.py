@@ -16,26 +16,62 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from threading import Lock
 from typing import Any, Final
-from urllib.parse import quote, quote_plus
+from urllib.parse import quote, quote_plus, unquote
+
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 # The package of the tasks and that of the servers have separate maskers, and a process may have both.
 _MASKERS: Final = ("airflow.sdk._shared.secrets_masker", "airflow._shared.secrets_masker")
 MASK: Final = "***"
 
-# The second alternative is a password with an unescaped slash, as in S3 secret keys; a port does not match it.
-_SIGNATURE = re.compile(
-    r"(?i)([?&;](?:sig|signature|x-amz-signature|x-amz-credential|x-amz-security-token|x-goog-signature|access_token"
-    r"|delegation|token|password|passwd|pwd)=)[^&;\s'\"]+"
+_SECRET_NAME = re.compile(
+    r"key|secret|token|passw|passphrase|pwd|auth|credential|signature|\bsig\b|connection_?string|sas(?![a-z])|delegation|\bcode\b"
 )
+# A parameter of a URI: in its query, in its fragment, or after a semicolon as in those of JDBC and of matrix parameters.
+_PARAMETER = re.compile(r"([?&;#])([^?&;#=\s'\"]+)=([^&;#\s'\"]+)")
 
 # Azure writes the container before the "@", which is part of the address, and HDFS the user that owns the files.
 _ADDRESS = r"\b(?:abfss?|az|wasbs?|(?:web)?hdfs)://[^/@:\s]+@(?![^/\s]*@)"
+# The second alternative is a password with an unescaped slash, as in S3 secret keys; a port does not match it.
 _USER_INFO = re.compile(rf"(?i)({_ADDRESS})|://(?:[^/\s]*|[^/@:\s]+:(?!\d+/)\S*)@")
 
 
+def is_secret_name(name: str) -> bool:
+    """
+    Return whether a parameter of a URI, or an option of a filesystem, is a secret by its name.
+
+    :param name: Name such as ``sas_token``, ``X-Amz-Signature`` or ``accountKey``.
+    """
+    return _SECRET_NAME.search(unquote(name).lower().replace("-", "_")) is not None
+
+
 def redact(text: str) -> str:
-    """Return a text with the user names, passwords and signatures of all URIs replaced by asterisks; a user of HDFS stays."""
-    return _SIGNATURE.sub(r"\1***", _USER_INFO.sub(lambda found: found[1] or "://***@", text))
+    """
+    Return a text with the user names, passwords and secret parameters of all URIs replaced by asterisks; a user of HDFS stays.
+
+    Parameters are those of queries and of fragments, with a name that tells a secret.
+    """
+    return _PARAMETER.sub(_shown_parameter, _USER_INFO.sub(lambda found: found[1] or "://***@", text))
+
+
+def _shown_parameter(found: re.Match[str]) -> str:
+    separator, name, _ = found.groups()
+    return f"{separator}{name}={MASK}" if is_secret_name(name) else found[0]
+
+
+def require_no_credentials(name: str, uri: str) -> None:
+    """
+    Refuse a URI that rows, logs, pages and other tasks would show with its credentials.
+
+    :param name: Name of the setting or argument.
+    :raises InvalidConfigurationError: if it has credentials, which the error does not show.
+    """
+    if redact(uri) != uri:
+        raise InvalidConfigurationError(
+            f"Expected {name} without credentials, found {redact(uri)!r}; set storage_conn_id, or the credentials in the "
+            f"environment of the machines, instead.",
+            key=name,
+        )
 
 
 _HIDDEN_SETTING = re.compile(r"(?i)secret|password|token|access[.]?key")

@@ -140,7 +140,7 @@ def recover(args: Namespace) -> Exit:
     print_rows([_recovered_row(each) for each in recovered], args.output)
     verb = "would be recovered" if args.dry_run else "recovered"
     print_message(f"{sum(each.is_recovered for each in recovered)} of {len(recovered)} jobs {verb}.")
-    return Exit.FOUND if any(each.problems for each in recovered) else Exit.DONE
+    return _worst(recovered)
 
 
 @command
@@ -154,8 +154,7 @@ def gc(args: Namespace) -> Exit:
     quarantine = _quarantine(args)
     gateway, opener = maintenance_gateway(), guarded_storage_opener(args.storage_conn_id)
     job_ids = _job_ids(gateway, args.jobs)
-    if not args.dry_run:
-        job_savepoints(storage_conn_id=args.storage_conn_id).take_all(job_ids)
+    taken = [] if args.dry_run else job_savepoints(storage_conn_id=args.storage_conn_id).take_all(job_ids)
     collected = list(
         each_job(
             job_ids,
@@ -165,7 +164,9 @@ def gc(args: Namespace) -> Exit:
     )
     print_rows([_collected_row(each) for each in collected if _has_news(each)], args.output)
     _print_summary(collected, quarantine, dry_run=args.dry_run)
-    return _worst(collected)
+    for each in taken:
+        print_message(f"Savepoints of job {each.job} failed: {'; '.join((*each.problems, *each.unreachable))}")
+    return _worst([*taken, *collected])
 
 
 def _quarantine(args: Namespace) -> timedelta | None:
@@ -273,7 +274,7 @@ def _recovered_row(job: RecoveredJob) -> Row:
         "operators": list(job.operators),
         "checkpoints": [redact(uri) for uri in job.checkpoints],
         "savepoints": [redact(uri) for uri in job.savepoints],
-        "problems": list(job.problems),
+        "problems": [*job.problems, *job.unreachable],
     }
 
 
@@ -315,7 +316,7 @@ def _has_news(job: CollectedJob) -> bool:
     return bool(job.deleted or job.quarantined or job.kept or job.problems or job.unreachable)
 
 
-def _worst(jobs: Sequence[JobReport]) -> Exit:
+def _worst(jobs: Sequence[JobReport | RecoveredJob]) -> Exit:
     if any(each.unreachable for each in jobs):
         return Exit.UNAVAILABLE
     return Exit.FOUND if any(each.problems for each in jobs) else Exit.DONE

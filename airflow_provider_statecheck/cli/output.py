@@ -17,6 +17,7 @@ from typing import Any
 
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
 from airflow_provider_statecheck.checkpoint.job_list import JobOverview
+from airflow_provider_statecheck.checkpoint.printable import is_printable, printable
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, OperatorRecord
 from airflow_provider_statecheck.checkpoint.secrets import masked
 from airflow_provider_statecheck.checkpoint.store import JobView
@@ -125,7 +126,7 @@ def exit_of(error: StateCheckError) -> Exit:
 
 def print_message(message: str) -> None:
     """Write a message as one line to stderr, which keeps stdout parseable."""
-    sys.stderr.write(" ".join(masked(message).split()) + "\n")
+    sys.stderr.write(printable(" ".join(masked(message).split())) + "\n")
 
 
 def is_confirmed(args: Namespace, show: Callable[[], object], question: str) -> bool:
@@ -204,17 +205,22 @@ def _discard_output() -> None:
 
 def _write(rows: list[Row], output: str, text: Callable[[str, Any], str]) -> None:
     if output == "json":
-        sys.stdout.write(json.dumps([_data(row) for row in rows], indent=2) + "\n")
+        # The other control characters are escaped by JSON itself.
+        sys.stdout.write(json.dumps([_data(row) for row in rows], indent=2).replace("\x7f", "\\u007f") + "\n")
     elif output == "yaml":
         _print_yaml([_data(row) for row in rows])
     else:
-        _print_table([{key: text(key, value) for key, value in row.items()} for row in rows], output)
+        _print_table([{printable(key): text(key, value) for key, value in row.items()} for row in rows], output)
 
 
 def _print_yaml(rows: list[Row]) -> None:
     from airflow.utils import yaml
 
-    yaml.safe_dump(rows, sys.stdout, sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump(rows, sort_keys=False, allow_unicode=True)
+    if not is_printable(text.replace("\n", "")):
+        # YAML escapes fewer characters if it may write others than those of ASCII.
+        text = yaml.safe_dump(rows, sort_keys=False, allow_unicode=False)
+    sys.stdout.write(text)
 
 
 def _print_table(rows: list[dict[str, str]], output: str) -> None:
@@ -239,7 +245,7 @@ def _value_text(value: Any) -> str:
         return ""
     if isinstance(value, datetime):
         return value.isoformat(sep=" ", timespec="seconds")
-    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+    return "\n".join(printable(str(each)) for each in value) if isinstance(value, list) else printable(str(value))
 
 
 def job_row(overview: JobOverview) -> Row:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from airflow_provider_statecheck.checkpoint import restore_choice, transitions
 from airflow_provider_statecheck.checkpoint.codec import require
@@ -49,6 +49,7 @@ from airflow_provider_statecheck.checkpoint.retention import (
     refuse_removal,
     remove_rows,
 )
+from airflow_provider_statecheck.checkpoint.secrets import masked
 from airflow_provider_statecheck.checkpoint.store import (
     JobStore,
     JobTransaction,
@@ -56,7 +57,14 @@ from airflow_provider_statecheck.checkpoint.store import (
     StoredJobs,
     rolled_back,
 )
-from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptRowError
+from airflow_provider_statecheck.exceptions import (
+    AccessDeniedError,
+    CheckpointNotFoundError,
+    CoordinatorUnavailableError,
+    EnvironmentNotReadyError,
+    LocationNotAllowedError,
+    StateCheckError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +74,10 @@ _BETWEEN_BATCHES_SECONDS = 0.05
 _LONGEST_AGE = timedelta(days=36500)
 
 Report = TypeVar("Report")
+_GIVEN_UP = 3
+"""Number of jobs one after the other for which the coordinator does not answer, before the others are not tried."""
+_OF_ALL_JOBS = (AccessDeniedError, EnvironmentNotReadyError)
+"""Errors that say nothing about a job."""
 
 
 class RunDirectory(Protocol):
@@ -296,25 +308,54 @@ class JobMaintenance(StoredJobs):
 
 
 def each_job(
-    job_ids: Iterable[JobId], work: Callable[[JobId], Report], unreadable: Callable[..., Report]
+    job_ids: Iterable[JobId], work: Callable[[JobId], Report], failed: Callable[..., Report]
 ) -> Iterator[Report]:
     """
     Call ``work`` for each job and yield its reports, skipping jobs that were removed since ``job_ids`` was read.
 
-    A job with a row that cannot be read does not stop the others; its report says why.
+    No job stops the others, whatever its rows and files contain: the report of one that fails says why.
 
     :param job_ids: Jobs, in order of processing.
-    :param work: Function of a job; may raise :class:`CheckpointNotFoundError` and :class:`CorruptRowError`.
-    :param unreadable: Makes a report of the id of a job and its ``problems``.
+    :param failed: Makes a report of the id of a job and its ``problems``, or the ``unreachable`` storage or coordinator.
+    :raises AccessDeniedError: if the caller may not maintain jobs.
+    :raises EnvironmentNotReadyError: if the tables are missing.
     """
+    in_a_row = 0
     for job_id in job_ids:
-        try:
-            report = work(job_id)
-        except CheckpointNotFoundError:
+        if in_a_row == _GIVEN_UP:
+            yield failed(job=job_id, unreachable=["not tried, because the coordinator did not answer"])
             continue
-        except CorruptRowError as error:
-            report = unreadable(job=job_id, problems=[str(error)])
-        yield report
+        report = report_of(job_id, work, failed)
+        in_a_row = 0 if report is None or not report.is_unanswered else in_a_row + 1
+        if report is not None:
+            yield report.of_job
+
+
+@dataclass(frozen=True, slots=True)
+class _Reported(Generic[Report]):
+    of_job: Report
+    is_unanswered: bool = False
+    """Whether the coordinator did not answer."""
+
+
+def report_of(
+    job_id: JobId, work: Callable[[JobId], Report], failed: Callable[..., Report]
+) -> _Reported[Report] | None:
+    """Return the report of one job as :func:`each_job`, or ``None`` if the job was removed."""
+    try:
+        return _Reported(work(job_id))
+    except _OF_ALL_JOBS:
+        raise
+    except StateCheckError as error:
+        if isinstance(error, CheckpointNotFoundError) and vars(error).get("job_id") == job_id:
+            return None
+        # Nothing is known about files that were not opened.
+        is_unopened = error.retryable or isinstance(error, LocationNotAllowedError)
+        reason = {"unreachable" if is_unopened else "problems": [masked(str(error))]}
+        return _Reported(failed(job=job_id, **reason), isinstance(error, CoordinatorUnavailableError))
+    except Exception as error:
+        log.exception("Job %s could not be worked on", job_id)
+        return _Reported(failed(job=job_id, problems=[f"{type(error).__name__}: {masked(str(error))}"]))
 
 
 def _age(seconds: float) -> timedelta:

@@ -48,8 +48,8 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.maintenance.gc import OpenStorage
-from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
+from airflow_provider_statecheck.maintenance.gc import JobReport, OpenStorage
+from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance, each_job
 from airflow_provider_statecheck.maintenance.parts import Member, PartChoice, Positions, members_of, require_members
 from airflow_provider_statecheck.maintenance.savepoints import (
     JobSavepoints,
@@ -202,15 +202,14 @@ class WholeJobSavepoints:
         request = _request_in(view, request_key)
         return request, awaited if request.status.is_open else _unstopped_by(view, request)
 
-    def take_all(self, job_ids: Iterable[JobId]) -> None:
-        """Take the requested savepoints of several jobs as :meth:`take`, and log failures."""
-        for job_id in job_ids:
-            try:
-                self.take(job_id)
-            except CheckpointNotFoundError:
-                continue  # the job was removed in the meantime
-            except StateCheckError as error:
-                log.warning("Savepoints of job %s could not be taken; the next call goes on: %s", job_id, error)
+    def take_all(self, job_ids: Iterable[JobId]) -> list[JobReport]:
+        """Take the requested savepoints of several jobs as :meth:`take`; return the jobs whose savepoints failed."""
+        reports = each_job(job_ids, self._taken, JobReport)
+        return [each for each in reports if each.problems or each.unreachable]
+
+    def _taken(self, job_id: JobId) -> JobReport:
+        self.take(job_id)
+        return JobReport(job=job_id)
 
     def take(self, job_id: JobId) -> tuple[str, ...]:
         """

@@ -47,15 +47,17 @@ from airflow_provider_statecheck.exceptions import (
     CorruptRowError,
     CorruptStateError,
     InvalidConfigurationError,
+    StateCheckError,
 )
 from airflow_provider_statecheck.maintenance.gc import OpenStorage
+from airflow_provider_statecheck.maintenance.job_maintenance import each_job
 from airflow_provider_statecheck.state.progress import named_snapshots
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
     UNREADABLE,
     CheckpointDocument,
-    decode_metadata,
     document_uris,
+    read_metadata,
 )
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -83,6 +85,13 @@ class RecoveredJob:
     savepoints: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     """Parts that were not recovered, with the reason."""
+    unreachable: tuple[str, ...] = ()
+    """Failures of the storage or the database, after which the job was not recovered; a later call may recover it."""
+
+    @classmethod
+    def failed(cls, job: JobId, problems: Iterable[str] = (), unreachable: Iterable[str] = ()) -> RecoveredJob:
+        """Return the result for a job that could not be recovered."""
+        return cls(job=None, job_id=job, problems=tuple(problems), unreachable=tuple(unreachable))
 
 
 class Recoveries:
@@ -111,7 +120,7 @@ class Recoveries:
         :raises StorageError: The storage is unavailable.
         """
         storage = self._open(directory)
-        savepoints, problems = _find_savepoints(self._open(self._savepoints)) if self._savepoints else ([], [])
+        savepoints, unreadable = _find_savepoints(self._open(self._savepoints)) if self._savepoints else ([], [])
         here = _require_any(_find_jobs(storage), "directories of jobs", storage, "the checkpoint directory")
         job_ids = {*here, *(JobId(s.document.job_id) for s in savepoints)}
         if job:
@@ -120,9 +129,11 @@ class Recoveries:
                 raise CheckpointNotFoundError(
                     f"Expected files of job {job!r} below {redact(storage.base_uri)}, found none."
                 )
-        found = (_find_job(storage, each) for each in sorted(job_ids))
-        recovered = [self._recover(storage, each, savepoints, is_here=each.job_id in here) for each in found]
-        unreadable = [RecoveredJob(job=None, job_id=JobId(""), problems=tuple(problems))] if problems else []
+
+        def one(job_id: JobId) -> RecoveredJob:
+            return self._recover(storage, _find_job(storage, job_id), savepoints, is_here=job_id in here)
+
+        recovered = list(each_job(sorted(job_ids), one, RecoveredJob.failed))
         return [*recovered, *unreadable]
 
     def _recover(
@@ -297,12 +308,11 @@ def _find_job(storage: CheckpointStorage, job_id: JobId) -> FoundJob:
     )
 
 
-def _find_savepoints(storage: CheckpointStorage) -> tuple[list[FoundSnapshot], list[str]]:
+def _find_savepoints(storage: CheckpointStorage) -> tuple[list[FoundSnapshot], list[RecoveredJob]]:
     names = filter(is_savepoint_directory, storage.list_directories(storage.base_uri))
     savepoints_there = _require_any(names, "savepoints", storage, "the directory of savepoints, or omit it")
-    found, problems = _read_all(storage, [f"{storage.base_uri}/{name}" for name in sorted(savepoints_there)])
-    savepoints = [s for s in found if s.document.properties.is_savepoint]
-    return savepoints, [redact(p) for p in problems]
+    found, failed = _read_savepoints(storage, [f"{storage.base_uri}/{name}" for name in sorted(savepoints_there)])
+    return [s for s in found if s.document.properties.is_savepoint], failed
 
 
 def _read_all(storage: CheckpointStorage, directories: Iterable[str]) -> tuple[list[FoundSnapshot], list[str]]:
@@ -316,10 +326,24 @@ def _read_all(storage: CheckpointStorage, directories: Iterable[str]) -> tuple[l
     return found, problems
 
 
+def _read_savepoints(
+    storage: CheckpointStorage, directories: Iterable[str]
+) -> tuple[list[FoundSnapshot], list[RecoveredJob]]:
+    found: list[FoundSnapshot] = []
+    failed: list[RecoveredJob] = []
+    for directory in directories:
+        try:
+            found.append(_read(storage, directory))
+        except StateCheckError as error:
+            # Its job is unknown; the others are recovered without it.
+            reason = {"unreachable" if error.retryable else "problems": [redact(str(error))]}
+            failed.append(RecoveredJob.failed(JobId(""), **reason))
+    return found, failed
+
+
 def _read(storage: CheckpointStorage, directory: str) -> FoundSnapshot:
     uri = f"{directory}/{METADATA_FILE}"
-    data = storage.read_bytes(uri)
-    document = decode_metadata(data, uri=uri)
+    document, data = read_metadata(storage, uri)
     if not _has_own_ids(document):
         raise CorruptStateError(
             f"Expected job and operator names that match their ids in {uri}, found others.", uri=uri

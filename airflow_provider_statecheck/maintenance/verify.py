@@ -14,13 +14,15 @@ from typing import TypeVar
 
 from airflow_provider_statecheck.checkpoint.ids import DATA_DIRECTORY, OperatorId, checkpoint_id_of
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.checkpoint.store import JobView
-from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, LocationNotAllowedError
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, StateCheckError
 from airflow_provider_statecheck.maintenance.gc import OpenStorage, base_of
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
 from airflow_provider_statecheck.spark.restore import StateVerifier
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
+    LARGEST_VALUES,
     UNREADABLE,
     CheckpointDocument,
     SnapshotHandle,
@@ -172,9 +174,17 @@ class CheckpointVerifier:
         )
 
     def _state_problems(self, document: CheckpointDocument) -> tuple[str, ...]:
-        _, read_problem = _try(lambda: read_values(self._storage, document))
+        _, read_problem = _try(lambda: self._require_values(document))
         problems, verify_problem = _try(lambda: self._states.problems(document))
         return (*filter(None, [read_problem, verify_problem]), *(problems or ()))
+
+    def _require_values(self, document: CheckpointDocument) -> None:
+        values = document.state
+        if isinstance(values, FileStateHandle) and values.size > LARGEST_VALUES:
+            # Only the driver of its job decodes a file of any size.
+            self._states.require_digest(values)
+        else:
+            read_values(self._storage, document, is_bounded=False)
 
     def _verify_snapshot(self, handle: SnapshotHandle) -> Verification:
         if handle not in self._verified:
@@ -246,5 +256,7 @@ def _of_snapshot(handle: SnapshotHandle, problems: list[str]) -> Verification:
 def _try(call: Callable[[], Value]) -> tuple[Value | None, str]:
     try:
         return call(), ""
-    except (*UNREADABLE, LocationNotAllowedError) as error:
+    except StateCheckError as error:
+        if error.retryable:
+            raise  # no evidence against a checkpoint
         return None, str(error)

@@ -10,6 +10,8 @@ plain texts need no type of their own, so :class:`Form` also tells a text from a
 from __future__ import annotations
 
 import json
+import math
+import re
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -23,11 +25,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_type_hints
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     BindParameter,
     Boolean,
     Column,
     ColumnElement,
     DateTime,
+    Integer,
     Select,
     String,
     Table,
@@ -47,7 +51,7 @@ from airflow_provider_statecheck.checkpoint.messages import LONGEST_CHECKPOINT
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, TaskState
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
-from airflow_provider_statecheck.exceptions import CorruptRowError
+from airflow_provider_statecheck.exceptions import CorruptRowError, InvalidConfigurationError
 from airflow_provider_statecheck.overriding import override
 
 if TYPE_CHECKING:
@@ -372,6 +376,23 @@ class RecordTable(Generic[Record]):
         """Return the values of the columns for a record."""
         return {name: getattr(record, name) for name in self.names}
 
+    def storable(self, values: dict[str, Any]) -> dict[str, Any]:
+        """
+        Return values to write, by columns; values may come from files that any job has written.
+
+        :raises InvalidConfigurationError: if a database cannot store a value; the error names its column.
+        """
+        for name, value in values.items():
+            expected = _expected_in(self.c[name].type, value)
+            if expected:
+                raise InvalidConfigurationError(
+                    f"Expected column {name} of table {self.table.name} to be {expected}, found another value; nothing was "
+                    f"changed, correct it where it comes from.",
+                    table=self.table.name,
+                    column=name,
+                )
+        return values
+
     def changes(self, known: Record, record: Record) -> dict[str, Any]:
         """Return the columns in which a record differs from a known record with the same key."""
         both = ((name, getattr(known, name), getattr(record, name)) for name in self.names)
@@ -381,6 +402,42 @@ class RecordTable(Generic[Record]):
         """Return the query for the rows of a job with any time later than the given one."""
         times = [column > time for column in self.columns if isinstance(column.type, UtcDateTime)]
         return select(*self.columns).where(given(self.c.job_id), or_(*times))
+
+
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+"""PostgreSQL rejects U+0000, and every database lone surrogates."""
+_UNSTORABLE_IN_JSON = re.compile(r"(?<!\\)(?:\\\\)*\\u0000|[\ud800-\udfff]")
+LONGEST_TEXT = 16 * 1024
+"""Largest number of characters in a column without a length of its own, such as that of a URI or of a label."""
+_LONGEST_JSON = 256 * 1024
+_BITS: tuple[tuple[type[TypeEngine[Any]], int], ...] = ((BigInteger, 64), (Integer, 32))
+
+
+def expected_text(value: str, longest: int | None) -> str | None:
+    """Return which text a column of a length can store, if it cannot store a given one."""
+    if _UNSTORABLE.search(value):
+        return "text without U+0000 and lone surrogates"
+    return f"text of at most {longest} characters" if longest is not None and len(value) > longest else None
+
+
+def expected_number(value: Any, bits: int) -> str | None:
+    """Return which number a column of a size can store, if it cannot store a given one."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else "a finite number"
+    return None if -(2 ** (bits - 1)) <= value < 2 ** (bits - 1) else f"a whole number of {bits} bits"
+
+
+def _expected_in(column: TypeEngine[Any], value: Any) -> str | None:
+    if value is None or isinstance(value, bool | datetime):
+        return None
+    if isinstance(column, JsonOf):
+        text = json.dumps(encode(value), ensure_ascii=False)
+        if len(text) > _LONGEST_JSON:
+            return f"at most {_LONGEST_JSON} characters as JSON"
+        return "values without U+0000 and lone surrogates" if _UNSTORABLE_IN_JSON.search(text) else None
+    if isinstance(value, str):
+        return expected_text(value, getattr(column, "length", None) or LONGEST_TEXT)
+    return expected_number(value, next((bits for kind, bits in _BITS if isinstance(column, kind)), 64))
 
 
 def split(row: Sequence[Any], *tables: RecordTable[Any]) -> list[Sequence[Any]]:

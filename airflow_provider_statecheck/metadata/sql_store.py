@@ -234,7 +234,7 @@ class SqlJobStore:
             now = self._clock.now()
             job = JobRecord(job_id=job_id, name=name, version=0, next_checkpoint_id=1, seen_at=now, created_at=now)
             try:
-                connection.execute(insert(JOBS.table), JOBS.values_of(job))
+                connection.execute(insert(JOBS.table), JOBS.storable(JOBS.values_of(job)))
             except IntegrityError:
                 return  # another process created the same row
             self._commit(connection)
@@ -450,7 +450,7 @@ class SqlJobTransaction:
         return None if row is None else CLAIMS.read(row)
 
     def save_claim(self, record: ClaimRecord) -> None:
-        values = CLAIMS.values_of(record) | {"pointer_sha256": _digest(record.pointer)}
+        values = CLAIMS.storable(CLAIMS.values_of(record)) | {"pointer_sha256": _digest(record.pointer)}
         try:
             self._connection.execute(insert(CLAIMS.table), values)
         except IntegrityError as error:

@@ -53,7 +53,7 @@ class SqlTokenStore:
         with Session(self._engine) as session:
             with executing():
                 session.execute(delete(TOKENS.table).where(_has_expired(drop_expired_before)))
-                session.execute(insert(TOKENS.table), TOKENS.values_of(record))
+                session.execute(insert(TOKENS.table), TOKENS.storable(TOKENS.values_of(record)))
             with committing():
                 session.commit()
 
@@ -128,7 +128,11 @@ class SqlTokenStore:
         self._update(token, {"expires_at": expires_at})
 
     def _update(self, token: TokenRecord, values: dict[str, object], *conditions: ColumnElement[bool]) -> bool:
-        statement = update(TOKENS.table).where(_token.token_hash == token.token_hash, *conditions).values(**values)
+        statement = (
+            update(TOKENS.table)
+            .where(_token.token_hash == token.token_hash, *conditions)
+            .values(**TOKENS.storable(values))
+        )
         with Session(self._engine) as session:
             with executing():
                 result = session.execute(statement)

@@ -182,10 +182,13 @@ class UnitOfWork:
 
         :param more: Writes of rows that are not held.
         :raises CoordinatorError: if a row is not as it was read.
+        :raises InvalidConfigurationError: if a column cannot store a value.
         """
         writes = [*self._writes(), *more]
         self._changed.clear()
         size = _TOGETHER if self._connection.dialect.name == "postgresql" else 1
+        for write in writes:
+            write.table.storable(write.values)
         for start in range(0, len(writes), size):
             self._write(writes[start : start + size])
 

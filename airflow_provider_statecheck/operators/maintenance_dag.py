@@ -11,29 +11,31 @@ To add it, create a file in the Dags folder::
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from airflow.sdk import dag, get_current_context, task
 from airflow.sdk.exceptions import AirflowSkipException
 
+from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE
-from airflow_provider_statecheck.exceptions import (
-    CheckpointNotFoundError,
-    CorruptRowError,
-    CorruptStateError,
-    LocationNotAllowedError,
-    StorageError,
-)
+from airflow_provider_statecheck.exceptions import CorruptStateError, StorageError
 from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID, guarded_storage_opener
 from airflow_provider_statecheck.hooks.transport import job_savepoints, maintenance_gateway
-from airflow_provider_statecheck.maintenance.gc import CollectedJob, PrunedJob, PruneRequest, collect_job, prune_job
+from airflow_provider_statecheck.maintenance.gc import (
+    CollectedJob,
+    JobReport,
+    PrunedJob,
+    PruneRequest,
+    collect_job,
+    prune_job,
+)
 from airflow_provider_statecheck.maintenance.job_maintenance import each_job
 from airflow_provider_statecheck.maintenance.verify import verify_job
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.checkpoint.ids import JobId
     from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
     from airflow_provider_statecheck.maintenance.verify import Verification
 
@@ -106,14 +108,14 @@ def collect_all(
     :raises StorageError: A deletion failed; raised after all jobs.
     """
     gateway, opener = maintenance_gateway(conn_id), guarded_storage_opener(storage_conn_id)
-    job_savepoints(conn_id, storage_conn_id).take_all(_all(gateway))
+    taken = job_savepoints(conn_id, storage_conn_id).take_all(_all(gateway))
     collected = each_job(
         _all(gateway), lambda job_id: collect_job(gateway, job_id, opener, quarantine=quarantine), CollectedJob
     )
     done = list(collected)
     for each in done:
         _log_result(each.job, each.deleted_bytes, each.kept)
-    _require_deleted(done)
+    _require_deleted([*taken, *done])
     return sum(each.deleted_bytes for each in done)
 
 
@@ -157,17 +159,16 @@ def verify_all(*, is_deep: bool = False, conn_id: str = DEFAULT_CONN_ID, storage
     found: list[Verification] = []
     unreachable: list[str] = []
     unreadable: list[str] = []
-    for job in gateway.jobs():
-        try:
-            # extend() retains the results that were yielded before a StorageError.
-            found.extend(verify_job(gateway, gateway.describe(job.job_id), opener, is_deep=is_deep))
-        except CheckpointNotFoundError:
-            # The job was removed after the list was read.
-            continue
-        except CorruptRowError as error:
-            unreadable.append(f"{job.name}: {error}")
-        except (StorageError, LocationNotAllowedError) as error:
-            unreachable.append(f"{job.name}: {redact(str(error))}")
+    names = {job.job_id: job.name for job in gateway.jobs()}
+
+    def verify(job_id: JobId) -> JobReport:
+        # extend() retains the results that were yielded before an error.
+        found.extend(verify_job(gateway, gateway.describe(job_id), opener, is_deep=is_deep))
+        return JobReport(job=job_id)
+
+    for each in each_job(names, verify, JobReport):
+        unreadable += [f"{names[JobId(each.job)]}: {problem}" for problem in each.problems]
+        unreachable += [f"{names[JobId(each.job)]}: {problem}" for problem in each.unreachable]
     _require_restorable(found, unreachable, unreadable)
     return len(found)
 
@@ -198,10 +199,11 @@ def _log_result(job: str, deleted_bytes: int, kept: list[str]) -> None:
         log.info("Job %s: not deleted, %s", job, reason)
 
 
-def _require_deleted(done: list[CollectedJob] | list[PrunedJob]) -> None:
-    problems = [f"{each.job}: {problem}" for each in done for problem in (*each.problems, *each.unreachable)]
+def _require_deleted(done: Sequence[JobReport]) -> None:
+    found = (f"{each.job}: {problem}" for each in done for problem in (*each.problems, *each.unreachable))
+    problems = tuple(dict.fromkeys(found))  # rows that cannot be read fail both steps of a job
     if problems:
         raise StorageError(
-            f"Expected to delete all ended checkpoints, found {len(problems)} failure(s); the next run retries them: "
+            f"Expected to maintain all jobs, found {len(problems)} failure(s); the next run retries them: "
             f"{'; '.join(problems)}"
         )

@@ -12,6 +12,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_statecheck.checkpoint.ids import require_not_missing
+from airflow_provider_statecheck.checkpoint.secrets import require_no_credentials
 from airflow_provider_statecheck.exceptions import A_RETRY_CANNOT_HELP, StoppedWithSavepointError
 from airflow_provider_statecheck.operators.checkpointed import CheckpointedOperator, PreparedStage
 from airflow_provider_statecheck.overriding import override
@@ -170,6 +171,7 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator)
         from airflow_provider_statecheck.storage.uris import normalise_base
 
         require_not_missing("package_dir", self.package_dir)
+        require_no_credentials("package_dir", str(self.package_dir or ""))
         shared = normalise_base(self.package_dir or f"{prepared.storage.base_uri}/{_PACKAGES}", "package_dir")
         return Shipping(scratch=scratch, shared=shared, is_package_shipped=self.ship_package)
 

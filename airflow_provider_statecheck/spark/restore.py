@@ -139,7 +139,7 @@ def _load(
         checkpoint=candidate,
         document=document,
         manifests={uri: manifest for uri, manifest in found.items() if manifest is not None},
-        state=read_values(storage, document),
+        state=read_values(storage, document, is_bounded=False),
         skipped=skipped,
     )
 
@@ -187,6 +187,17 @@ class StateVerifier:
         self._verify_all([stream for _, stream in streams])
         found = ((uid, self._problems[stream]) for uid, stream in streams)
         return [f"state of operator {uid!r}: {problem}" for uid, problem in found if problem]
+
+    def require_digest(self, file: FileStateHandle) -> None:
+        """
+        Compare the size and the checksum of a file with its handle, in pieces.
+
+        :raises CorruptStateError: if they differ.
+        :raises CheckpointNotFoundError: if the file is missing.
+        """
+        self._require_intact(file)
+        if file.sha256:
+            _require_digest(self._storage, file.uri, 0, file.size, file.sha256)
 
     def _verify_all(self, streams: Iterable[StreamStateHandle]) -> None:
         unverified = [stream for stream in dict.fromkeys(streams) if stream not in self._problems]

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.codec import require
+from airflow_provider_statecheck.checkpoint.codec import decode, require
 from airflow_provider_statecheck.exceptions import StateCheckError, StorageError
-from airflow_provider_statecheck.state.progress import RecordsByStep, StepKey, decoded_step, encoded_step
+from airflow_provider_statecheck.state.progress import RecordsByStep, StepKey, decoded_step, encoded_step, rows_in
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.json_text import decoding
 from airflow_provider_statecheck.storage.uris import redact
 
 log = logging.getLogger(__name__)
@@ -28,12 +29,13 @@ class StageCosts:
 
     def __init__(self, overhead_budget: float | None, monotonic: Callable[[], float], encoded: Any = None) -> None:
         require_budget(overhead_budget)
-        saved = encoded or {}
+        with decoding("the costs of a stage"):
+            saved = decode(dict[str, float], encoded or {})
         self.spent_seconds: float = saved.get("spent", 0.0)
         """Time of checkpoints and writes; the write of a step that was computed in the same pass is estimated."""
-        self.put_off: int = saved.get("put_off", 0)
+        self.put_off: int = int(saved.get("put_off", 0))
         """Number of postponed checkpoints and optional snapshots."""
-        self.parts: int = saved.get("parts", 0)
+        self.parts: int = int(saved.get("parts", 0))
         """Number of parts that steps have computed and written."""
         self._budget = overhead_budget
         self._monotonic = monotonic
@@ -125,7 +127,8 @@ class WriteTimes:
     """
 
     def __init__(self, encoded: Any = ()) -> None:
-        self._seen: list[tuple[int, float]] = [(int(size), float(seconds)) for size, seconds in encoded]
+        with decoding("the times of writes"):
+            self._seen: list[tuple[int, float]] = [(int(size), float(seconds)) for size, seconds in encoded]
 
     def encode(self) -> list[Any]:
         """Return the writes as JSON."""
@@ -171,6 +174,10 @@ class AutoFact:
     """Size of the cached DataFrame; ``None`` if Spark does not report it."""
 
 
+def _decoded_fact(fingerprint: Any, compute_seconds: Any, size_bytes: Any) -> AutoFact:
+    return AutoFact(decode(str, fingerprint), decode(float, compute_seconds), decode(int, size_bytes))
+
+
 class AutoFacts(RecordsByStep[AutoFact]):
     """
     Measured steps of a stage; a retry uses them to make the same decisions.
@@ -179,7 +186,7 @@ class AutoFacts(RecordsByStep[AutoFact]):
     """
 
     def __init__(self, encoded: Any = ()) -> None:
-        super().__init__((decoded_step(scope, name), AutoFact(*fact)) for scope, name, *fact in encoded)
+        super().__init__((decoded_step(scope, name), _decoded_fact(*fact)) for scope, name, *fact in rows_in(encoded))
 
     def encode(self) -> list[Any]:
         """Return the facts as JSON."""

@@ -39,6 +39,7 @@ from airflow_provider_statecheck.state.progress import (
     describe,
     named_snapshots,
 )
+from airflow_provider_statecheck.storage.json_text import decoding
 from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ class StageState(MutableMapping[str, Any]):
     """
 
     def __init__(self, encoded: Any = None) -> None:
-        self._values: dict[str, Any] = {} if encoded is None else decode_state(encoded)
+        with decoding("the named values of a stage"):
+            self._values: dict[str, Any] = {} if encoded is None else dict(decode_state(encoded))
 
     def encode(self) -> Any:
         """

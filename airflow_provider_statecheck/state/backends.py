@@ -17,6 +17,7 @@ from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.config import STORAGE_KEYS, CheckpointConfig
 from airflow_provider_statecheck.checkpoint.config_options import parse_directory
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.secrets import require_no_credentials
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange, OperatorStateHandle
 from airflow_provider_statecheck.exceptions import (
     BackendRestoreError,
@@ -280,7 +281,10 @@ class AbstractFileStateBackend(StateBackend, ConfigurableStateBackend, ABC):
 
 def _directory(name: str, argument: str | None, configured: str | None) -> str | None:
     path = argument if argument is not None else configured
-    return None if path is None else normalise_base(parse_directory(name, path))
+    if path is None:
+        return None
+    require_no_credentials(name, str(path))
+    return normalise_base(parse_directory(name, path))
 
 
 class FsStateBackend(AbstractFileStateBackend):

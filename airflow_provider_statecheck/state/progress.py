@@ -10,8 +10,10 @@ from operator import itemgetter
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
+from airflow_provider_statecheck.checkpoint.codec import decode
 from airflow_provider_statecheck.checkpoint.snapshot_summary import LoopSummary, StepOutcome, StepSummary
 from airflow_provider_statecheck.exceptions import DuplicateNameError, InvalidConfigurationError
+from airflow_provider_statecheck.storage.json_text import decoding
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle
 from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 
@@ -93,16 +95,41 @@ def encoded_step(step: StepKey) -> list[Any]:
     return [[list(pair) for pair in scope], name]
 
 
-def decoded_step(scope: Any, name: str) -> StepKey:
-    """Return a step or loop from its scope and name in JSON."""
-    return tuple((loop, item) for loop, item in scope), name
+def decoded_step(scope: Any, name: Any) -> StepKey:
+    """
+    Return a step or loop from its scope and name in JSON.
+
+    :raises TypeError: if one of them is no text.
+    """
+    return tuple((_text(loop), _text(item)) for loop, item in scope), _text(name)
+
+
+def rows_in(encoded: Any) -> Iterator[Any]:
+    """Yield the records in JSON. A value that is no list raises its error when the first record is read, where it is expected."""
+    yield from encoded
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.100} is no text")
+    return value
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    return decode(tuple[str, ...], values)
 
 
 class RecordsByStep(Generic[Item]):
-    """What a stage records of each step or loop. Records inside an item are dropped when the item is finished."""
+    """
+    What a stage records of each step or loop. Records inside an item are dropped when the item is finished.
+
+    :param records: Records that are decoded while they are read.
+    :raises CorruptStateError: if they cannot be decoded.
+    """
 
     def __init__(self, records: Iterable[tuple[StepKey, Item]]) -> None:
-        self._records = dict(records)
+        with decoding("the progress of loops and steps"):
+            self._records = dict(records)
         self._totals: dict[StepKey, int] = {}
         """Length of each loop that this try has reached."""
 
@@ -172,14 +199,18 @@ class LoopProgress(RecordsByStep[_Loop]):
     def __init__(self, encoded: Any = (), bases: Any = ()) -> None:
         # Checkpoints of older versions have no seconds.
         super().__init__(
-            (decoded_step(scope, name), _Loop(dict.fromkeys(keys), float(sum(seconds))))
-            for scope, name, keys, *seconds in encoded
+            (decoded_step(scope, name), _Loop(dict.fromkeys(_texts(keys)), float(sum(seconds))))
+            for scope, name, keys, *seconds in rows_in(encoded)
         )
+        with decoding("what items of loops were finished with"):
+            self._add_bases(bases)
+
+    def _add_bases(self, bases: Any) -> None:
         for scope, name, groups in bases:
             finished = self._records.get(decoded_step(scope, name), _Loop()).finished
             for content, keys in groups:
                 basis = _decoded_basis(content)
-                finished.update((key, basis) for key in keys if key in finished)
+                finished.update((key, basis) for key in _texts(keys) if key in finished)
 
     def encode(self) -> list[Any]:
         """Return the progress as JSON."""
@@ -277,6 +308,10 @@ class Iteration:
     """Whether the loop ended with this step."""
 
 
+def _decoded_iteration(number: Any, is_converged: Any) -> Iteration:
+    return Iteration(decode(int, number), decode(bool, is_converged))
+
+
 class Iterations(RecordsByStep[Iteration]):
     """
     Newest snapshotted iteration of each loop of a stage.
@@ -285,7 +320,9 @@ class Iterations(RecordsByStep[Iteration]):
     """
 
     def __init__(self, encoded: Any = ()) -> None:
-        super().__init__((decoded_step(scope, name), Iteration(*reached)) for scope, name, *reached in encoded)
+        super().__init__(
+            (decoded_step(scope, name), _decoded_iteration(*reached)) for scope, name, *reached in rows_in(encoded)
+        )
 
     def encode(self) -> list[Any]:
         """Return the loops as JSON."""
@@ -355,7 +392,7 @@ class PartProgress(RecordsByStep[PartedStep]):
     """
 
     def __init__(self, encoded: Any = ()) -> None:
-        super().__init__((decoded_step(scope, name), _decoded(content)) for scope, name, content in encoded)
+        super().__init__((decoded_step(scope, name), _decoded(content)) for scope, name, content in rows_in(encoded))
 
     def encode(self) -> list[Any]:
         """Return the progress as JSON."""
@@ -379,11 +416,15 @@ def _encoded(parted: PartedStep) -> dict[str, Any]:
 def _decoded(content: Mapping[str, Any]) -> PartedStep:
     return PartedStep(
         fingerprint=str(content["fingerprint"]),
-        listed=decode_state(content["listed"]),
-        finished={int(number): pieces for number, pieces in content["finished"]},
-        bad=tuple(BadPart(tuple(names), error) for names, error in content["bad"]),
+        listed=dict(decode_state(content["listed"])),
+        finished={int(number): _decoded_pieces(pieces) for number, pieces in content["finished"]},
+        bad=tuple(BadPart(_texts(names), _text(error)) for names, error in content["bad"]),
         share=float(content["share"]),
     )
+
+
+def _decoded_pieces(pieces: Any) -> Pieces:
+    return [list(piece) for piece in decode(tuple[tuple[int, ...], ...], pieces)]
 
 
 class ScopedNames:

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.codec import decode, encode
+from airflow_provider_statecheck.checkpoint.printable import Lines, printable
 from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     IncompatibleCheckpointError,
@@ -40,6 +41,7 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     serializer_from_now_on,
     worst,
 )
+from airflow_provider_statecheck.storage.json_text import UNDECODABLE
 
 VERSION = 1
 """Format version of the JSON written by :func:`encode_schemas`."""
@@ -144,7 +146,7 @@ def decode_schemas(encoded: Mapping[str, Any]) -> OperatorSchemas:
                 f"wrote the checkpoint, or a newer one."
             )
         return decode(OperatorSchemas, encoded)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except UNDECODABLE as error:
         raise CorruptStateError(
             f"Expected the state schemas of an operator, found {encoded!r:.200}; restore from another checkpoint."
         ) from error
@@ -168,7 +170,8 @@ def verdicts(old: OperatorSchemas, new: OperatorSchemas) -> tuple[Verdict, ...]:
 def report(found: Iterable[Verdict]) -> str:
     """Format verdicts as log lines, the most severe first."""
     order = [Fate.INCOMPATIBLE, Fate.MIGRATED, Fate.RECONFIGURED, Fate.RETAINED, Fate.NEW, Fate.AS_IS]
-    return "\n".join(verdict.line for verdict in sorted(found, key=lambda verdict: order.index(verdict.fate)))
+    lines = (verdict.line for verdict in sorted(found, key=lambda verdict: order.index(verdict.fate)))
+    return Lines("\n".join(map(printable, lines)))
 
 
 def require_compatible(old: OperatorSchemas, new: OperatorSchemas, operator: str = "") -> tuple[Verdict, ...]:

@@ -12,15 +12,19 @@ import zlib
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import CorruptStateError
+from airflow_provider_statecheck.storage.bounds import inflated
+from airflow_provider_statecheck.storage.json_text import decoding
 
 SOURCE = "source"
 """Uid of the source within its stage."""
 _DIGEST_BYTES = 8
+_SIZE_BYTES = 8
+_BYTES_PER_ITEM = 320
+"""Memory of an item of a listing."""
 _SEPARATOR = "\0"
 
 
@@ -63,30 +67,17 @@ def unpack_items(packed: Mapping[str, Any]) -> tuple[Item, ...]:
     """
     with decoding("the listing of a source"):
         sizes = array("Q")
-        sizes.frombytes(zlib.decompress(packed["sizes"]))
-        names = zlib.decompress(packed["names"]).decode("utf-8", "surrogatepass").split(_SEPARATOR) if sizes else []
+        sizes.frombytes(inflated(packed["sizes"], "the listing of a source", weight=_BYTES_PER_ITEM // _SIZE_BYTES))
+        names = (
+            inflated(packed["names"], "the listing of a source").decode("utf-8", "surrogatepass").split(_SEPARATOR)
+            if sizes
+            else []
+        )
         digests, length = packed["digests"], _DIGEST_BYTES
         if len(digests) != length * len(sizes):
             raise ValueError(f"{len(digests)} bytes of digests for {len(sizes)} files")
         each = (digests[i * length : (i + 1) * length] for i in range(len(sizes)))
         return tuple(Item(*fields) for fields in zip(names, sizes, each, strict=True))
-
-
-@contextmanager
-def decoding(expected: str) -> Iterator[None]:
-    """
-    Report values of a state that a block cannot decode.
-
-    :param expected: What the values were expected to be.
-    :raises CorruptStateError: if the block raises an error for invalid values.
-    """
-    try:
-        yield
-    except (AttributeError, LookupError, TypeError, ValueError, RecursionError, zlib.error) as error:
-        raise CorruptStateError(
-            f"Expected {expected}, found invalid data or those of another source: {error!r}; restore another checkpoint, or "
-            "start without the state."
-        ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,18 +13,20 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from airflow_provider_statecheck.checkpoint.ids import temporary_name
 from airflow_provider_statecheck.storage.failures import is_missing_bucket, is_unsupported
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+_COPY_BYTES = 1024 * 1024
 PARALLEL_CALLS = 16
 """Number of concurrent calls to an object store."""
 _WITH_CONDITIONAL_CREATE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "memory"})
@@ -109,6 +111,45 @@ def _entries(filesystem: Any, directory: str, root: str) -> list[dict[str, Any]]
         if directory == root:
             raise
         return []  # deleted in the meantime
+
+
+class NotAFileError(OSError):
+    """A directory, a pipe, a socket or a device is in place of a file."""
+
+
+def open_file(filesystem: Any, path: str) -> BinaryIO:
+    """
+    Open a file for reading.
+
+    :raises NotAFileError: for anything but a file on a local disk: a pipe would be waited for without an end, and a device
+        has no end.
+    """
+    if not _is_local(filesystem):
+        opened: BinaryIO = filesystem.open(path, "rb")
+        return opened
+    return os.fdopen(open_local(path), "rb")
+
+
+def open_local(path: str) -> int:
+    """
+    Return a descriptor of a local file.
+
+    :raises NotAFileError: if it is no file.
+    """
+    _require_file(Path(path).stat(), path)
+    # Another process may have replaced the file by a pipe since.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _require_file(os.fstat(descriptor), path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _require_file(found: os.stat_result, path: str) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise NotAFileError(f"{path} is no file")
 
 
 def make_new_directory(path: Path) -> None:
@@ -281,13 +322,15 @@ def copy_file(source_filesystem: Any, source: str, target_filesystem: Any, targe
 def _copy_to_local(source_filesystem: Any, source: str, target: Path) -> None:
     with publishing(target) as temporary:
         if _is_local(source_filesystem):
-            shutil.copyfile(source, temporary)
+            with open_file(source_filesystem, source) as file, temporary.open("wb") as copy:
+                shutil.copyfileobj(file, copy, _COPY_BYTES)
         else:
             source_filesystem.get_file(source, str(temporary))
 
 
 def _copy_to_remote(source_filesystem: Any, source: str, target_filesystem: Any, target: str) -> None:
     if _is_local(source_filesystem):
+        _require_file(Path(source).stat(), source)
         target_filesystem.put_file(source, target)
         return
     with tempfile.TemporaryDirectory() as scratch:

@@ -184,33 +184,57 @@ class CheckpointStorage:
             self.copy_file(f"{source_uri}/{name}", f"{target_uri}/{name}")
 
     def read_bytes(self, uri: str) -> bytes:
-        """Return the content of a file."""
-        return self._read(uri, lambda filesystem, path: bytes(filesystem.cat_file(path)), DIRECTORY_SECONDS)
+        """Return the content of a file, of any size; for files of jobs that others read, use :meth:`read_limited`."""
+        return self._read(uri, _read_all, DIRECTORY_SECONDS)
+
+    def read_limited(self, uri: str, limit: int) -> bytes:
+        """
+        Return the content of a file that may have at most ``limit`` bytes. A larger file is not read.
+
+        :raises CorruptStateError: if the file is larger.
+        """
+        size = self.size(uri)
+        if size > limit:
+            raise CorruptStateError(
+                f"Expected at most {limit} bytes in {redact(uri)}, found {size}; this package writes no such file.",
+                uri=redact(uri),
+            )
+        return self.read_range(uri, 0, size) if size else b""
 
     def read_range(self, uri: str, start: int, end: int) -> bytes:
         """Return the bytes from ``start`` up to, but not including, ``end``."""
+        if not 0 <= start <= end:
+            raise CorruptStateError(
+                f"Expected a range of bytes in {redact(uri)}, found that from {start} to {end}; the record of the file was "
+                f"changed.",
+                uri=redact(uri),
+            )
         seconds = seconds_for(end - start)
         return self._read(uri, lambda filesystem, path: _read_range(filesystem, path, start, end), seconds)
 
-    def read_sized(self, uri: str, size: int) -> bytes:
+    def read_sized(self, uri: str, size: int, *, limit: int | None = None) -> bytes:
         """
         Return the content of a file of a known size. A file of another size is not read.
 
-        :raises CorruptStateError: if the file has another size.
+        :param limit: Largest size, which bounds what the writer of the file has recorded; by default any.
+        :raises CorruptStateError: if the file has another size, or a size above the limit is recorded.
         """
+        if limit is not None and size > limit:
+            raise _changed_error(uri, f"at most {limit} bytes", f"a record of {size} bytes")
         found = self.size(uri)
         if found != size:
             raise _changed_error(uri, f"{size} bytes", f"{found} bytes")
         # A range read bounds the memory if the file grows. Object stores reject a range read of an empty file.
         return self.read_range(uri, 0, size) if size else b""
 
-    def read_verified(self, uri: str, *, size: int, sha256: str) -> bytes:
+    def read_verified(self, uri: str, *, size: int, sha256: str, limit: int | None = None) -> bytes:
         """
         Return the content of a file after verifying its size and checksum. A file of another size is not read.
 
-        :raises CorruptStateError: if the size or the checksum differs.
+        :param limit: Largest size as for :meth:`read_sized`.
+        :raises CorruptStateError: if the size or the checksum differs, or the size is above the limit.
         """
-        return verified(self.read_sized(uri, size), uri, size=size, sha256=sha256)
+        return verified(self.read_sized(uri, size, limit=limit), uri, size=size, sha256=sha256)
 
     def exists(self, uri: str) -> bool:
         """Return whether a file or directory exists."""
@@ -353,6 +377,8 @@ class CheckpointStorage:
             except StateCheckError:
                 raise
             except Exception as error:
+                if isinstance(error, file_operations.NotAFileError):
+                    raise _changed_error(uri, "a file", "a directory, a pipe or a device") from error
                 # The clients of some object stores raise errors that are not OSErrors.
                 if isinstance(error, FileNotFoundError) and not is_missing_bucket(error):
                     raise _not_found_error(uri) from error
@@ -428,11 +454,18 @@ def _reading(operation: Callable[[Any, str], Result], filesystem: Any, path: str
         raise FileNotFoundError(path) from error  # a file is in place of a directory above it
 
 
+def _read_all(filesystem: Any, path: str) -> bytes:
+    if filesystem.async_impl:
+        return bytes(filesystem.cat_file(path))
+    with file_operations.open_file(filesystem, path) as file:
+        return bytes(file.read())
+
+
 def _read_range(filesystem: Any, path: str, start: int, end: int) -> bytes:
     if filesystem.async_impl:
         return bytes(filesystem.cat_file(path, start=start, end=end))
     # fsspec's cat_file opens HDFS files as unseekable streams and then fails to seek.
-    with filesystem.open(path, "rb") as file:
+    with file_operations.open_file(filesystem, path) as file:
         file.seek(start)
         return bytes(file.read(end - start))
 

@@ -25,6 +25,7 @@ from airflow_provider_statecheck.checkpoint.ids import ALIGNED_UID, METADATA_FIL
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.handles import (
+    MAX_PARALLELISM_BOUND,
     FileStateHandle,
     MasterState,
     OperatorState,
@@ -39,6 +40,7 @@ from airflow_provider_statecheck.exceptions import (
     UnknownStateError,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.json_text import UNDECODABLE, parse, read_json, require_bounds
 from airflow_provider_statecheck.storage.uris import (
     OF_DIRECTORY,
     OF_JOB,
@@ -50,6 +52,11 @@ log = logging.getLogger(__name__)
 
 MAGIC = b"statecheck-metadata"
 VERSION = 1
+_HEADER_BYTES = 128
+LARGEST_METADATA = 32 * 1024 * 1024
+"""Largest size in bytes of a metadata file, which holds the handles of 100,000 state files or more."""
+LARGEST_VALUES = 32 * 1024 * 1024
+"""Largest size in bytes of the file with the values of a stage."""
 
 UNREADABLE = (CorruptStateError, CheckpointNotFoundError, IncompatibleCheckpointError)
 """Errors of a missing, damaged or incompatible file, in contrast to an unavailable storage."""
@@ -200,7 +207,8 @@ def encode_metadata(document: CheckpointDocument, *, uri: str) -> bytes:
     Return the content of the metadata file of a checkpoint.
 
     :param uri: URI of the metadata file.
-    :raises InvalidConfigurationError: if the state contains a URI that is not absolute.
+    :raises InvalidConfigurationError: if the state contains a URI that is not absolute, or the content would be so large that
+        it is not read.
     """
     uris = _uris_of(document, uri)
     text = json.dumps(
@@ -213,7 +221,18 @@ def encode_metadata(document: CheckpointDocument, *, uri: str) -> bytes:
     )
     # File names may contain surrogates, which strict UTF-8 cannot encode.
     body = text.encode("utf-8", "surrogatepass")
+    _require_readable(body, uri)
     return b"%s %d %s\n%s" % (MAGIC, VERSION, hashlib.sha256(body).hexdigest().encode(), body)
+
+
+def _require_readable(body: bytes, uri: str) -> None:
+    try:
+        require_bounds(body, LARGEST_METADATA - _HEADER_BYTES)
+    except ValueError as error:
+        raise InvalidConfigurationError(
+            f"Expected metadata in {redact(uri)} that every process can read, found {error}; use fewer snapshots, states or "
+            f"subtasks."
+        ) from error
 
 
 def decode_metadata(data: bytes, *, uri: str) -> CheckpointDocument:
@@ -227,18 +246,30 @@ def decode_metadata(data: bytes, *, uri: str) -> CheckpointDocument:
     header, _, body = data.partition(b"\n")
     _require_header(header, body, uri)
     try:
-        form = json.loads(body)
+        form = parse(body)
         _make_absolute(RelativeUris(uri), form)
-        return decode(CheckpointDocument, form)
-    except (ValueError, AttributeError, RecursionError) as error:
+        return _plausible(decode(CheckpointDocument, form))
+    except UNDECODABLE as error:
         raise CorruptStateError(f"The metadata in {redact(uri)} cannot be understood: {error}") from error
+
+
+def read_metadata(storage: CheckpointStorage, uri: str) -> tuple[CheckpointDocument, bytes]:
+    """
+    Return the checkpoint in a metadata file without a row, and the content of the file.
+
+    :raises CheckpointNotFoundError: if the file is missing.
+    :raises CorruptStateError: if the file was changed or is too large, or is no file.
+    :raises IncompatibleCheckpointError: if it is not a metadata file of a known version.
+    """
+    data = storage.read_limited(uri, LARGEST_METADATA)
+    return decode_metadata(data, uri=uri), data
 
 
 def find_document(storage: CheckpointStorage, directory: str) -> CheckpointDocument | None:
     """Return the checkpoint in a directory, or ``None`` if its metadata is missing, damaged or incompatible."""
     uri = f"{directory}/{METADATA_FILE}"
     try:
-        return decode_metadata(storage.read_bytes(uri), uri=uri)
+        return read_metadata(storage, uri)[0]
     except UNREADABLE:
         return None
 
@@ -247,7 +278,7 @@ def has_unreadable_metadata(storage: CheckpointStorage, directory: str) -> bool:
     """Return whether a directory has a metadata file that is damaged or incompatible, whose owner is unknown."""
     uri = f"{directory}/{METADATA_FILE}"
     try:
-        decode_metadata(storage.read_bytes(uri), uri=uri)
+        read_metadata(storage, uri)
     except CheckpointNotFoundError:
         return False
     except UNREADABLE:
@@ -273,7 +304,10 @@ def load_whole(storage: CheckpointStorage, checkpoint: CheckpointRecord) -> Chec
         raise CheckpointNotFoundError(f"Checkpoint {checkpoint.checkpoint_id} has no metadata; it was never completed.")
     # An earlier attempt may have used another checkpoint directory, so the location comes from the row.
     data = storage.allowing(checkpoint.location, checkpoint.metadata_uri).read_verified(
-        checkpoint.metadata_uri, size=checkpoint.metadata_size, sha256=checkpoint.metadata_sha256
+        checkpoint.metadata_uri,
+        size=checkpoint.metadata_size,
+        sha256=checkpoint.metadata_sha256,
+        limit=LARGEST_METADATA,
     )
     return decode_metadata(data, uri=checkpoint.metadata_uri)
 
@@ -290,21 +324,21 @@ def _restored_part(document: CheckpointDocument, checkpoint: CheckpointRecord) -
     return part
 
 
-def read_values(storage: CheckpointStorage, document: CheckpointDocument) -> dict[str, Any]:
+def read_values(storage: CheckpointStorage, document: CheckpointDocument, *, is_bounded: bool = True) -> dict[str, Any]:
     """
     Return the values of a checkpoint, which its driver wrote.
 
+    :param is_bounded: Whether to refuse a file above the bounds, as all do but a driver that restores its own job.
     :raises CorruptStateError: if their size or digest differs from the handle, or they are not a JSON object.
     :raises CheckpointNotFoundError: if their file is missing.
     """
     handle = document.state
     if isinstance(handle, InlineStateHandle):
         return dict(handle.value)
-    data = storage.read_verified(handle.uri, size=handle.size, sha256=handle.sha256)
-    try:
-        values = json.loads(data)
-    except ValueError as error:
-        raise CorruptStateError(f"Expected JSON in {redact(handle.uri)}, found other text: {error}") from error
+    data = storage.read_verified(
+        handle.uri, size=handle.size, sha256=handle.sha256, limit=LARGEST_VALUES if is_bounded else None
+    )
+    values = read_json(data, handle.uri, is_bounded=is_bounded)
     if not isinstance(values, dict):
         raise CorruptStateError(
             f"Expected the state in {redact(handle.uri)} to be a mapping, found {type(values).__name__}."
@@ -374,6 +408,52 @@ def _require_header(header: bytes, body: bytes, uri: str) -> None:
         raise CorruptStateError(
             f"The checksum of {redact(uri)} does not match its content; the file was changed after it was written."
         )
+
+
+_NUMBERS = ("epoch", "generation")
+_SIZES_OF_SNAPSHOT = ("manifest_size", "size_bytes", "rows", "files", "epoch", "part", "of_parts", "seconds")
+
+
+def _plausible(document: CheckpointDocument) -> CheckpointDocument:
+    """
+    Return a document whose numbers rows, reads and loops can take; the right checksum does not tell that they can.
+
+    :raises ValueError: for another document, and for parts of a part.
+    """
+    if any(part.parts for part in document.parts):
+        raise ValueError("a part of a savepoint has parts")
+    for each in (document, *document.parts):
+        _require_plausible(each)
+    return document
+
+
+def _require_plausible(document: CheckpointDocument) -> None:
+    _require_up_to(2**63 - 1, document.checkpoint_id)
+    _require_up_to(2**31 - 1, *(getattr(document, name) for name in _NUMBERS))
+    for handle in document.snapshots:
+        _require_up_to(2**63 - 1, *(getattr(handle, name) or 0 for name in _SIZES_OF_SNAPSHOT))
+    for operator in document.operator_states:
+        _require_operator(operator)
+    if isinstance(document.state, FileStateHandle):
+        _require_up_to(2**63 - 1, document.state.size)
+
+
+def _require_operator(operator: OperatorState) -> None:
+    _require_up_to(MAX_PARALLELISM_BOUND, operator.parallelism, operator.max_parallelism)
+    for stream in streams_of(operator):
+        if isinstance(stream, SegmentFileStateHandle):
+            _require_up_to(2**63 - 1, stream.start, stream.length, stream.start + stream.length, stream.file_size)
+        else:
+            _require_up_to(2**63 - 1, stream.state_size)
+    keyed = (handle for subtask in operator.subtask_states.values() for handle in subtask.managed_keyed)
+    for handle in keyed:
+        _require_up_to(MAX_PARALLELISM_BOUND, handle.key_group_range.start, handle.key_group_range.end + 1)
+
+
+def _require_up_to(highest: int, *numbers: float) -> None:
+    for number in numbers:
+        if not 0 <= number <= highest:
+            raise ValueError(f"the number {number} where one from 0 to {highest} was expected")
 
 
 def _uris_of(document: CheckpointDocument, metadata_uri: str) -> RelativeUris:

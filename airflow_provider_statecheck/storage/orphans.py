@@ -16,7 +16,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Set as AbstractSet
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 
 from airflow_provider_statecheck.checkpoint.codec import require
@@ -35,9 +35,10 @@ from airflow_provider_statecheck.checkpoint.messages import HIGHEST_ID
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, OperatorRecord
 from airflow_provider_statecheck.checkpoint.store import RECENT, JobView
 from airflow_provider_statecheck.checkpoint.transitions import protected_checkpoints
-from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StateCheckError
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, StateCheckError
 from airflow_provider_statecheck.storage.discarding import StorageDiscarder, is_of_another_owner
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.json_text import UNDECODABLE, read_json
 from airflow_provider_statecheck.storage.metadata_file import (
     CheckpointDocument,
     DocumentCache,
@@ -51,6 +52,10 @@ log = logging.getLogger(__name__)
 SHORTEST_STAY = timedelta(days=1)
 """Minimum quarantine of an orphan."""
 
+_MOST_RECORDED = 50_000
+"""Largest number of orphans in the record of a job; the others are recorded when these are deleted."""
+_LARGEST_RECORD = 32 * 1024 * 1024
+"""Largest size in bytes of a record that is read."""
 _ENDED = (CheckpointStatus.ABORTED, CheckpointStatus.SUBSUMED)
 
 
@@ -83,7 +88,7 @@ class Quarantine:
         """
         recorded = self._read()
         # A time in the future, from a fast clock, would delay the deletion.
-        found_at = {uri: min(recorded.get(uri, now), now) for uri in sorted(orphans)}
+        found_at = {uri: min(recorded.get(uri, now), now) for uri in sorted(orphans)[:_MOST_RECORDED]}
         # Written before the deletion: after a crash, the next sweep finds the same orphans and deletes them.
         if found_at != recorded and not self._dry_run:
             self._write(found_at)
@@ -96,11 +101,11 @@ class Quarantine:
 
     def _read(self) -> dict[str, datetime]:
         try:
-            record = json.loads(self._storage.read_bytes(self._uri))
+            record = read_json(self._storage.read_limited(self._uri, _LARGEST_RECORD), self._uri)
             return {f"{self._root}/{path}": _time(since) for path, since in record.items()}
         except CheckpointNotFoundError:
             return {}
-        except (ValueError, TypeError, AttributeError) as error:
+        except (CorruptStateError, *UNDECODABLE) as error:
             log.warning(
                 "Quarantine record %s cannot be decoded; the wait of all orphans restarts: %s", self._uri, error
             )
@@ -128,7 +133,7 @@ def _time(text: str) -> datetime:
     time = datetime.fromisoformat(text)
     if time.tzinfo is None:
         raise ValueError(f"{text!r} has no time zone")
-    return time
+    return time.astimezone(UTC)
 
 
 def aligned_in_progress(view: JobView) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandl
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
+    LARGEST_METADATA,
     CheckpointDocument,
     DocumentCache,
     InlineStateHandle,
@@ -166,7 +167,9 @@ class SnapshotFiles(SnapshotStorage):
 
     def _read(self, file: FileStateHandle) -> SnapshotContent:
         # The file may be that of a savepoint outside the checkpoint directory; its row authorises the read.
-        data = self._storage.allowing(file.uri).read_verified(file.uri, size=file.size, sha256=file.sha256)
+        data = self._storage.allowing(file.uri).read_verified(
+            file.uri, size=file.size, sha256=file.sha256, limit=LARGEST_METADATA
+        )
         document = decode_metadata(data, uri=file.uri)
         return SnapshotContent(
             operator_states=document.operator_states, master_states=document.master_states, parts=document.parts

@@ -27,7 +27,8 @@ from airflow_provider_statecheck.lazy import pa, parquet
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage.file_operations import in_parallel
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle
+from airflow_provider_statecheck.storage.json_text import UNDECODABLE, parse
+from airflow_provider_statecheck.storage.metadata_file import LARGEST_METADATA, SnapshotHandle
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ _MAGIC = b"PAR1"
 _TRAILER_BYTES = 8
 # A typical footer fits into one read of this size; a larger footer needs a second read.
 _TAIL_BYTES = 64 * 1024
+
+_LARGEST_FOOTER = 32 * 1024 * 1024
+"""Largest footer that is read, which describes 100,000 column chunks."""
 
 ReadRange = Callable[[int, int], bytes]
 
@@ -96,11 +100,11 @@ class SnapshotManifest:
         :raises IncompatibleCheckpointError: if another version of this package wrote it.
         """
         try:
-            document = json.loads(content)
+            document = parse(content)
             version = document["format_version"]
             if version == FORMAT_VERSION:
                 return decode(cls, document)
-        except (ValueError, KeyError, TypeError) as error:
+        except UNDECODABLE as error:
             raise CorruptStateError(
                 f"Expected a snapshot manifest, found {content[:60]!r}; restore from an earlier checkpoint."
             ) from error
@@ -142,7 +146,9 @@ def read_manifest(storage: CheckpointStorage, handle: SnapshotHandle) -> Snapsho
     :raises CheckpointNotFoundError: if it is missing.
     """
     uri = f"{handle.uri}/{MANIFEST_FILE}"
-    return SnapshotManifest.decode(storage.read_verified(uri, size=handle.manifest_size, sha256=handle.manifest_sha256))
+    return SnapshotManifest.decode(
+        storage.read_verified(uri, size=handle.manifest_size, sha256=handle.manifest_sha256, limit=LARGEST_METADATA)
+    )
 
 
 def read_verified_manifest(storage: CheckpointStorage, handle: SnapshotHandle) -> SnapshotManifest:
@@ -242,7 +248,7 @@ def _describe(storage: CheckpointStorage, uri: str, name: str, size_bytes: int) 
 def _read_footer(read: ReadRange, uri: str, size_bytes: int) -> bytes:
     tail = read(max(0, size_bytes - _TAIL_BYTES), size_bytes)
     length = int.from_bytes(tail[-_TRAILER_BYTES:-4], "little") + _TRAILER_BYTES
-    if not tail.endswith(_MAGIC) or length + len(_MAGIC) > size_bytes:
+    if not tail.endswith(_MAGIC) or length + len(_MAGIC) > size_bytes or length > _LARGEST_FOOTER:
         raise _incomplete(uri, size_bytes)
     return tail[-length:] if length <= len(tail) else read(size_bytes - length, size_bytes)
 
@@ -303,7 +309,7 @@ def read_batches(
         for batch in with_all_rows(batches, opened.metadata.num_rows):
             batch.validate(full=True)
             yield batch
-    except pa.ArrowNotImplementedError:
+    except (pa.ArrowNotImplementedError, MemoryError):
         raise
     except (OSError, pa.ArrowException) as error:
         raise CorruptStateError(f"A page of {redact(uri)} cannot be read: {error}", uri=redact(uri)) from error

@@ -61,9 +61,16 @@ def _decode_zone(encoded: dict[str, Any] | None) -> tzinfo | None:
     if encoded is None:
         return None
     if "zone" in encoded:
-        return ZoneInfo(encoded["zone"])
+        return _zone_named(encoded["zone"])
     offset, name = _decode_timedelta(encoded["offset"]), encoded["name"]
     return timezone(offset) if name is None else timezone(offset, name)
+
+
+def _zone_named(key: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(key)
+    except OSError as error:  # a directory of zones, or a name that no file has
+        raise ValueError(f"no time zone {key!r:.100}") from error
 
 
 MAX_DEPTH = 64

@@ -27,7 +27,11 @@ from airflow_provider_statecheck.checkpoint.ids import (
     is_in_job,
     savepoint_directory_of,
 )
-from airflow_provider_statecheck.checkpoint.secrets import redact as redact
+from airflow_provider_statecheck.checkpoint.secrets import (
+    is_secret_name,
+    redact as redact,
+    require_no_credentials,
+)
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, LocationNotAllowedError, StorageError
 from airflow_provider_statecheck.storage.failures import advice
 
@@ -84,10 +88,7 @@ def normalise_pointer(pointer: Any) -> str:
     :raises InvalidConfigurationError: as :func:`normalise_base`, and for a URI with credentials.
     """
     uri = normalise_base(pointer, "the URI of the savepoint")
-    if redact(uri) != uri:
-        raise InvalidConfigurationError(
-            f"Expected the URI of a savepoint without credentials, found {redact(uri)!r}; set storage_conn_id instead."
-        )
+    require_no_credentials("the URI of the savepoint", uri)
     return uri
 
 
@@ -259,7 +260,6 @@ def _is_plain_directory(path: str) -> bool:
     return _SPECIAL_NAMES.isdisjoint(path.split("/"))
 
 
-_SECRET_NAME = re.compile("key|secret|token|passw|passphrase|pwd|auth|credential|signature|connection_string|sas")
 # gcsfs accepts these names of credential sources as a token. As secrets, they would be masked in every log.
 _CREDENTIAL_SOURCES = frozenset({"anon", "cloud", "browser", "cache", "google_default"})
 _SHORTEST_SECRET = 4
@@ -273,8 +273,7 @@ def secrets_in(options: Any, *, named: bool = False) -> Iterator[str]:
     """
     if isinstance(options, Mapping):
         for name, value in options.items():
-            plain = str(name).lower().replace("-", "_")
-            yield from secrets_in(value, named=named or _SECRET_NAME.search(plain) is not None)
+            yield from secrets_in(value, named=named or is_secret_name(str(name)))
     elif isinstance(options, list | tuple):
         for value in options:
             yield from secrets_in(value, named=named)

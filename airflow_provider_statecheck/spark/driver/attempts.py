@@ -22,7 +22,7 @@ from airflow_provider_statecheck.checkpoint.ids import TEST_NAMESPACE, is_test_j
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import SCRIPT_PREFIX, AttemptOwner, OnClear
-from airflow_provider_statecheck.checkpoint.secrets import remember_secrets
+from airflow_provider_statecheck.checkpoint.secrets import remember_secrets, require_no_credentials
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, InvalidConfigurationError
 from airflow_provider_statecheck.gateway.in_process import open_gateway
 from airflow_provider_statecheck.gateway.time_travel import find_fork_source, fork_name
@@ -208,6 +208,7 @@ def open_attempt(
     if savepoint_dir is not None:
         savepoint_dir = normalise_savepoint_dir(savepoint_dir)
         require_known_filesystem(savepoint_dir)
+    require_no_credentials("checkpoint_dir", str(checkpoint_dir))
     storage = CheckpointStorage.open(checkpoint_dir, **storage_options)
     storage = storage.allowing(savepoint_dir, locations=parse_locations(allowed_locations))
     give_workers_this_python(spark)

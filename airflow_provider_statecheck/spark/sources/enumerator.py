@@ -23,10 +23,10 @@ from airflow_provider_statecheck.state.source_items import (
     Ledger,
     Partial,
     decode_ledger,
-    decoding,
     pack_items,
     unpack_items,
 )
+from airflow_provider_statecheck.storage.json_text import decoding
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
@@ -217,9 +217,11 @@ def decode_source_state(restored: Mapping[str, Any]) -> SourceState:
 
     :raises CorruptStateError: if the state is invalid.
     """
-    if restored.get("format") != _FORMAT:
+    with decoding("the state of a source"):
+        form = dict(restored).get("format")
+    if form != _FORMAT:
         raise CorruptStateError(
-            f"Expected the state of a source in format {_FORMAT}, found {restored.get('format')!r}; a newer version or another "
+            f"Expected the state of a source in format {_FORMAT}, found {form!r:.100}; a newer version or another "
             "source may have written it."
         )
     with decoding("the state of a source"):
@@ -247,10 +249,11 @@ def state_after(listed: Mapping[str, Any], finished: Iterable[Pieces]) -> dict[s
     :param listed: State from :meth:`ItemEnumerator.snapshot` before the increments.
     :param finished: Pieces of the finished increments, as from :meth:`ItemEnumerator.encode`.
     """
-    ledger = decode_ledger(unpack_items(listed["listing"]), listed["progress"])
-    for pieces in finished:
-        ledger = _finished(ledger, tuple(_decoded(pieces, ledger.items)))
-    return {**listed, "progress": ledger.progress_state()}
+    with decoding("the finished parts of a source"):
+        ledger = decode_ledger(unpack_items(listed["listing"]), listed["progress"])
+        for pieces in finished:
+            ledger = _finished(ledger, tuple(_decoded(pieces, ledger.items)))
+        return {**listed, "progress": ledger.progress_state()}
 
 
 def moved_pieces(pieces: Pieces, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[list[int]]:
@@ -261,7 +264,8 @@ def moved_pieces(pieces: Pieces, before: Mapping[str, Any], now: Mapping[str, An
     :param now: State of the source with the other listing.
     """
     items, positions = unpack_items(before["listing"]), {i.name: n for n, i in enumerate(unpack_items(now["listing"]))}
-    known = [piece for piece in _decoded(pieces, items) if items[piece.position].name in positions]
+    with decoding("the parts of a source"):
+        known = [piece for piece in _decoded(pieces, items) if items[piece.position].name in positions]
     return _encoded([replace(piece, position=positions[items[piece.position].name]) for piece in known])
 
 
@@ -282,6 +286,8 @@ _RANGE = 2
 
 def _decoded(pieces: Pieces, items: Sequence[Item]) -> Iterator[Piece]:
     for values in pieces:
+        if not 0 <= values[0] <= values[-1 if len(values) == _RANGE else 0] <= len(items):
+            raise ValueError(f"items {list(values)!r:.100} of {len(items)}")
         if len(values) == _RANGE:
             yield from (Piece(position, items[position].size_bytes) for position in range(*values))
         else:

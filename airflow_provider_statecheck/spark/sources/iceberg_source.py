@@ -38,7 +38,8 @@ from airflow_provider_statecheck.spark.tables.schemas import (
     require_columns,
     spark_schema,
 )
-from airflow_provider_statecheck.state.source_items import Item, Ledger, decoding
+from airflow_provider_statecheck.state.source_items import Item, Ledger
+from airflow_provider_statecheck.storage.json_text import decoding
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:

@@ -33,7 +33,8 @@ from airflow_provider_statecheck.spark.tables.schemas import (
     pack_tasks,
     to_struct_type,
 )
-from airflow_provider_statecheck.state.source_items import Item, Ledger, decoding
+from airflow_provider_statecheck.state.source_items import Item, Ledger
+from airflow_provider_statecheck.storage.json_text import decoding
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

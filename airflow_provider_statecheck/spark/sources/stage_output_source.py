@@ -41,8 +41,9 @@ from airflow_provider_statecheck.spark.sources.source import (
     some_of,
 )
 from airflow_provider_statecheck.spark.tables.schemas import merged_schema, spark_schema
-from airflow_provider_statecheck.state.source_items import Item, Ledger, decoding
+from airflow_provider_statecheck.state.source_items import Item, Ledger
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.json_text import decoding
 from airflow_provider_statecheck.storage.uris import AllowedLocations, path_text, redact
 
 if TYPE_CHECKING:

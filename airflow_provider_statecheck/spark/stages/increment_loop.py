@@ -35,7 +35,8 @@ from airflow_provider_statecheck.spark.stages.planning import PlannedVertex
 from airflow_provider_statecheck.spark.stages.stage_state import PLACE, SINK, driver_state
 from airflow_provider_statecheck.spark.status_log import StageProgress, figures_or_none
 from airflow_provider_statecheck.state.reading.checkpoint_states import STAGE, RunValues
-from airflow_provider_statecheck.state.source_items import SOURCE, decoding
+from airflow_provider_statecheck.state.source_items import SOURCE
+from airflow_provider_statecheck.storage.json_text import decoding
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -35,8 +35,9 @@ from airflow_provider_statecheck.state.keyed.abstract_backend import StateSize
 from airflow_provider_statecheck.state.reading.checkpoint_contents import size_of_only_state, state_summaries
 from airflow_provider_statecheck.state.reading.checkpoint_states import RunValues, json_of
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, decode_schemas, encode_schemas
-from airflow_provider_statecheck.state.source_items import SOURCE, decoding
+from airflow_provider_statecheck.state.source_items import SOURCE
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.json_text import decoding
 from airflow_provider_statecheck.storage.metadata_file import load_whole
 from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess

@@ -16,7 +16,7 @@ from airflow_provider_statecheck.exceptions import SourceChangedError
 from airflow_provider_statecheck.spark.snapshots.columns import parse_schema, readable_type
 from airflow_provider_statecheck.spark.tables.named_rows import find_name
 from airflow_provider_statecheck.spark.tables.schemas import union_all
-from airflow_provider_statecheck.state.source_items import decoding
+from airflow_provider_statecheck.storage.json_text import decoding
 from airflow_provider_statecheck.storage.snapshot_manifest import column_name
 
 if TYPE_CHECKING:

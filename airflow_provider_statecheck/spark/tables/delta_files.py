@@ -24,9 +24,10 @@ from airflow_provider_statecheck.spark.tables.partition_directories import (
     partition_path,
     partition_values,
 )
-from airflow_provider_statecheck.state.source_items import Item, decoding
+from airflow_provider_statecheck.state.source_items import Item
 from airflow_provider_statecheck.storage.file_operations import in_parallel
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.json_text import decoding
 from airflow_provider_statecheck.storage.uris import redact
 
 _READER_FEATURES = frozenset(

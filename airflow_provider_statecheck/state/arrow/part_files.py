@@ -34,7 +34,10 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.lazy import np, pa
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas, encode_schemas
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
+from airflow_provider_statecheck.storage.bounds import require_decodable_file
+from airflow_provider_statecheck.storage.file_operations import NotAFileError, open_local
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.json_text import UNDECODABLE, parse
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, redact, scheme_of
 
 _MAX_OPEN_FILES = 64
@@ -195,6 +198,11 @@ class LocalFiles:
                 f"Expected a state file at {redact(uri)}, found none; restore from another checkpoint.",
                 uri=redact(uri),
             ) from error
+        except NotAFileError as error:
+            raise CorruptStateError(
+                f"Expected a state file at {redact(uri)}, found something else; restore from another checkpoint.",
+                uri=redact(uri),
+            ) from error
         except OSError as error:
             raise StorageError(
                 f"The state file {redact(uri)} cannot be read: {error}; check the file and its permissions.",
@@ -209,7 +217,7 @@ class LocalFiles:
         file = self._open.get(uri)
         if file is None:
             # No thread waits for another one that opens the same file, because a network file system may hang.
-            file = _OpenFile(os.open(uri.partition("://")[2], os.O_RDONLY))
+            file = _OpenFile(open_local(uri.partition("://")[2]))
             self._open.put(uri, file)
         return file
 
@@ -304,13 +312,14 @@ def decode_meta(data: bytes, streams: Mapping[str, StreamStateHandle], source: s
     :raises CorruptStateError: if the metadata is corrupt, or references a file that is not in the handle.
     """
     try:
+        require_decodable_file(data, "the metadata of state")
         table = pa.ipc.open_file(pa.py_buffer(data)).read_all()
         head = table.schema.metadata or {}
         _require_version(head.get(_FORMAT_KEY, b"").decode(), source)
-        key = decode_schemas(json.loads(head[_KEY_TYPE_KEY])).key
+        key = decode_schemas(parse(head[_KEY_TYPE_KEY])).key
         groups = int(head[_GROUPS_KEY])
         states = tuple(_decode_state(row, streams) for row in table.to_pylist())
-    except (pa.ArrowException, LookupError, ValueError, TypeError, AttributeError) as error:
+    except (pa.ArrowException, *UNDECODABLE) as error:
         raise CorruptStateError(
             f"Expected snapshot metadata in {source}, found {error!r:.200}; restore from another checkpoint.",
             uri=source,
@@ -354,7 +363,7 @@ def _encode_blocks(part: Part) -> bytes:
 
 
 def _decode_state(row: Mapping[str, Any], streams: Mapping[str, StreamStateHandle]) -> StateFiles:
-    described = json.loads(row["runs"])
+    described = parse(row["runs"])
     versions = decode_schemas(described["states"]).keyed
     blocks = iter(row["blocks"])
     runs = tuple(
@@ -369,6 +378,7 @@ def _decode_part(
     versions: Sequence[StateSchema],
     streams: Mapping[str, StreamStateHandle],
 ) -> Part:
+    require_decodable_file(index, "the index of a state file")
     table = pa.ipc.open_file(pa.py_buffer(index)).read_all().combine_chunks()
     blocks = np.empty(table.num_rows, BLOCK_FIELDS)
     for name, _ in BLOCK_FIELDS:

@@ -41,6 +41,7 @@ from airflow_provider_statecheck.state.arrow.restore import RowForm
 from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESPACE
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeySerializer
 from airflow_provider_statecheck.state.serializers.serializer import TypeSerializer
+from airflow_provider_statecheck.storage.bounds import decoded_batch
 
 Position = tuple[Any, ...]
 """Sort key of a row, or the start of one, see :func:`row_tuples`."""
@@ -235,8 +236,7 @@ def _verified(part: Part, row: int, data: memoryview | bytes, decode: Callable[[
 
 
 def _batch_of(part: Part, row: int, data: memoryview | bytes) -> Any:
-    batch = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(data)), part.schema)
-    return pa.Table.from_batches([batch])
+    return pa.Table.from_batches([decoded_batch(data, part.schema, "a block of state")])
 
 
 class MemoryRun(SortedRun):

@@ -37,6 +37,7 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     decode_snapshot,
     migrated,
 )
+from airflow_provider_statecheck.storage.json_text import UNDECODABLE, parse
 
 MAGIC = b"statecheck-operator-state"
 VERSION = 1
@@ -150,7 +151,7 @@ def decode(data: bytes) -> tuple[WrittenState, ...]:
     try:
         source = pa.BufferReader(memoryview(data)[len(line) + 1 :])
         pieces = [_state_of(pa.ipc.open_stream(source).read_all()) for _ in range(int(words[2]))]
-    except (LookupError, TypeError, ValueError, OSError) as error:
+    except (OSError, pa.ArrowException, *UNDECODABLE) as error:
         raise CorruptStateError(
             f"Expected the columns of operator state, found damaged data: {error}; restore from another checkpoint."
         ) from error
@@ -175,7 +176,7 @@ def _description(state: WrittenState, piece: WrittenElements) -> dict[bytes, str
 
 def _state_of(table: Any) -> WrittenState:
     """Return the state with one piece that a table with a description contains."""
-    described = json.loads(table.schema.metadata[DESCRIPTION])
+    described = parse(table.schema.metadata[DESCRIPTION])
     name, mode = described["name"], DistributionMode(described["mode"])
     key = None if described["key"] is None else decode_snapshot(described["key"])
     schema = StateSchema(name=name, kind=kind_of(mode), key=key, value=decode_snapshot(described["value"]))
@@ -257,7 +258,7 @@ def decode_parquet(data: bytes) -> WrittenState:
         columns = {} if key is None else {KEY: _column(piece, KEY, restored_user_keys(key))}
         columns[VALUE] = _column(piece, VALUE, restored_serializer(value))
         return replace(state, pieces=(replace(piece, table=pa.table(columns)),))
-    except (LookupError, TypeError, ValueError, OSError) as error:
+    except (OSError, pa.ArrowException, *UNDECODABLE) as error:
         raise CorruptStateError(
             f"Expected operator state in a Parquet file, found damaged data: {error}; restore from another checkpoint."
         ) from error

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary, StateSummary, StepOutcome
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, OperatorState
-from airflow_provider_statecheck.exceptions import StateCheckError, UnknownStateError
+from airflow_provider_statecheck.exceptions import RequestLimitError, StateCheckError, UnknownStateError
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.progress import (
     Iterations,
@@ -38,8 +38,9 @@ from airflow_provider_statecheck.state.reading.checkpoint_states import (
 from airflow_provider_statecheck.state.reading.snapshot_reader import dataframe_columns
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema
 from airflow_provider_statecheck.state.serializers.serializer import describe as describe_type
-from airflow_provider_statecheck.state.source_items import SOURCE, Ledger, decode_ledger, decoding, unpack_items
+from airflow_provider_statecheck.state.source_items import SOURCE, Ledger, decode_ledger, unpack_items
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.json_text import UNDECODABLE, decoding
 from airflow_provider_statecheck.storage.metadata_file import UNREADABLE, CheckpointDocument, InlineStateHandle
 from airflow_provider_statecheck.storage.snapshot_manifest import read_manifest
 from airflow_provider_statecheck.storage.state_json import decode_state
@@ -203,7 +204,8 @@ class CheckpointContents:
     def values(self) -> dict[str, Any]:
         """Return the named values that the user's function has set."""
         encoded = self._values.get("values")
-        return {} if encoded is None else dict(decode_state(encoded))
+        with decoding("the named values of a stage"):
+            return {} if encoded is None else dict(decode_state(encoded))
 
     def states(self) -> tuple[HeldState, ...]:
         """Return the states of the functions; reads the header of each state file."""
@@ -217,7 +219,7 @@ class CheckpointContents:
         def read(kind: str, call: Callable[[], Content], default: Content, name: str = "") -> Content:
             try:
                 return call()
-            except UNREADABLE as error:
+            except (*UNREADABLE, RequestLimitError) as error:
                 unreadable.append(UnreadableContent(kind=kind, name=name, code=error.code, message=str(error)))
                 return default
 
@@ -317,7 +319,7 @@ def summary_of(document: CheckpointDocument) -> SnapshotSummary | None:
             ),
             states=tuple(_summaries_of_states(document)),
         )
-    except (StateCheckError, ValueError, TypeError, LookupError, AttributeError) as error:
+    except (StateCheckError, *UNDECODABLE) as error:
         log.warning("The figures of checkpoint %s cannot be read: %r", document.checkpoint_id, error)
         return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,8 +25,8 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.state.arrow.restore import read_meta
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas, schema_of_all
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
-from airflow_provider_statecheck.state.source_items import decoding
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.json_text import decoding, parse
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, read_values
 from airflow_provider_statecheck.storage.pointers import pointer_uri, resolve_checkpoint
 from airflow_provider_statecheck.storage.views.state_files import read_state
@@ -194,7 +193,10 @@ class CheckpointStates:
 
     def content_of(self, function: FunctionState, schema: StateSchema) -> StateContent:
         """Return the content of a keyed state of a function."""
-        assert function.schemas.key is not None  # noqa: S101 - the function has keyed state
+        if function.schemas.key is None:
+            raise CorruptStateError(
+                f"Expected the type of the keys of state {schema.name!r}, found none; read another checkpoint."
+            )
         return StateContent(
             uid=function.uid,
             schema=schema,
@@ -215,7 +217,8 @@ class CheckpointStates:
         if values.now_ms is not None:
             return values.now_ms
         moment = logical_date_of(values.run or "") or self.document.created_at
-        return int(moment.timestamp() * 1000)
+        with decoding("the time of a checkpoint"):
+            return int(moment.timestamp() * 1000)
 
     def values(self) -> dict[str, Any]:
         """Return the values of the checkpoint."""
@@ -264,7 +267,7 @@ def json_of(coordinator_state: bytes) -> Any:
     :raises CorruptStateError: if it is no JSON.
     """
     with decoding("JSON as the state of a coordinator"):
-        return json.loads(coordinator_state)
+        return parse(coordinator_state)
 
 
 def _states_of(functions: Iterable[FunctionState], name: str) -> list[tuple[FunctionState, StateSchema]]:

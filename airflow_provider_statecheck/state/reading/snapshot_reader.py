@@ -27,6 +27,7 @@ from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.progress import NamedSnapshot, describe, describe_scope, named_snapshots
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.json_text import UNDECODABLE, parse
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, SnapshotHandle
 from airflow_provider_statecheck.storage.snapshot_manifest import (
     SnapshotManifest,
@@ -121,7 +122,7 @@ class SnapshotReader:
     def __init__(
         self, storage: CheckpointStorage, snapshot: NamedSnapshot, columns: Sequence[str] | None = None
     ) -> None:
-        self._storage = storage
+        self.storage = storage
         self._snapshot = snapshot
         self._names = columns
 
@@ -164,7 +165,7 @@ class SnapshotReader:
         for handle, manifest in self._manifests.items():
             for file in manifest.files:
                 uri = f"{handle.uri}/{DATA_DIRECTORY}/{file.name}"
-                batches = read_batches(self._storage, uri, file, stored, wanted)
+                batches = read_batches(self.storage, uri, file, stored, wanted)
                 for batch in _only_arrow(batches, self._snapshot.name):
                     yield self._shown(batch)
 
@@ -182,7 +183,7 @@ class SnapshotReader:
 
     @cached_property
     def _manifests(self) -> dict[SnapshotHandle, SnapshotManifest]:
-        return {handle: read_verified_manifest(self._storage, handle) for handle in self._snapshot.handles}
+        return {handle: read_verified_manifest(self.storage, handle) for handle in self._snapshot.handles}
 
 
 def _only_arrow(batches: Iterator[Any], name: str) -> Iterator[Any]:
@@ -253,9 +254,9 @@ def dataframe_columns(schema_json: str) -> tuple[DataFrameColumn, ...]:
     :raises CorruptStateError: if it is not a schema.
     """
     try:
-        fields = json.loads(schema_json)["fields"]
+        fields = parse(schema_json)["fields"]
         return tuple(DataFrameColumn(str(each["name"]), i, each["type"]) for i, each in enumerate(fields))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise CorruptStateError(
             f"Expected the schema of a snapshot, found {schema_json[:80]!r}; read another checkpoint."
         ) from error
@@ -283,7 +284,7 @@ def _arrow_type(kind: Any) -> Any:
         return _type_of(kind)
     except NotImplementedError:
         return None
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise CorruptStateError(f"Expected a type in Spark's JSON format, found {kind!r:.200}.") from error
 
 

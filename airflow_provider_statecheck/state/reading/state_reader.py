@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange
-from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError, UnsupportedStateError
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.lazy import pa, pc
 from airflow_provider_statecheck.state.arrow.layout import (
     KEY_GROUP,
@@ -34,6 +34,7 @@ from airflow_provider_statecheck.state.serializers.nested_columns import with_el
 from airflow_provider_statecheck.state.serializers.resolve import restored_serializer, restored_user_keys
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot, describe
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.json_text import decoding
 
 MAP_KEY, MAP_VALUE = "map_key", "map_value"
 LAST_ACCESS, EXPIRES_AT = "last_access", "expires_at"
@@ -220,6 +221,11 @@ def registered(schema: StateSchema) -> RegisteredState:
 
     :raises UnsupportedStateError: if this release does not support a type of the state.
     """
+    with decoding(f"the schema of state {schema.name!r:.100}"):
+        return _registered(schema)
+
+
+def _registered(schema: StateSchema) -> RegisteredState:
     return RegisteredState(
         name=schema.name,
         kind=schema.kind,
@@ -237,11 +243,9 @@ def restored_keys(snapshot: SerializerSnapshot) -> KeySerializer:
     :raises UnsupportedStateError: if this release does not support the type of a key column.
     :raises CorruptStateError: if the snapshot is not one of a key serializer.
     """
-    try:
+    with decoding("the columns of a key"):
         fields = [(field["name"], field["type"]) for field in snapshot.config["fields"]]
-    except (LookupError, TypeError) as error:
-        raise CorruptStateError(f"Expected the columns of a key, found {snapshot.config!r:.200}.") from error
-    return KeySerializer(tuple(KeyField(name, key_type_named(kind).arrow_type) for name, kind in fields))
+        return KeySerializer(tuple(KeyField(name, key_type_named(kind).arrow_type) for name, kind in fields))
 
 
 @dataclass(frozen=True)

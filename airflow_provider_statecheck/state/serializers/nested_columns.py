@@ -29,6 +29,7 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     serializer_from_now_on,
     whole,
 )
+from airflow_provider_statecheck.storage.json_text import decoding
 
 
 class OptionalSerializer(TypeSerializer[Any]):
@@ -96,7 +97,8 @@ def value_of(snapshot: SerializerSnapshot) -> SerializerSnapshot:
     if not is_optional(snapshot):
         return snapshot
     require_known_version(snapshot, OptionalSerializer.version)
-    return decode_snapshot(snapshot.config["value"])
+    with decoding("the config of an optional type"):
+        return decode_snapshot(snapshot.config["value"])
 
 
 def without_optional(serializer: TypeSerializer[Any]) -> TypeSerializer[Any]:

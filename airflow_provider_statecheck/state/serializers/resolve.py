@@ -56,6 +56,7 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     decode_snapshot,
     require_known_version,
 )
+from airflow_provider_statecheck.storage.json_text import UNDECODABLE
 
 DECIMAL_PRECISION, DECIMAL_SCALE = 38, 18
 """Arrow precision and scale of ``Decimal``: 20 integer and 18 fractional digits. Declare ``pyarrow.decimal128`` for others."""
@@ -260,7 +261,7 @@ def _restored(snapshot: SerializerSnapshot, shape: _Shape) -> TypeSerializer[Any
     require_known_version(snapshot, TypeSerializer.version)
     try:
         return make(snapshot.config, shape)
-    except (LookupError, TypeError, AttributeError) as error:
+    except UNDECODABLE as error:
         raise CorruptStateError(
             f"Expected the config of {snapshot.class_id!r}, found {snapshot.config!r:.200}."
         ) from error

@@ -16,6 +16,7 @@ from airflow_provider_statecheck.exceptions import (
     IncompatibleCheckpointError,
     UnsupportedStateError,
 )
+from airflow_provider_statecheck.storage.json_text import UNDECODABLE, decoding
 
 T = TypeVar("T")
 Own = Callable[[Any], Any]
@@ -197,7 +198,8 @@ class TypeSerializer(ABC, Generic[T]):
         if old.class_id != self.class_id:
             return self._resolve_other(old)
         require_known_version(old, self.version)
-        return self._resolve(old.config)
+        with decoding(f"the config of {old.class_id!r}"):
+            return self._resolve(old.config)
 
     def _resolve_other(self, old: SerializerSnapshot) -> Compatibility:
         return incompatible(f"was {describe(old)}, is now {describe(self.snapshot())}")
@@ -349,7 +351,8 @@ def other_key(old: SerializerSnapshot, new: SerializerSnapshot) -> Compatibility
 
 
 def _key_fields(key: SerializerSnapshot) -> list[tuple[str, str]]:
-    return [(field["name"], field["type"]) for field in key.config.get("fields", ())]
+    with decoding("the columns of a key"):
+        return [(str(field["name"]), str(field["type"])) for field in key.config.get("fields", ())]
 
 
 def _key_text(key: SerializerSnapshot, fields: list[tuple[str, str]]) -> str:
@@ -364,7 +367,7 @@ def describe(snapshot: SerializerSnapshot) -> str:
 def _describe(class_id: str, config: Mapping[str, Any]) -> str:
     try:
         return _described(class_id, config)
-    except (LookupError, TypeError):
+    except UNDECODABLE:
         # A newer release may write another config.
         return class_id
 

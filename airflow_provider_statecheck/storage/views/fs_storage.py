@@ -34,7 +34,7 @@ from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage import file_operations
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import StateCopies, resolve_checkpoint
-from airflow_provider_statecheck.storage.uris import is_local, normalise_base, scheme_of
+from airflow_provider_statecheck.storage.uris import is_local, normalise_pointer, scheme_of
 from airflow_provider_statecheck.storage.views.state_files import (
     CheckpointStateToolset,
     CheckpointStorageAccess,
@@ -79,7 +79,7 @@ class FsCheckpointStorageAccess(CheckpointStorageAccess):
     ) -> None:
         self._storage = storage
         self._attempt = attempt
-        self._savepoint_dir = None if savepoint_dir is None else normalise_base(savepoint_dir)
+        self._savepoint_dir = None if savepoint_dir is None else normalise_pointer(savepoint_dir)
         self._writing = writing or StateWriting(epoch=attempt.epoch)
         self._manager: FileMergingSnapshotManager | None = None
         self._job = job_uri(storage.base_uri, attempt.job_id)
@@ -380,4 +380,4 @@ def require_savepoint_target(external: str | None, default: str | None) -> str:
         raise InvalidConfigurationError(
             "Expected a target for the savepoint, found none; pass a target, or set execution.checkpointing.savepoint-dir."
         )
-    return normalise_base(target)
+    return normalise_pointer(target)

@@ -32,6 +32,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError
 from airflow_provider_statecheck.overriding import override
+from airflow_provider_statecheck.storage.bounds import require_decodable
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage, verified
 from airflow_provider_statecheck.storage.uris import scheme_of
 from airflow_provider_statecheck.storage.views.state_streams import (
@@ -52,9 +53,11 @@ def read_state(storage: CheckpointStorage, handle: StreamStateHandle) -> bytes:
 
     :raises CheckpointNotFoundError: if the file is missing.
     :raises CorruptStateError: if the length or the digest differs from the handle.
+    :raises RequestLimitError: if the file is too large for a server.
     """
     if isinstance(handle, ByteStreamStateHandle):
         return handle.data
+    require_decodable(handle.state_size, "a file of state")
     if isinstance(handle, FileStateHandle):
         data = storage.read_sized(handle.uri, handle.size)
     else:

@@ -38,7 +38,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage.failures import is_taken
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, decode_metadata, encode_metadata
+from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, encode_metadata, read_metadata
 from airflow_provider_statecheck.storage.uris import redact
 
 _PLACE = re.compile(r"/([0-9a-f]{32}/chk-\d+)$")
@@ -105,8 +105,7 @@ class ResolvedPointer(CompletedCheckpointStorageLocation):
         :raises IncompatibleCheckpointError: if the file is not metadata of a known version.
         """
         uri = self.metadata_handle.uri
-        data = self.storage.read_bytes(uri)
-        document = decode_metadata(data, uri=uri)
+        document, data = read_metadata(self.storage, uri)
         # The names of other directories, such as those of savepoints, do not tell what they contain.
         place = _PLACE.search(self.external_pointer)
         found = f"{document.job_id}/chk-{document.checkpoint_id}"

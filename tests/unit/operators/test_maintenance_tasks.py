@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.records import JobAction
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.maintenance.action_targets import UserAction
+from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints
 from airflow_provider_statecheck.operators import maintenance_dag
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.sqlite_rows import write_bad_value
@@ -23,7 +25,31 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WrittenStage:
     stage = WrittenStage(CheckpointStorage.open(str(tmp_path / "base")))
     monkeypatch.setattr(maintenance_dag, "maintenance_gateway", lambda conn_id: stage.maintenance)
     monkeypatch.setattr(maintenance_dag, "guarded_storage_opener", lambda conn_id: CheckpointStorage.open)
+    monkeypatch.setattr(maintenance_dag, "job_savepoints", lambda *_: savepoints_of(stage, tmp_path))
     return stage
+
+
+def savepoints_of(stage: WrittenStage, folder: Path) -> WholeJobSavepoints:
+    return WholeJobSavepoints(
+        rows=AlignedCheckpoints(stage.store),
+        maintenance=stage.maintenance,
+        savepoints=stage.savepoints,
+        open_storage=CheckpointStorage.open,
+        directory=f"file://{folder}/savepoints",
+    )
+
+
+def test_a_savepoint_that_cannot_be_taken_fails_the_task_after_all_jobs(stage, monkeypatch):
+    for job in ("a", "b"):
+        stage.run(job)
+
+    def fail(self: WholeJobSavepoints, job_id: str) -> None:
+        raise StorageError("It does not answer.")
+
+    monkeypatch.setattr(WholeJobSavepoints, "take", fail)
+    with pytest.raises(StorageError, match=r"2 failure.*It does not answer"):
+        maintenance_dag.collect_all()
+    assert stage.statuses("a")[1] == stage.statuses("b")[1] == "subsumed"
 
 
 def test_all_jobs_are_collected(stage):

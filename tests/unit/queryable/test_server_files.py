@@ -7,7 +7,7 @@ import os
 import threading
 import tracemalloc
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -224,10 +224,22 @@ def test_other_errors_of_the_storage_stay_what_they_are(tmp_path: Path) -> None:
     for uri in state_files(address.content.handles):
         path = Path(uri.removeprefix("file://"))
         path.unlink()
-        path.mkdir()
+        path.symlink_to(path.name)
     with pytest.raises(StorageError, match="cannot be read") as caught:
         served.server.read(address, [(7, group_of(7))])
     assert not isinstance(caught.value, CorruptStateError)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
+def test_what_is_no_file_is_corrupt_and_is_not_waited_for(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    served = filled(tmp_path)
+    address = served.address(served.job.save(), "value", 7)
+    for uri in state_files(address.content.handles):
+        path = Path(uri.removeprefix("file://"))
+        path.unlink()
+        make(path)
+    with pytest.raises(CorruptStateError):
+        served.server.read(address, [(7, group_of(7))])
 
 
 @pytest.mark.parametrize("backend", EACH_BACKEND)

@@ -81,7 +81,7 @@ def make_savepoint(directory: str = SAVEPOINT_URI, **changes: Any) -> Checkpoint
 
 
 _text = st.text(st.characters(), max_size=8)
-_number = st.integers(0, 10**20)
+_number = st.integers(0, 2**62)
 _uri = st.one_of(
     st.sampled_from([JOB_URI, METADATA_URI.rpartition("/")[0], SAVEPOINT_URI, "job://x", "dir://y", "s3://b"]),
 ).flatmap(lambda base: _text.map(lambda rest: f"{base}/{rest}"))
@@ -123,7 +123,7 @@ operator_states = st.builds(
     uid=_text,
     name=_text,
     parallelism=st.just(5),
-    max_parallelism=_number,
+    max_parallelism=st.integers(5, 2**15),
     subtask_states=st.dictionaries(st.integers(0, 4), _subtasks, max_size=2),
     coordinator_state=st.none() | _streams,
 )
@@ -131,8 +131,8 @@ finished_states = st.builds(
     OperatorState,
     operator_id=_text.map(OperatorId),
     uid=_text,
-    parallelism=_number,
-    max_parallelism=_number,
+    parallelism=st.integers(0, 2**15),
+    max_parallelism=st.integers(0, 2**15),
     is_fully_finished=st.just(True),
 )
 properties = st.builds(

@@ -102,6 +102,20 @@ def test_refusal_shows_no_password() -> None:
         ("failed at 's3://k:s@b/x' twice", "failed at 's3://***@b/x' twice"),
         ("s3://[not-an-address/x", "s3://[not-an-address/x"),
         ("no uri", "no uri"),
+        ("s3://b/a?api_key=s3cret&x=1", "s3://b/a?api_key=***&x=1"),
+        ("s3://b/a?sas_token=s3cret", "s3://b/a?sas_token=***"),
+        ("https://h/a?SharedAccessKey=s3cret#part", "https://h/a?SharedAccessKey=***#part"),
+        ("https://h/a?sv=2026&sig=s3cret", "https://h/a?sv=2026&sig=***"),
+        ("https://h/a#access_token=s3cret&state=5", "https://h/a#access_token=***&state=5"),
+        ("https://h/a?X-Goog-Credential=s3cret", "https://h/a?X-Goog-Credential=***"),
+        ("https://h/a?pass%77ord=s3cret", "https://h/a?pass%77ord=***"),
+        (
+            "jdbc:sqlserver://h:1433;user=sa;password=s3cret;encrypt=true",
+            "jdbc:sqlserver://h:1433;user=sa;password=***;encrypt=true",
+        ),
+        ("https://h/a?key=s3cret", "https://h/a?key=***"),
+        ("s3://lake/day=2026-01-01/key=5/part", "s3://lake/day=2026-01-01/key=5/part"),
+        ("https://h/a?page=5&design=new", "https://h/a?page=5&design=new"),
     ],
 )
 def test_redacted_text_has_no_credentials(given: str, shown: str) -> None:

@@ -1,0 +1,175 @@
+"""Small files and messages that decode to gigabytes, or cost seconds, are refused before."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import zlib
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from airflow_provider_statecheck.api.requests import _message
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.ids import new_key
+from airflow_provider_statecheck.checkpoint.messages import TriggerCheckpoint
+from airflow_provider_statecheck.exceptions import (
+    CorruptStateError,
+    InvalidConfigurationError,
+    RequestLimitError,
+    StateCheckError,
+)
+from airflow_provider_statecheck.queryable import preview as previews
+from airflow_provider_statecheck.queryable.preview import preview
+from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
+from airflow_provider_statecheck.state.reading.snapshot_reader import SnapshotReader, find_snapshot
+from airflow_provider_statecheck.state.reading.state_reader import read_state
+from airflow_provider_statecheck.state.source_items import Item, pack_items, unpack_items
+from airflow_provider_statecheck.storage.bounds import bounded_decoding
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.json_text import DEEPEST, MOST_VALUES, read_json
+from airflow_provider_statecheck.storage.metadata_file import load_document
+from airflow_provider_statecheck.storage.snapshot_manifest import footer_digest
+from tests.messages import make_owner, make_registration
+from tests.sqlite_rows import new_store
+from tests.unit.written_stage import WrittenStage, local_path
+from tests.written_state import BACKENDS, StatefulJob
+
+MIB = 1024 * 1024
+
+
+def _part(data: bytes, start: int, end: int) -> bytes:
+    return data[start:end]
+
+
+def _snapshot(tmp_path: Path, column: Any) -> SnapshotReader:
+    """Write a snapshot whose file has a hostile column, in the manifest that its job writes."""
+    stage = WrittenStage(CheckpointStorage.open(str(tmp_path / "base")))
+    attempt = stage.attempt()
+    handle = stage.snapshot(attempt, "rows", rows=2)
+    for name in ("part-0", "part-1"):
+        path = local_path(f"{handle.uri}/data/{name}.parquet")
+        pyarrow.parquet.write_table(pa.table({"_c0": [1, 2], "_c1": column}), path, compression="zstd")
+    manifest = json.loads(local_path(f"{handle.uri}/_manifest").read_bytes())
+    for file in manifest["files"]:
+        uri = f"{handle.uri}/data/{file[0]}"
+        data = local_path(uri).read_bytes()
+        file[1], file[2] = len(data), footer_digest(partial(_part, data), uri, len(data))
+    data = json.dumps(manifest).encode()
+    local_path(f"{handle.uri}/_manifest").write_bytes(data)
+    taken = stage.take(
+        attempt, replace(handle, manifest_size=len(data), manifest_sha256=hashlib.sha256(data).hexdigest())
+    )
+    return SnapshotReader(stage.storage, find_snapshot(load_document(stage.storage, taken), "rows"))
+
+
+def test_a_page_of_kilobytes_that_decodes_to_more_than_a_server_has_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(previews, "_MEMORY_BYTES", 32 * MIB)
+    reader = _snapshot(tmp_path, ["a" * 100 * MIB, "b"])
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*.parquet")) < 100_000
+    with bounded_decoding(), pytest.raises(RequestLimitError, match="bytes of memory"):
+        preview(reader, 20, 4 * MIB)
+
+
+def test_ordinary_rows_are_previewed_equally_in_a_bounded_process_and_without(tmp_path):
+    reader = _snapshot(tmp_path, ["Zürich", None])
+    plain = preview(reader, 3, 4 * MIB)
+    with bounded_decoding():
+        assert preview(reader, 3, 4 * MIB) == plain
+    assert (len(plain.rows), plain.has_more) == (3, True)
+
+
+def test_an_error_in_the_bounded_process_is_the_error_of_the_reader(tmp_path):
+    reader = _snapshot(tmp_path, ["a", "b"])
+    for path in tmp_path.rglob("*.parquet"):
+        path.write_bytes(b"x" * path.stat().st_size)
+    with bounded_decoding(), pytest.raises(CorruptStateError):
+        preview(reader, 3, 4 * MIB)
+
+
+def test_a_state_value_that_declares_more_than_a_server_reads_is_refused_and_a_driver_reads_it(tmp_path):
+    job = StatefulJob(
+        CheckpointStorage.open(tmp_path.as_uri()), BACKENDS["arrow"](), [ValueStateDescriptor("value", str)]
+    )
+    job.open(1)
+    job.state("ann", "value").update("a" * 80 * MIB)
+    pointer = job.save()
+    job.close()
+    with bounded_decoding(), pytest.raises(RequestLimitError, match="declared"):
+        read_state(pointer, "value").read_all()
+    assert read_state(pointer, "value").read_all().num_rows == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" * 100_000 + b"]" * 100_000,
+        b"[" * (DEEPEST + 1) + b"]" * (DEEPEST + 1),
+        b'{"a":' * 300 + b"1" + b"}" * 300,
+        b"[" + b"[]," * MOST_VALUES + b"[]]",
+        b"9" * 30,
+        b"-" + b"9" * 21,
+        b"1e999",
+        b"NaN",
+        b"[Infinity]",
+        b"\xff",
+        b"",
+    ],
+    ids=range(11),
+)
+def test_json_beyond_the_bounds_is_corrupt(text):
+    with pytest.raises(CorruptStateError):
+        read_json(text, "file:///x")
+
+
+def test_a_listing_of_a_source_that_inflates_to_more_than_a_server_reads_is_refused():
+    for packed in (
+        {"names": zlib.compress(bytes(70 * MIB)), "sizes": zlib.compress(bytes(8)), "digests": bytes(8)},
+        {"names": zlib.compress(b"a"), "sizes": zlib.compress(bytes(4 * MIB)), "digests": b""},
+    ):
+        with bounded_decoding(), pytest.raises(RequestLimitError):
+            unpack_items(packed)
+    items = tuple(Item.of(str(i), 1, 1) for i in range(1000))
+    with bounded_decoding():
+        assert unpack_items(pack_items(items)) == items
+
+
+def test_json_within_the_bounds_is_read_as_it_is():
+    values: tuple[Any, ...] = ({"a": ["[" * 1000, '\\"[[', 2**63 - 1, -(2**63), 0.1, None]}, [[]] * 1000, "[" * 1000)
+    for value in values:
+        assert read_json(json.dumps(value).encode(), "file:///x") == value
+    deep: Any = 1
+    for _ in range(DEEPEST):
+        deep = [deep]
+    assert read_json(json.dumps(deep).encode(), "file:///x") == deep
+
+
+def test_a_message_of_many_small_values_costs_no_seconds():
+    began = time.process_time()
+    for values in ("[" + "1," * 400_000 + "1]", "[" + "[]," * 300_000 + "[]]", "[" * 5000 + "]" * 5000):
+        body = f'{{"attempt": {values}, "request_key": "{new_key()}"}}'.encode()
+        with pytest.raises(InvalidConfigurationError, match="too many values"):
+            _message(TriggerCheckpoint, body, 65_536)
+    assert time.process_time() - began < 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"owner": make_owner(label="x" * 800_000)},
+        {"owner": make_owner(clear_marker="x" * 800_000)},
+        {"storage_base": f"memory://{'x' * 800_000}"},
+    ],
+    ids=["label", "marker", "directory"],
+)
+def test_texts_of_hundreds_of_kilobytes_are_not_stored(changes):
+    store = new_store()
+    with pytest.raises(StateCheckError):
+        AttemptCoordinator(store).register(make_registration(**changes))
+    assert store.jobs() == ()
