@@ -8,7 +8,7 @@ a row, before they are shortened: half a secret would not be recognised.
 Airflow's maskers know the secrets of the connections and variables that a task or a server has read. They are used where
 Airflow has loaded them. A driver on a Spark cluster has no masker, and masks the values that it was given and those of Spark's secret settings.
 
-What this process was given is told to Airflow's maskers too, which mask the logs of a task with the errors of user code and
+What this process was given is also passed to Airflow's maskers, which mask the logs of a task with the errors of user code and
 of Spark. The records that this package logs are masked where they are made, so that they can go to any handler.
 """
 
