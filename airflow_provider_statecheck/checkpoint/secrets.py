@@ -48,8 +48,8 @@ def redact(text: str) -> str:
     return _SIGNATURE.sub(r"\1***", _USER_INFO.sub(lambda found: found[1] or "://***@", text))
 
 
-_HIDDEN_SETTING = re.compile(r"(?i)secret|password|token|access[.]?key")
-"""Spark's own default of the setting below."""
+_HIDDEN_SETTING = re.compile(r"(?i)secret|password|token|access[.]?key|api[._-]?key")
+"""Spark's own default of the setting below, and keys such as that of the transport of OpenLineage."""
 _REDACTION = "spark.redaction.regex"
 _SWITCH = re.compile(r"(?i)true|false|none|null|default|\d{0,7}")
 """Values that are no secrets, and that many texts contain."""
