@@ -6,7 +6,8 @@ Where a secret can be read that must be read nowhere.
     places = [*files(logs_folder), *rows(engine), *command_lines(), *page(spark_url)]
     assert find([token], places) == []
 
-A place is a name and its bytes. Each secret is looked for as it is and as it would look in base64 or in a URL. Take the
+A place is a name and its bytes. Each secret is looked for as it is and as it would look in base64, in a URL, in JSON, or in
+the notation of Python. Take the
 command lines while the processes run: ``CommandLines`` collects them from a thread until it is left.
 
 Nothing found says little by itself: plant a secret of your own beside the real one and see that it is found.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import json
 import threading
 import urllib.parse
 import urllib.request
@@ -153,6 +155,7 @@ def _forms(secret: str) -> Iterator[tuple[str, bytes]]:
     raw = secret.encode()
     yield "plain", raw
     yield from {("url", text) for text in _quoted(secret) if text != raw}
+    yield from {("literal", text) for text in _literals(secret) if text != raw}
     for offset in range(3):
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
             yield "base64", _inside(encode(b"\0" * offset + raw), offset)
@@ -162,6 +165,11 @@ def _quoted(secret: str) -> set[bytes]:
     plain, form = urllib.parse.quote(secret, safe=""), urllib.parse.quote_plus(secret, safe="")
     everything = "".join(f"%{byte:02X}" for byte in secret.encode())
     return {plain.encode(), form.encode(), everything.encode(), everything.lower().encode()}
+
+
+def _literals(secret: str) -> set[bytes]:
+    forms = repr(secret), ascii(secret), json.dumps(secret), json.dumps(secret, ensure_ascii=False)
+    return {form[1:-1].encode() for form in forms}
 
 
 def _inside(encoded: bytes, offset: int) -> bytes:

@@ -7,13 +7,20 @@ a row, before they are shortened: half a secret would not be recognised.
 
 Airflow's maskers know the secrets of the connections and variables that a task or a server has read. They are used where
 Airflow has loaded them. A driver on a Spark cluster has no masker, and masks the values that it was given and those of Spark's secret settings.
+
+What this process was given is also passed to Airflow's maskers, which mask the logs of a task with the errors of user code and
+of Spark. The records that this package logs are masked where they are made, so that they can go to any handler.
 """
 
 from __future__ import annotations
 
+import base64
+import json
+import logging
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from threading import Lock
 from typing import Any, Final
 from urllib.parse import quote, quote_plus, unquote
@@ -22,7 +29,10 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 # The package of the tasks and that of the servers have separate maskers, and a process may have both.
 _MASKERS: Final = ("airflow.sdk._shared.secrets_masker", "airflow._shared.secrets_masker")
+_MASKING: Final = ("airflow.sdk.log", "airflow._shared.secrets_masker")
+"""Modules whose ``mask_secret`` tells the masker of a task and its supervisor, and the masker of a server."""
 MASK: Final = "***"
+_PACKAGE: Final = __name__.partition(".")[0]
 
 _SECRET_NAME = re.compile(
     r"key|secret|token|passw|passphrase|pwd|auth|credential|signature|\bsig\b|connection_?string|sas(?![a-z])|delegation|\bcode\b"
@@ -74,8 +84,8 @@ def require_no_credentials(name: str, uri: str) -> None:
         )
 
 
-_HIDDEN_SETTING = re.compile(r"(?i)secret|password|token|access[.]?key")
-"""Spark's own default of the setting below."""
+_HIDDEN_SETTING = re.compile(r"(?i)secret|password|token|access[.]?key|api[._-]?key")
+"""Spark's own default of the setting below, and keys such as that of the transport of OpenLineage."""
 _REDACTION = "spark.redaction.regex"
 _SWITCH = re.compile(r"(?i)true|false|none|null|default|\d{0,7}")
 """Values that are no secrets, and that many texts contain."""
@@ -106,11 +116,14 @@ class _KnownSecrets:
         self._lock = Lock()
         self._forms: tuple[str, ...] = ()
 
-    def add(self, secrets: Iterable[str]) -> None:
+    def add(self, secrets: Iterable[str]) -> list[str]:
+        """Return the forms that were not known."""
         forms = {form for secret in secrets for form in _forms_of(secret)}
         with self._lock:
-            if not forms.issubset(self._forms):
-                self._forms = tuple(sorted({*self._forms, *forms}, key=len, reverse=True))
+            new = forms.difference(self._forms)
+            if new:
+                self._forms = tuple(sorted({*self._forms, *new}, key=len, reverse=True))
+        return sorted(new)
 
     def mask(self, text: str) -> str:
         for form in self._forms:
@@ -122,8 +135,15 @@ _known = _KnownSecrets()
 
 
 def remember_secrets(secrets: Iterable[str]) -> None:
-    """Let :func:`masked` replace secrets that this process was given, in any text from now on."""
-    _known.add(secrets)
+    """Let :func:`masked`, the logs of this package and Airflow's maskers replace secrets that this process was given, from now on."""
+    new = _known.add(secrets)
+    if not new:
+        return
+    _mask_records()
+    for name in _MASKING:
+        masking = sys.modules.get(name)
+        if masking is not None:
+            masking.mask_secret(new)
 
 
 def masked(text: str) -> str:
@@ -136,6 +156,52 @@ def masked(text: str) -> str:
     return redact(text)
 
 
-def _forms_of(secret: str) -> tuple[str, ...]:
-    # Messages quote a secret as it is, in the notation of Python, or in a URI.
-    return secret, repr(secret)[1:-1], quote(secret, safe=""), quote_plus(secret)
+_SHORTEST_IN_BASE64: Final = 8
+"""A shorter secret has few characters in base64 that it alone decides."""
+
+
+def _forms_of(secret: str) -> Iterator[str]:
+    """Return how messages quote a secret: as it is, in the notation of Python or JSON, in a URI, and in a header of HTTP."""
+    yield from (secret, repr(secret)[1:-1], json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1])
+    for quoted in (quote(secret, safe=""), quote(secret), quote_plus(secret)):
+        yield from (quoted, _ESCAPE.sub(lambda found: found[0].lower(), quoted))
+    raw = secret.encode(errors="replace")
+    if len(raw) >= _SHORTEST_IN_BASE64:
+        yield from (_inside(encode, raw, before) for encode in _BASE64 for before in range(3))
+
+
+_ESCAPE = re.compile("%[0-9A-F]{2}")
+_BASE64: Final = (base64.b64encode, base64.urlsafe_b64encode)
+
+
+def _inside(encode: Callable[[bytes], bytes], raw: bytes, before: int) -> str:
+    # In the middle of other bytes, such as a user and a password, the first and last characters also depend on these.
+    encoded = encode(bytes(before) + raw).decode()
+    body = encoded.rstrip("=")
+    start = before + 1 if before else 0
+    return body[start : len(body) - (len(encoded) > len(body))]
+
+
+class _MaskedRecords:
+    """Makes records of logs, without secrets those of this package; handlers of any kind see them in this form only."""
+
+    def __init__(self, make: Callable[..., logging.LogRecord]) -> None:
+        self._make = make
+        self._format = logging.Formatter()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = self._make(*args, **kwargs)
+        if record.name.partition(".")[0] == _PACKAGE:
+            # Logging itself reports arguments that do not fit the message.
+            with suppress(TypeError, ValueError, KeyError):
+                record.msg, record.args = masked(record.getMessage()), ()
+            if record.exc_info and record.exc_info[1] is not None:
+                record.exc_text = masked(self._format.formatException(record.exc_info))
+        return record
+
+
+def _mask_records() -> None:
+    # A program may have set a factory of its own, now or since the last call.
+    made_by = logging.getLogRecordFactory()
+    if not isinstance(made_by, _MaskedRecords):
+        logging.setLogRecordFactory(_MaskedRecords(made_by))

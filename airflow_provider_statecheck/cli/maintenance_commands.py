@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
-from airflow_provider_statecheck.checkpoint.ids import JobId, is_uri
+from airflow_provider_statecheck.checkpoint.ids import JobId, given_job_id, is_uri
 from airflow_provider_statecheck.checkpoint.job_list import (
     LARGEST_JOB_PAGE,
     JobList,
@@ -33,7 +33,7 @@ from airflow_provider_statecheck.cli.output import (
     print_message,
     print_rows,
 )
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.exceptions import CorruptRowError, InvalidConfigurationError
 from airflow_provider_statecheck.hooks.connection import guarded_storage_opener, storage_opener
 from airflow_provider_statecheck.hooks.transport import (
     find_job,
@@ -232,8 +232,16 @@ def _drop_tokens(gateway: JobMaintenance, request: PruneRequest) -> int:
 
 def _job_ids(gateway: JobMaintenance, names: list[str]) -> list[JobId]:
     if names:
-        return [find_job(gateway, name).job.job_id for name in dict.fromkeys(names)]
+        return [_job_id(gateway, name) for name in dict.fromkeys(names)]
     return [job.job_id for job in gateway.jobs()]
+
+
+def _job_id(gateway: JobMaintenance, name: str) -> JobId:
+    try:
+        return find_job(gateway, name).job.job_id
+    except CorruptRowError:
+        # It must not stop the other jobs; its own report names the row.
+        return given_job_id(name)
 
 
 def _verify_pointer(args: Namespace) -> list[Verification]:

@@ -22,6 +22,7 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk import BaseHook
 
 from airflow_provider_statecheck.checkpoint.ids import require_not_missing
+from airflow_provider_statecheck.checkpoint.secrets import remember_secrets, secrets_in_settings
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks.spark_settings import checked_settings, require_master, require_remote
 from airflow_provider_statecheck.overriding import override
@@ -79,6 +80,8 @@ class CheckpointedSparkSubmitHook(SparkSubmitHook):
         copy = cls.__new__(cls)
         vars(copy).update(vars(hook))
         copy._stage, copy._shipping, copy._handover = stage, shipping, {}
+        # Spark's operator and the connection have added settings, and Airflow logs the command with all of them.
+        remember_secrets(secrets_in_settings(copy._conf))
         copy._require_known_master()
         copy._refuse_unsafe_mode()
         return copy

@@ -31,9 +31,11 @@ from airflow_provider_statecheck.checkpoint.ids import (
     require_not_missing,
     uid_with_key,
 )
+from airflow_provider_statecheck.checkpoint.secrets import remember_secrets, secrets_in_settings
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks.transport import job_name_of, owner_of
 from airflow_provider_statecheck.operators.links import CheckpointsLink, push_link
+from airflow_provider_statecheck.overriding import override
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt, RestoreSource
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 
+_SETTINGS = ("conf", "config_kwargs", "env_vars")
+"""Arguments of Spark's operators with settings of Spark, or variables of an environment."""
 _MILLISECOND = timedelta(milliseconds=1)
 
 
@@ -191,6 +195,16 @@ class CheckpointedOperator(BaseOperator):
         self.allowed_locations = allowed_locations
         self.on_clear = on_clear
         self.on_overlap = on_overlap
+
+    @override
+    def _do_render_template_fields(self, parent: Any, *args: Any, **kwargs: Any) -> None:
+        super()._do_render_template_fields(parent, *args, **kwargs)
+        if parent is self:
+            # Airflow stores and shows the rendered fields right after this, without what its masker knows.
+            settings = (getattr(self, name, None) for name in _SETTINGS)
+            remember_secrets(
+                each for given in settings if isinstance(given, dict) for each in secrets_in_settings(given)
+            )
 
     def prepare(self, context: Mapping[str, Any]) -> PreparedStage:
         """

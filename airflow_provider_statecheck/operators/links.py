@@ -55,5 +55,8 @@ def pages_root() -> str:
     from airflow.sdk.configuration import conf
 
     base = conf.get("api", "base_url", fallback="/") or "/"
-    root = base if urlsplit(base).scheme else f"/{base.strip('/')}"
+    parts = urlsplit(base)
+    # The link is stored and shown; a browser asks for a user and a password itself.
+    public = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    root = public if parts.scheme else f"/{base.strip('/')}"
     return f"{root.rstrip('/')}{MOUNT_PATH}"

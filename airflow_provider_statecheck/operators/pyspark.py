@@ -12,6 +12,7 @@ from airflow.providers.apache.spark.operators.spark_pyspark import PySparkOperat
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from airflow_provider_statecheck.checkpoint.secrets import masked
 from airflow_provider_statecheck.exceptions import A_RETRY_CANNOT_HELP, InvalidConfigurationError
 from airflow_provider_statecheck.operators.callables import CHECKPOINT_PARAMETER, SPARK_PARAMETER, stage_function, takes
 from airflow_provider_statecheck.operators.checkpointed import (
@@ -182,7 +183,7 @@ class CheckpointedPySparkOperator(PySparkOperator, StageCallable):  # type: igno
                 self._target.check_environment()
                 return super().execute(context)
         except A_RETRY_CANNOT_HELP as error:
-            raise AirflowFailException(str(error)) from error
+            raise AirflowFailException(masked(str(error))) from error
 
     @override
     def execute_callable(self) -> Any:
@@ -248,7 +249,7 @@ class CheckpointedStageOperator(CheckpointedPySparkOperator):
         try:
             self._stage = load_stage(self.stage, parallelism=self.parallelism)
         except InvalidConfigurationError as error:
-            raise AirflowFailException(str(error)) from error
+            raise AirflowFailException(masked(str(error))) from error
         return super().execute(context)
 
     @override

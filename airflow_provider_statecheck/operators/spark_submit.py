@@ -12,7 +12,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_statecheck.checkpoint.ids import require_not_missing
-from airflow_provider_statecheck.checkpoint.secrets import require_no_credentials
+from airflow_provider_statecheck.checkpoint.secrets import masked, require_no_credentials
 from airflow_provider_statecheck.exceptions import A_RETRY_CANNOT_HELP, StoppedWithSavepointError
 from airflow_provider_statecheck.operators.checkpointed import CheckpointedOperator, PreparedStage
 from airflow_provider_statecheck.overriding import override
@@ -80,7 +80,7 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator)
                 with repeatedly(stage.log_checkpoints), self._closing(stage):
                     return super().execute(context)
         except A_RETRY_CANNOT_HELP as error:
-            raise AirflowFailException(str(error)) from error
+            raise AirflowFailException(masked(str(error))) from error
 
     @override
     def on_kill(self) -> None:

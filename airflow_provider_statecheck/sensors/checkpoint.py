@@ -14,6 +14,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_statecheck.checkpoint.config_options import parse_whole_number
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, job_name, key_text, require_not_missing, uid_with_key
+from airflow_provider_statecheck.checkpoint.secrets import masked
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     EnvironmentNotReadyError,
@@ -100,7 +101,7 @@ class CheckpointSensor(BaseSensorOperator):
         try:
             found = self._find(self._condition(context))
         except (InvalidConfigurationError, EnvironmentNotReadyError) as error:
-            raise AirflowFailException(str(error)) from error
+            raise AirflowFailException(masked(str(error))) from error
         return PokeReturnValue(is_done=found is not None, xcom_value=found)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:

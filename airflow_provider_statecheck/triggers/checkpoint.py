@@ -14,6 +14,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
+from airflow_provider_statecheck.checkpoint.secrets import masked
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
@@ -201,7 +202,8 @@ class CheckpointTrigger(BaseTrigger):
             self.log.warning("The task needs a new token: %s", error)
             return {"status": "expired", "deadline": self.deadline}
         except StateCheckError as error:
-            return {"status": "error", "message": f"Cannot wait for a checkpoint of job {self.job!r}: {error}"}
+            message = masked(f"Cannot wait for a checkpoint of job {self.job!r}: {error}")
+            return {"status": "error", "message": message}
 
     async def _wait(self, reader: JobReader) -> dict[str, Any]:
         condition, self._renewed_at = self._condition(), monotonic()

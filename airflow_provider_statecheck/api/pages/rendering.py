@@ -23,7 +23,12 @@ from airflow_provider_statecheck.api.pages.job_views import OperatorsQuery
 from airflow_provider_statecheck.api.requests import public_text, status_of
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
 from airflow_provider_statecheck.checkpoint.job_list import JobsPage
-from airflow_provider_statecheck.exceptions import AccessDeniedError, CheckpointNotFoundError, StateCheckError
+from airflow_provider_statecheck.exceptions import (
+    AccessDeniedError,
+    CheckpointNotFoundError,
+    CorruptRowError,
+    StateCheckError,
+)
 from airflow_provider_statecheck.gateway.verbs import JOB_PAGES, MOUNT_PATH
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage.uris import redact
@@ -61,7 +66,8 @@ class PageRoute(APIRoute):
     """
     A route that replies to errors with a page.
 
-    A job that the user may not read is not found, so that the reply does not show whether it exists.
+    A job that the user may not read is not found, so that the reply does not show whether it exists. A job with a row that
+    cannot be read has a page that shows the error, as the lists do.
     """
 
     @override
@@ -77,6 +83,8 @@ class PageRoute(APIRoute):
                 return _error_page(request, 404, _NOT_FOUND)
             except RequestValidationError:
                 return _error_page(request, 404, _NOT_FOUND)
+            except CorruptRowError as error:
+                return _error_page(request, 200, public_text(error))
             except StateCheckError as error:
                 return _error_page(request, status_of(error), public_text(error))
 

@@ -170,8 +170,10 @@ def give_workers_this_python(spark: SparkSession) -> None:
 
 def mask_settings(spark: SparkSession) -> None:
     """Let texts of this process hide the secret settings of a session, which may come from files that only Spark has read."""
-    settings = spark.conf.getAll if is_connect(spark) else dict(spark.sparkContext.getConf().getAll())
-    remember_secrets(secrets_in_settings(settings))
+    remember_secrets(secrets_in_settings(spark.conf.getAll))
+    if not is_connect(spark):
+        # The settings of the session have those that were changed since the start of Spark, and lack some of Spark itself.
+        remember_secrets(secrets_in_settings(dict(spark.sparkContext.getConf().getAll())))
 
 
 def jvm_pid() -> int | None:

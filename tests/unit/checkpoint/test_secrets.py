@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import base64
 import importlib
 import json
+import logging
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -253,8 +255,57 @@ def test_a_driver_without_airflow_masks_what_it_was_given(give: Callable[[], obj
 def test_a_secret_is_masked_in_each_notation_of_a_message(secret: str) -> None:
     remember_secrets([secret])
 
-    for form in (secret, repr(secret)[1:-1], quote(secret, safe=""), quote_plus(secret)):
+    in_python, in_json = repr(secret)[1:-1], {json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
+    in_uris = {quote(secret, safe=""), quote(secret, safe="").lower(), quote(secret), quote_plus(secret)}
+    for form in {secret, in_python, *in_json, *in_uris}:
         assert masked(f"found {form}!") == "found ***!"
+
+
+@pytest.mark.parametrize("user", ["", "a", "ada", "root"])
+@pytest.mark.usefixtures("known_secret")
+def test_a_secret_is_masked_in_a_header_with_a_user_and_a_password(user: str) -> None:
+    header = base64.b64encode(f"{user}:{SECRET}".encode()).decode()
+
+    shown = masked(f"Authorization: Basic {header}")
+
+    assert "***" in shown
+    # At each end, what the secret does not decide alone is left.
+    assert len(shown.replace("Authorization: Basic ", "").replace("***", "")) <= len(f"{user}:") * 4 // 3 + 6
+
+
+@pytest.mark.usefixtures("known_secret")
+def test_the_records_of_this_package_are_masked_with_their_errors_and_those_of_others_are_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for name in ("airflow_provider_statecheck.spark.attempt", "sales"):
+        try:
+            raise ValueError(TEXT)
+        except ValueError:
+            logging.getLogger(name).exception("%s again, %d times", TEXT, 2)
+
+    own, other = caplog.records
+    assert own.getMessage() == "ValueError: cannot log in with *** again, 2 times"
+    assert SECRET not in logging.Formatter().format(own)
+    assert SECRET in logging.Formatter().format(other)
+
+
+@pytest.mark.usefixtures("known_secret")
+def test_a_record_whose_arguments_do_not_fit_is_left_to_logging() -> None:
+    record = logging.getLogRecordFactory()("airflow_provider_statecheck", logging.INFO, "", 1, "%d", ("x",), None)
+
+    assert record.args == ("x",)
+
+
+@pytest.mark.parametrize("name", secrets._MASKERS)
+def test_airflow_masks_what_this_process_was_given(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    masker = importlib.import_module(name)
+    monkeypatch.setattr(masker._secrets_masker(), "patterns", set())
+    monkeypatch.setattr(masker._secrets_masker(), "replacer", None)
+    importlib.import_module("airflow.sdk.log")
+
+    remember_secrets([SECRET])
+
+    assert masker.redact(TEXT) == "ValueError: cannot log in with ***"
 
 
 def test_of_two_secrets_the_longer_one_is_masked_as_a_whole() -> None:
@@ -304,16 +355,17 @@ def test_a_switch_with_the_name_of_a_secret_is_no_secret(value: str) -> None:
     assert masked(f"found {value}") == f"found {value}"
 
 
-@pytest.mark.parametrize("is_connect", [True, False])
-def test_a_driver_masks_the_secret_settings_of_its_session(*, is_connect: bool) -> None:
+@pytest.mark.parametrize("place", ["session of Spark Connect", "session", "context"])
+def test_a_driver_masks_the_secret_settings_of_its_session(place: str) -> None:
     found = {"spark.my.password": SECRET}
-    conf = SimpleNamespace(getAll=found) if is_connect else SimpleNamespace(getAll=found.items)
-    context = SimpleNamespace(getConf=lambda: conf)
+    is_connect = place == "session of Spark Connect"
     kind = type(
         "SparkSession", (), {"__module__": "pyspark.sql.connect.session" if is_connect else "pyspark.sql.session"}
     )
     session: Any = kind()
-    session.conf, session.sparkContext = conf, context
+    session.conf = SimpleNamespace(getAll={} if place == "context" else found)
+    context = found if place == "context" else {}
+    session.sparkContext = SimpleNamespace(getConf=lambda: SimpleNamespace(getAll=context.items))
 
     mask_settings(session)
 

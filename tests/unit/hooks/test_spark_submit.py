@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
+from airflow_provider_statecheck.checkpoint import secrets
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks.spark import (
@@ -90,6 +92,20 @@ def test_token_is_in_the_childs_environment_and_nowhere_on_the_command_line(subm
     assert take_handover(dict(environment)).token == TOKEN
     assert TOKEN not in " ".join(command)
     assert TOKEN not in repr(hook._stage.register())
+
+
+@pytest.mark.parametrize("name", ["spark.hadoop.fs.s3a.access.key", "spark.openlineage.transport.auth.apiKey"])
+def test_secret_settings_are_masked_in_the_command_that_airflow_logs(submit, monkeypatch, name: str) -> None:
+    masker = importlib.import_module("airflow.sdk._shared.secrets_masker")
+    monkeypatch.setattr(masker._secrets_masker(), "patterns", set())
+    monkeypatch.setattr(masker._secrets_masker(), "replacer", None)
+    monkeypatch.setattr(secrets, "_known", secrets._KnownSecrets())
+
+    command, environment, _ = submit(STANDALONE, conf={name: "c0rrect/h0rse+b@ttery"})
+
+    assert f"{name}=c0rrect/h0rse+b@ttery" in command  # as Spark's own operator passes it
+    assert f"{name}=***" in masker.redact(" ".join(command))
+    assert not [value for value in environment.values() if "h0rse" in value]
 
 
 def test_the_tasks_own_environment_stays_as_it_was(submit, monkeypatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Float, Integer, String, create_engine, delete, insert, text
+from sqlalchemy import Column, Float, Integer, create_engine, delete, insert, text
 from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
@@ -48,6 +48,7 @@ from airflow_provider_statecheck.metadata.tables import (
     TokenRecord,
 )
 from airflow_provider_statecheck.metadata.token_store import SqlTokenStore
+from tests.bad_rows import COLUMNS, NO_TEXT, corrupt
 from tests.conformance.databases import own_schema
 from tests.messages import ManualClock, complete_checkpoint, make_owner, make_registration
 from tests.soak import every_nth
@@ -58,9 +59,6 @@ BAD, GOOD = job_id_of("sales"), job_id_of("orders")
 AIRFLOW = (("dag_id", "d"), ("run_id", "r"), ("task_id", "t"), ("map_index", "-1"))
 KEYS = {key: f"{place:032x}" for place, key in enumerate(("request", "action", "token"), start=1)}
 POINTER = "memory://savepoint"
-COLUMNS = [column for table in METADATA.sorted_tables for column in table.c]
-NO_TEXT = b"\xff\xfe"
-"""Bytes in a column of text; no text, and no number, time or JSON either."""
 
 
 @pytest.fixture(scope="module")
@@ -165,17 +163,6 @@ def _bad_values(column: Column[Any]) -> Iterator[object]:
         yield from () if isinstance(kind, Float) else (1.5,)
 
 
-def _corrupt(engine: Engine, column: Column[Any], value: object) -> None:
-    table = column.table.name
-    # SQLite has the text of bytes without a check of their encoding.
-    given = "CAST(:value AS TEXT)" if value == NO_TEXT and isinstance(column.type, String) else ":value"
-    row = (
-        f"UPDATE {table} SET {column.name} = {given} WHERE rowid = (SELECT max(rowid) FROM {table} WHERE job_id = :job)"
-    )
-    with engine.begin() as connection:
-        assert connection.execute(text(row), {"value": value, "job": BAD}).rowcount == 1
-
-
 def _calls(store: SqlJobStore, job_id: JobId) -> Iterator[Callable[[], object]]:
     """Yield the calls of a job, from those that read to those that write."""
     clock = ManualClock(NOW)
@@ -267,7 +254,7 @@ def test_a_bad_value_stops_its_job_with_an_error_that_names_it_and_no_other_job(
 ) -> None:
     table = column.table.name
     for value in _bad_values(column):
-        _corrupt(engine, column, value)
+        corrupt(engine, column, value, BAD)
 
         found = [e for e in _errors(store, BAD) if isinstance(e, CorruptRowError)]
         named = {(e.table, e.column) for e in found}
@@ -317,7 +304,7 @@ def test_postgres_stores_bad_values_too(postgres_url: str) -> None:
 
 @pytest.mark.parametrize("name", ["status", "failed_at", "name", "seen_at", "checkpoint_id"])
 def test_the_list_of_jobs_shows_which_row_is_bad(name: str, engine: Engine, store: SqlJobStore) -> None:
-    _corrupt(engine, METADATA.tables["statecheck_job"].c[name], b"\xff")
+    corrupt(engine, METADATA.tables["statecheck_job"].c[name], b"\xff", BAD)
 
     listed = store.job_overviews(JobsPage())
     shown = {job.job_id: job for job in listed.jobs}[BAD]
@@ -328,7 +315,7 @@ def test_the_list_of_jobs_shows_which_row_is_bad(name: str, engine: Engine, stor
 
 
 def test_maintenance_goes_on_after_a_bad_row_and_reports_it(engine: Engine, store: SqlJobStore) -> None:
-    _corrupt(engine, METADATA.tables["statecheck_attempt"].c.owner, "{")
+    corrupt(engine, METADATA.tables["statecheck_attempt"].c.owner, "{", BAD)
     done: list[str] = []
 
     def collect(job_id: JobId) -> CollectedJob:
@@ -342,7 +329,7 @@ def test_maintenance_goes_on_after_a_bad_row_and_reports_it(engine: Engine, stor
 
 
 def test_the_error_of_a_bad_row_arrives_over_http_as_what_it_is(engine: Engine, store: SqlJobStore) -> None:
-    _corrupt(engine, METADATA.tables["statecheck_checkpoint"].c.status, "unknown")
+    corrupt(engine, METADATA.tables["statecheck_checkpoint"].c.status, "unknown", BAD)
     with pytest.raises(CorruptRowError) as raised:
         store.describe(BAD)
 
