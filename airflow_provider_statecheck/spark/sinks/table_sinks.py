@@ -122,7 +122,9 @@ class DeltaSink(CommittingSink):
     def writer(self, context: SinkTaskContext) -> ParquetSinkWriter:
         """Return the writer of one Spark task."""
         files = self._require_opened(self._files)
-        return delta_writer(files, self._layout, self._generation, context, self._keys, self._required)
+        return delta_writer(
+            files, self._layout, self._generation, context, self._keys, self._required, self._partition_by
+        )
 
     @override
     def at(self, place: Place) -> Self | None:
