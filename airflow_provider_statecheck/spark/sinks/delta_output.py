@@ -109,13 +109,8 @@ def delta_writer(
     :param partition_by: Partition columns of the table.
     """
     schema = file_schema(context.schema)
-    limits = delta_limits(
-        schema,
-        f"the Delta table {files.target}",
-        keys=keys,
-        required=required,
-        partition_by=partition_by if keys else (),
-    )
+    target = f"the Delta table {files.target}"
+    limits = delta_limits(schema, target, keys=keys, required=required, partition_by=partition_by)
 
     def name(directory: str) -> str:
         return data_file(files.lineage, directory, generation, context.epoch, context.subtask, new_key())

@@ -33,7 +33,13 @@ from airflow_provider_statecheck.spark.sinks.sink import (
     numbered,
     require_output_columns,
 )
-from airflow_provider_statecheck.spark.tables.iceberg import TaskTable, encode_data_file, is_local_location, required_fields
+from airflow_provider_statecheck.spark.tables.iceberg import (
+    TaskTable,
+    data_location,
+    encode_data_file,
+    is_local_location,
+    required_fields,
+)
 from airflow_provider_statecheck.spark.tables.schemas import with_required
 from airflow_provider_statecheck.storage.failures import advice
 from airflow_provider_statecheck.storage.uris import conceal, harmless, redact
@@ -118,7 +124,7 @@ class IcebergSinkWriter(SinkWriter):
             raise
         except Exception as error:
             raise StorageError(
-                f"Cannot write data files of the Iceberg table {self._target.table.shown} below {redact(self._metadata.location)}: "
+                f"Cannot write data files of the Iceberg table {self._target.table.shown} below {redact(data_location(self._metadata))}: "
                 f"{self._described(error)}{advice(error)}"
             ) from harmless(error, self._target.table.io.reveal())
 
@@ -139,7 +145,7 @@ class IcebergSinkWriter(SinkWriter):
     def _path_of(self, task: Any) -> str:
         from pyiceberg.table.locations import load_location_provider
 
-        if is_local_location(self._metadata.location):
+        if is_local_location(data_location(self._metadata)):
             require_nameable(task.partition_key, self._target.table.shown)
         provider = load_location_provider(self._metadata.location, self._metadata.properties)
         name = task.generate_data_file_filename("parquet")

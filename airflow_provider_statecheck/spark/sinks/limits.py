@@ -15,6 +15,7 @@ from urllib.parse import quote
 from airflow_provider_statecheck.exceptions import UnfitOutputError
 from airflow_provider_statecheck.lazy import pa, pc
 from airflow_provider_statecheck.spark.sinks.sink import require_key_values, require_values
+from airflow_provider_statecheck.spark.tables.partition_directories import NULL_PARTITION
 
 _FIRST_DAY, _LAST_DAY = -719162, 2932896
 """0001-01-01 and 9999-12-31 as days since 1970."""
@@ -86,7 +87,9 @@ class TargetLimits:
         return [(limit, count) for limit, count in counted if count]
 
     def _error(self, found: Sequence[tuple[Limit, int]], rows: int) -> UnfitOutputError:
-        parts = (f"{each.shown} has {count} {'value' if count == 1 else 'values'} {each.words}" for each, count in found)
+        parts = (
+            f"{each.shown} has {count} {'value' if count == 1 else 'values'} {each.words}" for each, count in found
+        )
         remedies = dict.fromkeys(each.remedy for each, _ in found)
         return UnfitOutputError(
             f"Expected output that {self.target} can hold, found in a batch of {rows} rows: {'; '.join(parts)}. Repair the values in "
@@ -154,7 +157,7 @@ def _part_of(values: Any, steps: Sequence[str]) -> Any:
     return values
 
 
-def _is_text(kind: Any) -> bool:
+def is_text(kind: Any) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
@@ -162,8 +165,12 @@ def _is_day(kind: Any) -> bool:
     return bool(pa.types.is_date(kind))
 
 
+def _is_timestamp(kind: Any) -> bool:
+    return bool(pa.types.is_timestamp(kind))
+
+
 def _is_time(kind: Any) -> bool:
-    return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
+    return _is_day(kind) or _is_timestamp(kind)
 
 
 def _count_outside(values: Any) -> int:
@@ -174,10 +181,10 @@ def _count_outside(values: Any) -> int:
     bounds = pc.min_max(numbers).as_py()
     if bounds["min"] is None or (bounds["min"] >= first and bounds["max"] <= last):
         return 0
-    return _number_of(pc.or_(pc.less(numbers, first), pc.greater(numbers, last)))
+    return number_of(pc.or_(pc.less(numbers, first), pc.greater(numbers, last)))
 
 
-def _number_of(matches: Any) -> int:
+def number_of(matches: Any) -> int:
     return int(pc.sum(matches).as_py() or 0)
 
 
@@ -199,39 +206,60 @@ def _is_encoded(value: bytes) -> bool:
 
 
 OUTSIDE_OF_YEARS = Kind(
-    "outside of the years 1 to 9999", "for example null where year(column) not between 1 and 9999", _is_time, _count_outside
+    "outside of the years 1 to 9999",
+    "for example null where year(column) not between 1 and 9999",
+    _is_time,
+    _count_outside,
 )
 """Days and times that Python, in which readers of the targets are written, does not know."""
-DAYS_OUTSIDE_OF_YEARS = Kind(
-    OUTSIDE_OF_YEARS.words, OUTSIDE_OF_YEARS.remedy, _is_day, _count_outside
-)
-MALFORMED = Kind("in invalid UTF-8", "make_valid_utf8(column), or keep them as binary", _is_text, _count_malformed)
+DAYS_OUTSIDE_OF_YEARS = Kind(OUTSIDE_OF_YEARS.words, OUTSIDE_OF_YEARS.remedy, _is_day, _count_outside)
+_TIMES_OUTSIDE_OF_YEARS = Kind(OUTSIDE_OF_YEARS.words, OUTSIDE_OF_YEARS.remedy, _is_timestamp, _count_outside)
+MALFORMED = Kind("in invalid UTF-8", "make_valid_utf8(column), or keep them as binary", is_text, _count_malformed)
 """Texts of Spark may contain any bytes."""
 
 
 def delta_limits(
-    schema: Any, target: str, *, keys: Sequence[str] = (), required: Sequence[str] = (), partition_by: Sequence[str] = ()
+    schema: Any,
+    target: str,
+    *,
+    keys: Sequence[str] = (),
+    required: Sequence[str] = (),
+    partition_by: Sequence[str] = (),
 ) -> TargetLimits:
     """
     Return what a Delta table cannot hold.
 
     deltalake fails to read a table whose log has other days. Ours has none of them, but that of a later ``OPTIMIZE`` would.
 
-    :param partition_by: Partition columns, if deltalake writes the files.
+    :param keys: Key columns for upserts, which deltalake carries out; empty for appends.
     """
-    names = (_named_after(name) for name in partition_by)
-    by_column = (limits_of(pa.schema([schema.field(each)]), [kind]) for each, kind in zip(partition_by, names, strict=True))
-    limits = (*limits_of(schema, (DAYS_OUTSIDE_OF_YEARS, MALFORMED)), *(limit for each in by_column for limit in each))
+    partitions = (schema.field(name) for name in partition_by)
+    limits = (
+        *limits_of(schema, (DAYS_OUTSIDE_OF_YEARS, MALFORMED)),
+        *limits_of(pa.schema([schema.field(name) for name in keys]), (_TIMES_OUTSIDE_OF_YEARS,)),
+        *(
+            limit
+            for each in partitions
+            for limit in limits_of([each], _partition_kinds(each.name, is_upserted=bool(keys)))
+        ),
+    )
     return TargetLimits(target=target, keys=tuple(keys), required=tuple(required), limits=limits)
 
 
-def _named_after(column: str) -> Kind:
-    return Kind(
+def _partition_kinds(column: str, *, is_upserted: bool) -> tuple[Kind, ...]:
+    null = Kind(f"equal to {NULL_PARTITION}, which stands for null", "replace them", is_text, _count_null_names)
+    # The names that deltalake gives to directories are longer than ours, which are checked when files are named.
+    long = Kind(
         f"with a directory whose name has more than {MAX_NAME_BYTES} bytes",
         "shorten them, or partition by another column",
-        _is_text,
+        is_text,
         partial(_count_long_names, column),
     )
+    return (null, long) if is_upserted else (null,)
+
+
+def _count_null_names(values: Any) -> int:
+    return number_of(pc.equal(values, NULL_PARTITION))
 
 
 def _count_long_names(column: str, values: Any) -> int:

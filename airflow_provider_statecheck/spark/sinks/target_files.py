@@ -44,6 +44,7 @@ from airflow_provider_statecheck.spark.tables.data_files import (
 )
 from airflow_provider_statecheck.spark.tables.partition_directories import partition_names
 from airflow_provider_statecheck.storage import file_operations
+from airflow_provider_statecheck.storage.failures import local_failures
 from airflow_provider_statecheck.storage.file_operations import in_parallel
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
@@ -96,9 +97,14 @@ class TargetFiles:
         return self.storage.is_local
 
     def local_path(self, name: str) -> Path:
-        """Return the path of a file of a local target, and create its directory."""
+        """
+        Return the path of a file of a local target, and create its directory.
+
+        :raises StorageError: if the disk is full or read-only.
+        """
         path = Path(self.storage.locate(self._uri(name))[1])
-        file_operations.make_directory(path.parent)
+        with local_failures(path.parent):
+            file_operations.make_directory(path.parent)
         return path
 
     def list_files(self, directory: str = "") -> dict[str, int]:

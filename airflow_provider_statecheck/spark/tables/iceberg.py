@@ -223,6 +223,11 @@ def _is_storage_property(name: str) -> bool:
     return name in _STORAGE_PROPERTIES or (name.startswith(_STORAGE_PREFIXES) and not name.startswith(_SIGNER))
 
 
+def data_location(metadata: Any) -> str:
+    """Return the location of the data files of a table."""
+    return str(metadata.properties.get(_DATA_PATH) or metadata.location)
+
+
 def is_local_location(path: str) -> bool:
     """Return whether a location of a table is on a local disk."""
     scheme, separator, _ = path.partition("://")

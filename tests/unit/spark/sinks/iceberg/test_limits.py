@@ -30,9 +30,7 @@ NOT_IN_PYTHON = {
     "time": pa.array([0, 6_666_666 * DAY_US, -800_000 * DAY_US], pa.timestamp("us")),
     "instant": pa.array([0, 2**63 - 1, -(2**63)], pa.timestamp("us", "UTC")),
 }
-MALFORMED = pa.Array.from_buffers(
-    pa.string(), 2, [None, pa.array(["ab", "c"]).buffers()[1], pa.py_buffer(b"a\xffc")]
-)
+MALFORMED = pa.Array.from_buffers(pa.string(), 2, [None, pa.array(["ab", "c"]).buffers()[1], pa.py_buffer(b"a\xffc")])
 
 
 def written(folder, values, *transforms, **settings):
@@ -60,7 +58,9 @@ def read(folder):
         pa.array([Decimal("1.50"), None, Decimal("-1.50")], pa.decimal128(10, 2)),
         pa.array([b"\0\xff", b"a/b", None]),
         pa.array([datetime.date(1, 1, 1), datetime.date(9999, 12, 31), None]),
-        pa.array([datetime.datetime(1, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59, 999999), None], pa.timestamp("us")),
+        pa.array(
+            [datetime.datetime(1, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59, 999999), None], pa.timestamp("us")
+        ),
         pa.array([True, None, False]),
     ],
     ids=lambda values: str(values.type),
@@ -98,7 +98,9 @@ def test_upserted_rows_of_all_partitions_are_read_back_once(tmp_path):
 def test_years_that_pyiceberg_cannot_count_are_refused_by_column_before_the_checkpoint(tmp_path, values, transforms):
     with pytest.raises(UnfitOutputError, match="column 'value' has 2 values outside of the years 1 to 9999") as refused:
         written(tmp_path, values, *transforms)
-    assert refused.value.violations == [{"column": "column 'value'", "kind": "outside of the years 1 to 9999", "count": 2}]
+    assert refused.value.violations == [
+        {"column": "column 'value'", "kind": "outside of the years 1 to 9999", "count": 2}
+    ]
     assert read(tmp_path).to_pylist() == []
     assert not list(tmp_path.rglob("statecheck-*.parquet"))
 
@@ -140,7 +142,9 @@ def test_rows_of_other_writers_with_other_years_stay_when_their_file_is_rewritte
     with table_in(tmp_path) as table:
         (file,) = [task.file.file_path for task in table.scan().plan_files()]
     _replace_days(file.removeprefix("file://"))
-    attempt.commit(2, attempt.write_table(pa.table({"key": pa.array([0], pa.int64()), "value": pa.array([5], pa.date32())})))
+    attempt.commit(
+        2, attempt.write_table(pa.table({"key": pa.array([0], pa.int64()), "value": pa.array([5], pa.date32())}))
+    )
     assert read(tmp_path).cast(pa.int32()).to_pylist() == [5, 6_666_666]
 
 
@@ -156,8 +160,7 @@ def _replace_days(path):
 def test_a_full_disk_is_told_with_its_place_and_leaves_no_part_of_a_file(tmp_path, monkeypatch):
     rows = pa.table({"key": pa.array([1], pa.int64()), "value": ["a"]})
     create_table(tmp_path, rows.schema)
-    attempt = Attempt(tmp_path, 1, schema=rows.schema).open()
-    writer = attempt.task()
+    writer = Attempt(tmp_path, 1, schema=rows.schema).open().task(schema=rows.schema)
     writer.write(rows)
     monkeypatch.setattr("pyiceberg.io.pyarrow.ParquetFormatWriter.write", _half_a_file)
     with pytest.raises(StorageError, match=rf"below file://{tmp_path}/warehouse.*No space left.* free some space"):
