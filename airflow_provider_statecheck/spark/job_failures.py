@@ -76,9 +76,10 @@ def _own_error_in(text: str) -> StateCheckError | None:
     # The lines of frames are indented; the one with the class and the message is not.
     begin = next((number for number, line in enumerate(lines) if not line.startswith(" ")), len(lines))
     found = _OWN.match(_JVM_TRACE.split("\n".join(lines[begin:]))[0].rstrip())
-    kind = getattr(exceptions, found[1], None) if found else None
-    is_own = isinstance(kind, type) and issubclass(kind, StateCheckError)
-    return kind(found[2]) if found and is_own else None
+    kind: object = getattr(exceptions, found[1], None) if found else None
+    if found is None or not isinstance(kind, type) or not issubclass(kind, StateCheckError):
+        return None
+    return kind(found[2])
 
 
 def _disk_failure_in(error: BaseException | None) -> str | None:

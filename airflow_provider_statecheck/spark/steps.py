@@ -14,11 +14,11 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError, St
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
+from airflow_provider_statecheck.spark.job_failures import disk_failures_named
 from airflow_provider_statecheck.spark.pacing import Pace
 from airflow_provider_statecheck.spark.plan_digest import step_fingerprint
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import LiveSnapshot, StageSnapshots, Stopwatch
-from airflow_provider_statecheck.spark.job_failures import disk_failures_named
 from airflow_provider_statecheck.spark.stage_costs import (
     AutoFacts,
     StageCosts,

@@ -158,6 +158,7 @@ def _part_of(values: Any, steps: Sequence[str]) -> Any:
 
 
 def is_text(kind: Any) -> bool:
+    """Return whether an Arrow type is one of texts."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
@@ -185,6 +186,7 @@ def _count_outside(values: Any) -> int:
 
 
 def number_of(matches: Any) -> int:
+    """Return how many values of an Arrow array of booleans are true."""
     return int(pc.sum(matches).as_py() or 0)
 
 

@@ -7,6 +7,7 @@ The driver asks the database once, before any work; tasks compare their rows wit
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import re
 import uuid
@@ -140,9 +141,8 @@ class DatabaseLimits:
 
 
 def _codec_of(encoding: str) -> str | None:
-    from psycopg2.extensions import encodings
-
-    return None if encoding in ("UTF8", _ANY_ENCODING) else encodings.get(encoding)
+    known: Mapping[str, str] = importlib.import_module("psycopg2.extensions").encodings
+    return None if encoding in ("UTF8", _ANY_ENCODING) else known.get(encoding)
 
 
 def _largest_entry(block_bytes: int) -> int:

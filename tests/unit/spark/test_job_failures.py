@@ -48,8 +48,7 @@ def test_an_error_that_may_be_retried_stays_one():
     "text",
     [
         f"{TRACE}ValueError: {OWN}.UnfitOutputError: Expected a.",
-        f"{TRACE}{OWN}.UnfitOutputError: Expected a.\n\nDuring handling of the above exception, another exception occurred:\n\n{TRACE}"
-        "ValueError: b",
+        f"{TRACE}{OWN}.UnfitOutputError: Expected a.\n\nDuring handling of it:\n\n{TRACE}ValueError: b",
         f"{TRACE}{OWN}.annotations: no class",
         f"{TRACE}{OWN}.NoSuchError: unknown",
         f"{OWN}.UnfitOutputError: in no traceback",

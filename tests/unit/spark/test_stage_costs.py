@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError, UnsupportedStateError
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.spark.pacing import Pace
 from airflow_provider_statecheck.spark.stage_costs import (
     ASSUMED_BYTES_PER_SECOND,

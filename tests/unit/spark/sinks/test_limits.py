@@ -135,7 +135,9 @@ def test_partitions_that_readers_do_not_understand_are_refused(tmp_path):
 
 
 def test_values_are_counted_by_column_and_kind_and_never_shown():
-    rows = pa.table({"day": DAYS, "text": ["secret"] * 4, "times": [[datetime.datetime(1, 1, 1)]] * 4})
+    rows = pa.table(
+        {"day": DAYS, "text": ["secret"] * 4, "times": [[datetime.datetime.fromisoformat("0001-01-01")]] * 4}
+    )
     limits = TargetLimits(target="the table t", limits=limits_of(rows.schema, (OUTSIDE_OF_YEARS, MALFORMED)))
     with pytest.raises(UnfitOutputError) as error:
         limits.require(rows)

@@ -59,7 +59,12 @@ def read(folder):
         pa.array([b"\0\xff", b"a/b", None]),
         pa.array([datetime.date(1, 1, 1), datetime.date(9999, 12, 31), None]),
         pa.array(
-            [datetime.datetime(1, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59, 999999), None], pa.timestamp("us")
+            [
+                datetime.datetime.fromisoformat("0001-01-01"),
+                datetime.datetime.fromisoformat("9999-12-31T23:59:59.999999"),
+                None,
+            ],
+            pa.timestamp("us"),
         ),
         pa.array([True, None, False]),
     ],
@@ -107,7 +112,10 @@ def test_years_that_pyiceberg_cannot_count_are_refused_by_column_before_the_chec
 
 @pytest.mark.parametrize("transform", [MonthTransform(), DayTransform(), HourTransform()])
 def test_years_at_the_limits_have_partitions_of_each_kind(tmp_path, transform):
-    values = pa.array([datetime.datetime(1, 1, 1), datetime.datetime(9999, 12, 31)], pa.timestamp("us"))
+    values = pa.array(
+        [datetime.datetime.fromisoformat("0001-01-01"), datetime.datetime.fromisoformat("9999-12-31")],
+        pa.timestamp("us"),
+    )
     written(tmp_path, values, transform)
     assert read(tmp_path).to_pylist() == values.to_pylist()
 

@@ -62,7 +62,10 @@ def test_the_first_and_the_last_day_are_stored(postgres):
     days = [datetime.date(1, 1, 1), datetime.date(9999, 12, 31)]
     assert stored(postgres, pa.array(days)) == days
     postgres.clear()
-    times = [datetime.datetime(1, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59, 999999)]
+    times = [
+        datetime.datetime.fromisoformat("0001-01-01"),
+        datetime.datetime.fromisoformat("9999-12-31T23:59:59.999999"),
+    ]
     assert stored(postgres, pa.array(times, pa.timestamp("us"))) == times
 
 
