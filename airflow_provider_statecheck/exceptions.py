@@ -39,6 +39,7 @@ Exceptions of this package.
         StageExitError                  the code of a stage ended its process instead of its input
         PartFailedError                 parts of a step failed; ``parts`` has the input of each
         UnsupportedStateError           a value or a DataFrame that cannot be restored equal to the saved one
+          UnfitOutputError              the target of a sink cannot hold the output; ``violations`` counts values by column
         UnsupportedPlanError            a step that cannot be computed in parts; ``operation`` is the reason
         SnapshotCancelledError          a snapshot was cancelled while it was written
         BackendRestoreError             the state backend could not be restored from a checkpoint
@@ -297,6 +298,12 @@ class UnsupportedStateError(StateError):
     code = "unsupported_state"
 
 
+class UnfitOutputError(UnsupportedStateError):
+    """The target of a sink cannot hold values or columns of the output; nothing of the checkpoint was committed."""
+
+    code = "unfit_output"
+
+
 class UnsupportedPlanError(StateError):
     """A step cannot be computed in parts; ``operation`` names the operation that needs more than one row."""
 
@@ -408,6 +415,7 @@ A_RETRY_CANNOT_HELP: Final = (
     SourceChangedError,
     StateMigrationError,
     StoppedWithSavepointError,
+    UnfitOutputError,
     UnsupportedPlanError,
 )
 """Errors that fail a task at once, because each of its retries would end with them too."""

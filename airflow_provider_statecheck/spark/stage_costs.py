@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.codec import decode, require
-from airflow_provider_statecheck.exceptions import StateCheckError, StorageError
+from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.state.progress import RecordsByStep, StepKey, decoded_step, encoded_step, rows_in
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.json_text import decoding
@@ -203,7 +203,6 @@ class AutoFacts(RecordsByStep[AutoFact]):
 
 UNKNOWN_SIZE_BYTES = 64 * 1024 * 1024
 """Least free space for a snapshot of unknown size."""
-_FULL_DISK_MESSAGES = ("no space left on device", "disk quota exceeded")
 
 
 def require_room(storage: CheckpointStorage, step_name: str, known_bytes: int | None) -> None:
@@ -235,34 +234,3 @@ def shortage_of(storage: CheckpointStorage, step_name: str, known_bytes: int | N
         uri = redact(storage.base_uri)
         log.warning("Only %s bytes are free in %s; step %s may need %s bytes.", free, uri, step_name, needed)
     return None
-
-
-@contextmanager
-def full_disk_named(uri: str) -> Iterator[None]:
-    """
-    Replace Spark's error on a full disk by a :class:`StorageError`.
-
-    :raises StorageError: if a full disk caused the error.
-    """
-    try:
-        yield
-    except StateCheckError:
-        raise
-    except Exception as error:
-        if not _is_full_disk(error):
-            raise
-        log.debug("A write failed on a full disk.", exc_info=True)
-        # Without the cause: its hundreds of lines of JVM trace would hide this message.
-        raise StorageError(
-            f"Expected space for a snapshot, found no space left on device, in {redact(uri)} or in Spark's local directories "
-            f"(spark.local.dir); free some space, then retry. Older checkpoints are unaffected."
-        ) from None
-
-
-def _is_full_disk(error: BaseException | None) -> bool:
-    while error is not None:
-        text = f"{error} {getattr(error, '_stackTrace', '')}".lower()
-        if any(message in text for message in _FULL_DISK_MESSAGES):
-            return True
-        error = error.__cause__
-    return False

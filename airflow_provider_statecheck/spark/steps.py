@@ -14,6 +14,7 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError, St
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
+from airflow_provider_statecheck.spark.job_failures import disk_failures_named
 from airflow_provider_statecheck.spark.pacing import Pace
 from airflow_provider_statecheck.spark.plan_digest import step_fingerprint
 from airflow_provider_statecheck.spark.restore import RestoredStage
@@ -22,7 +23,6 @@ from airflow_provider_statecheck.spark.stage_costs import (
     AutoFacts,
     StageCosts,
     WriteTimes,
-    full_disk_named,
     require_room,
     shortage_of,
 )
@@ -380,10 +380,10 @@ class StageSteps:
         :param seconds_so_far: Stopwatch of the step, started before it was computed.
         :param is_computed: Whether the rows are already in Spark's cache: the write is then timed alone, and its time
             improves later estimates.
-        :raises StorageError: if the disk is full.
+        :raises StorageError: if a disk is full or read-only.
         """
         stopwatch = self.stopwatch()
-        with full_disk_named(self._attempt.storage.base_uri):
+        with disk_failures_named(self._attempt.storage.base_uri):
             live = self.saving.snapshots.write(step, frame, fingerprint, seconds_so_far)
         seconds, size = stopwatch(), live.handle.size_bytes
         if is_computed:

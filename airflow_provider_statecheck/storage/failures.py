@@ -19,6 +19,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from airflow_provider_statecheck.exceptions import StorageError
+
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
@@ -131,6 +133,8 @@ def advice(error: BaseException) -> str:
     links = list(_chain(error))
     if any(isinstance(link, OSError) and link.errno in _FULL_ERRNO for link in links):
         return " There is no space left; free some space, or raise the quota."
+    if any(isinstance(link, OSError) and link.errno == errno.EROFS for link in links):
+        return " The disk is read-only; make it writable, or choose another directory."
     if is_missing_bucket(error):
         return " The bucket does not exist; create it, or correct checkpoint_dir."
     if _names(links) & _NO_CREDENTIALS_CLASSES:
@@ -142,6 +146,20 @@ def advice(error: BaseException) -> str:
     if any(_is_denied(link) for link in links):
         return " Check the credentials, and that they may read, write, list and delete there."
     return ""
+
+
+@contextmanager
+def local_failures(path: object) -> Iterator[None]:
+    """
+    Replace an error of the operating system at a local file or directory by one that names it.
+
+    :raises StorageError: if the operating system refuses the call; a retry may succeed.
+    """
+    with judged_alone():
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(f"The storage failed at {path}: {str(error).rstrip('.')}.{advice(error)}") from error
 
 
 def _jitter() -> float:

@@ -8,6 +8,7 @@ snapshots would be lost.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.util
 import logging
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, StorageError
 from airflow_provider_statecheck.spark.driver.session import runs_in_this_process
 from airflow_provider_statecheck.spark.driver.shipped_files import ship_package
+from airflow_provider_statecheck.storage.failures import local_failures
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -67,6 +69,7 @@ def require_reachable(spark: SparkSession, storage: CheckpointStorage) -> None:
     Check that every part of Spark can access the checkpoint directory.
 
     :raises EnvironmentNotReadyError: The directory is a local path that is not shared or not writable.
+    :raises StorageError: The disk of the directory is read-only.
     """
     if not storage.is_local:
         return
@@ -82,6 +85,10 @@ def _local_path(base_uri: str) -> Path:
 
 def _require_writable(base: Path) -> None:
     nearest = next(path for path in (base, *base.parents) if os.path.exists(path))  # noqa: PTH110 - False if forbidden
+    with local_failures(base):
+        if os.statvfs(nearest).f_flag & os.ST_RDONLY:
+            # As the system mounts a disk with errors; a retry finds it repaired, or runs on another machine.
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(nearest))
     if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
         raise EnvironmentNotReadyError(
             f"Expected to write below {base}, found that {nearest} is no writable directory; use another checkpoint_dir or "

@@ -26,12 +26,12 @@ from airflow_provider_statecheck.exceptions import (
     StoppedWithSavepointError,
 )
 from airflow_provider_statecheck.spark.driver.session import TaggedJobs, cores_of, is_server_lost
+from airflow_provider_statecheck.spark.job_failures import disk_failures_named
 from airflow_provider_statecheck.spark.parts.row_wise_plan import marked, require_row_wise
 from airflow_provider_statecheck.spark.snapshots.columns import parse_schema
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import LiveSnapshot
 from airflow_provider_statecheck.spark.sources.enumerator import ItemEnumerator, Pieces
 from airflow_provider_statecheck.spark.sources.source import Increment, SizeUnit
-from airflow_provider_statecheck.spark.stage_costs import full_disk_named
 from airflow_provider_statecheck.spark.status_log import SmoothedRate, StageProgress
 from airflow_provider_statecheck.spark.steps import StageSteps, built
 from airflow_provider_statecheck.spark.tables.alignment import aligned, differences_of
@@ -284,7 +284,7 @@ class PartJobs:
     def _write(self, part: _Part, frame: DataFrame) -> LiveSnapshot:
         if self._is_stopped.is_set():
             raise PartFailedError(f"Expected step {self._name} to run, found that it was stopped.")
-        with self._jobs.tagged(), full_disk_named(self._snapshots.storage.base_uri):
+        with self._jobs.tagged(), disk_failures_named(self._snapshots.storage.base_uri):
             live = self._snapshots.write_part(self._step, part.increment.number, frame, self.parted.fingerprint)
         self._enumerator.require_unchanged(part.increment)
         return live

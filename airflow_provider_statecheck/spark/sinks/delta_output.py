@@ -27,6 +27,7 @@ from airflow_provider_statecheck.spark.sinks.commit_log import (
     Publication,
 )
 from airflow_provider_statecheck.spark.sinks.delta_destination import DeltaDestination
+from airflow_provider_statecheck.spark.sinks.limits import delta_limits
 from airflow_provider_statecheck.spark.sinks.sink import (
     CHECKPOINT,
     LINEAGE,
@@ -98,13 +99,18 @@ def delta_writer(
     context: SinkTaskContext,
     keys: Sequence[str] = (),
     required: Sequence[str] = (),
+    partition_by: Sequence[str] = (),
 ) -> ParquetSinkWriter:
     """
     Return a writer of data files under their permanent names.
 
     :param keys: Key columns for upserts, whose files wait in the staging directory; empty for appends.
     :param required: Columns that cannot be null in the table.
+    :param partition_by: Partition columns of the table.
     """
+    schema = file_schema(context.schema)
+    target = f"the Delta table {files.target}"
+    limits = delta_limits(schema, target, keys=keys, required=required, partition_by=partition_by)
 
     def name(directory: str) -> str:
         return data_file(files.lineage, directory, generation, context.epoch, context.subtask, new_key())
@@ -113,11 +119,10 @@ def delta_writer(
         files,
         layout,
         context,
-        schema=file_schema(context.schema),
+        limits=limits,
+        schema=schema,
         committable=DeltaCommittable,
         name=None if keys else name,
-        keys=keys,
-        required=required,
         statistics=statistics_of,
     )
 

@@ -29,8 +29,7 @@ from airflow_provider_statecheck.spark.sinks.committer import CommitDestination,
 from airflow_provider_statecheck.spark.sinks.iceberg_writer import RowChange, is_file_of, require_marks, rows_of_files
 from airflow_provider_statecheck.spark.sinks.sink import SinkContext
 from airflow_provider_statecheck.spark.sinks.target_files import missing_file_cause
-from airflow_provider_statecheck.spark.tables.iceberg import OpenTable, decode_data_file
-from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES
+from airflow_provider_statecheck.spark.tables.iceberg import OpenTable, decode_data_file, is_local_location
 
 LEDGER_PROPERTY = "statecheck.ledger"
 """Summary property of the snapshot on the branch of a lineage."""
@@ -304,7 +303,7 @@ class IcebergDestination(CommitDestination):
     def _new_files(self, published: Publication) -> list[Any]:
         files = [decode_data_file(file) for file in published.files]
         # An object store is the same for the driver and the executors, a disk may not be.
-        local = (file.file_path for file in files if _is_local(file.file_path))
+        local = (file.file_path for file in files if is_local_location(file.file_path))
         removed = next((path for path in local if not self._loaded.io.new_input(path).exists()), None)
         if removed is not None:
             raise CorruptStateError(
@@ -415,11 +414,6 @@ def commit_edit(table: Any, staged: StagedEdit) -> None:
     if staged.replaced is not None:
         with suppress(Exception):  # an orphan file of the removed snapshot
             table.io.delete(staged.replaced.manifest_list)
-
-
-def _is_local(path: str) -> bool:
-    scheme, separator, _ = path.partition("://")
-    return not separator or scheme in LOCAL_SCHEMES
 
 
 def _has_upserts(commits: Iterable[TableCommit]) -> bool:

@@ -8,6 +8,7 @@ one.
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,10 +16,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from airflow_provider_statecheck.checkpoint.ids import new_key
-from airflow_provider_statecheck.exceptions import StorageError, UnsupportedStateError
+from airflow_provider_statecheck.exceptions import StateCheckError, StorageError, UnsupportedStateError
 from airflow_provider_statecheck.lazy import pa, pc
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.commit_log import CommitRange
+from airflow_provider_statecheck.spark.sinks.iceberg_partitions import partitions_of, require_nameable
+from airflow_provider_statecheck.spark.sinks.limits import iceberg_limits
 from airflow_provider_statecheck.spark.sinks.sink import (
     CHECKPOINT,
     LINEAGE,
@@ -28,13 +31,18 @@ from airflow_provider_statecheck.spark.sinks.sink import (
     TaskCommittable,
     last_rows,
     numbered,
-    require_key_values,
     require_output_columns,
-    require_values,
 )
-from airflow_provider_statecheck.spark.tables.iceberg import TaskTable, encode_data_file, required_fields
+from airflow_provider_statecheck.spark.tables.iceberg import (
+    TaskTable,
+    data_location,
+    encode_data_file,
+    is_local_location,
+    required_fields,
+)
 from airflow_provider_statecheck.spark.tables.schemas import with_required
-from airflow_provider_statecheck.storage.uris import conceal, harmless
+from airflow_provider_statecheck.storage.failures import advice
+from airflow_provider_statecheck.storage.uris import conceal, harmless, redact
 
 log = logging.getLogger(__name__)
 _PREFIX = "statecheck-"
@@ -51,18 +59,22 @@ class IcebergSinkWriter(SinkWriter):
         self._target = target
         self._context = context
         self._metadata, self._io = target.table.open()
-        self._required = required_fields(self._metadata.schema())
-        self._columns = with_required(context.schema.remove_metadata(), self._required)
+        required = required_fields(self._metadata.schema())
+        self._columns = with_required(context.schema.remove_metadata(), required)
+        self._limits = iceberg_limits(
+            self._columns, f"the Iceberg table {target.table.shown}", keys=target.upsert_by, required=required
+        )
         self._buffered: list[Any] = []
         self._buffered_bytes = 0
         self._files: list[Any] = []
+        self._paths: list[str] = []
+        """Paths of all files that the task has begun to write."""
 
     @override
     def write(self, table: Any) -> None:
         if not table.num_rows:
             return
-        require_key_values(table, self._target.upsert_by)
-        require_values(table, self._required, f"the Iceberg table {self._target.table.shown}")
+        self._limits.require(table)
         self._buffered.append(table.select(self._columns.names).cast(self._columns))
         self._buffered_bytes += table.nbytes
         if self._buffered_bytes >= self._target.buffer_bytes:
@@ -81,13 +93,16 @@ class IcebergSinkWriter(SinkWriter):
 
     @override
     def abort(self) -> None:
-        for file in self._files:
+        for path in self._paths:
             try:
-                self._io.delete(file.file_path)
+                self._io.delete(path)
+            except FileNotFoundError:
+                log.debug("The data file %s was not begun", path)
             except Exception as error:
                 log.warning(
                     "Orphan data file of %s was not deleted: %s", self._target.table.shown, self._described(error)
                 )
+        self._paths.clear()
         self._files.clear()
         self._buffered.clear()
 
@@ -105,22 +120,18 @@ class IcebergSinkWriter(SinkWriter):
             for file in write_file(self._io, self._metadata, self._write_tasks(table)):
                 file.spec_id = self._metadata.default_spec_id
                 self._files.append(file)
+        except StateCheckError:
+            raise
         except Exception as error:
             raise StorageError(
-                f"Cannot write data files of the Iceberg table {self._target.table.shown}: {self._described(error)}"
+                f"Cannot write data files of the Iceberg table {self._target.table.shown} below {redact(data_location(self._metadata))}: "
+                f"{self._described(error)}{advice(error)}"
             ) from harmless(error, self._target.table.io.reveal())
 
     def _write_tasks(self, table: Any) -> Iterator[Any]:
-        from pyiceberg.io.pyarrow import pyarrow_to_schema
-
-        columns = pyarrow_to_schema(
-            table.schema,
-            name_mapping=self._metadata.schema().name_mapping,
-            format_version=self._metadata.format_version,
-        )
-        task, context = _named_write_task(), self._context
-        for number, (partition, rows) in enumerate(self._partitions(table)):
-            yield task(
+        columns, task, context = write_schema(self._metadata, table), _named_write_task(), self._context
+        for number, (partition, rows) in enumerate(partitions_of(self._metadata, table)):
+            found = task(
                 write_uuid=uuid.uuid4(),
                 task_id=number,
                 schema=columns,
@@ -128,16 +139,17 @@ class IcebergSinkWriter(SinkWriter):
                 partition_key=partition,
                 name=data_file_name(self._target.lineage, context.epoch, context.subtask, new_key()),
             )
+            self._paths.append(self._path_of(found))
+            yield found
 
-    def _partitions(self, table: Any) -> Iterator[tuple[Any, Any]]:
-        from pyiceberg.io.pyarrow import _determine_partitions
+    def _path_of(self, task: Any) -> str:
+        from pyiceberg.table.locations import load_location_provider
 
-        spec = self._metadata.spec()
-        if spec.is_unpartitioned():
-            yield None, table
-            return
-        for found in _determine_partitions(spec, self._metadata.schema(), table):
-            yield found.partition_key, found.arrow_table_partition
+        if is_local_location(data_location(self._metadata)):
+            require_nameable(task.partition_key, self._target.table.shown)
+        provider = load_location_provider(self._metadata.location, self._metadata.properties)
+        name = task.generate_data_file_filename("parquet")
+        return str(provider.new_data_location(name, task.partition_key))
 
     def _described(self, error: Exception) -> str:
         return f"{type(error).__name__}: {conceal(str(error), self._target.table.io.reveal())}"
@@ -201,6 +213,27 @@ def is_file_of(file: Any, lineage: str) -> bool:
     return str(file.file_path).rpartition("/")[2].startswith(f"{_PREFIX}{lineage}-")
 
 
+def write_schema(metadata: Any, table: Any) -> Any:
+    """Return the Iceberg schema of rows to write."""
+    from pyiceberg.io.pyarrow import pyarrow_to_schema
+
+    return pyarrow_to_schema(
+        table.schema, name_mapping=metadata.schema().name_mapping, format_version=metadata.format_version
+    )
+
+
+def without_impossible_bounds(metadata: Any, table: Any) -> Any:
+    """
+    Return the metadata of a table with which files get no bounds that PyIceberg cannot compute.
+
+    Other writers may have written such values, and an upsert writes the rows of their files again.
+    """
+    limits = iceberg_limits(table.schema, "the table", keys=(), required=())
+    found = {f"{_METRICS_OF_COLUMN}.{limit.path}": "counts" for limit, _ in limits.violated(table)}
+    return metadata.model_copy(update={"properties": {**metadata.properties, **found}}) if found else metadata
+
+
+_METRICS_OF_COLUMN = "write.metadata.metrics.column"
 _IS_OURS = "_statecheck_is_ours"
 _MOST_VALUES = 200
 """Number of values up to which pyiceberg compares each of them with the statistics of files."""
@@ -291,11 +324,31 @@ class RowChange:
         return grouped.rename_columns([*self.keys, _IS_OURS, CHECKPOINT])
 
     def _write(self, table: Any) -> list[Any]:
-        from pyiceberg.io.pyarrow import _dataframe_to_data_files
+        from pyiceberg.io.pyarrow import write_file
 
         if table is None or not table.num_rows:
             return []
-        return list(_dataframe_to_data_files(self.table.metadata, table, self.table.io))
+        metadata = without_impossible_bounds(self.table.metadata, table)
+        return list(write_file(self.table.io, metadata, self._write_tasks(table)))
+
+    def _write_tasks(self, table: Any) -> Iterator[Any]:
+        from pyiceberg.io.pyarrow import bin_pack_arrow_table
+        from pyiceberg.table import TableProperties, WriteTask
+
+        metadata, number = self.table.metadata, itertools.count()
+        columns, write_uuid = write_schema(metadata, table), uuid.uuid4()
+        size = metadata.properties.get(
+            TableProperties.WRITE_TARGET_FILE_SIZE_BYTES, TableProperties.WRITE_TARGET_FILE_SIZE_BYTES_DEFAULT
+        )
+        for partition, rows in partitions_of(metadata, table):
+            for batches in bin_pack_arrow_table(rows.combine_chunks(), int(size)):
+                yield WriteTask(
+                    write_uuid=write_uuid,
+                    task_id=next(number),
+                    schema=columns,
+                    record_batches=batches,
+                    partition_key=partition,
+                )
 
 
 def has_marks(table: Any) -> bool:

@@ -25,6 +25,7 @@ from airflow_provider_statecheck.spark.driver.session import HadoopFilesystems
 from airflow_provider_statecheck.spark.sinks.commit_files import CommitFiles, FileDestination, Output
 from airflow_provider_statecheck.spark.sinks.commit_log import CommitLog, Publication
 from airflow_provider_statecheck.spark.sinks.committing_sink import CommittingSink
+from airflow_provider_statecheck.spark.sinks.limits import parquet_limits
 from airflow_provider_statecheck.spark.sinks.places import Place
 from airflow_provider_statecheck.spark.sinks.sink import (
     Committable,
@@ -120,7 +121,9 @@ class ParquetSink(CommittingSink):
 
     def writer(self, context: SinkTaskContext) -> ParquetSinkWriter:
         """Return the writer of one Spark task."""
-        return ParquetSinkWriter(self._require_opened(self._files), self._layout, context)
+        files = self._require_opened(self._files)
+        limits = parquet_limits(context.schema, files.target, partition_by=self._layout.partition_by)
+        return ParquetSinkWriter(files, self._layout, context, limits=limits)
 
     @override
     def at(self, place: Place) -> Self | None:

@@ -10,7 +10,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 from airflow_provider_statecheck.checkpoint.codec import decode, encode
-from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError, UnsupportedStateError
+from airflow_provider_statecheck.exceptions import (
+    CorruptStateError,
+    InvalidConfigurationError,
+    UnfitOutputError,
+    UnsupportedStateError,
+)
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.places import RestoredOutput
@@ -289,11 +294,11 @@ def require_key_values(table: Any, keys: Iterable[str]) -> None:
     """
     Require a value in the key columns of each row of an Arrow table.
 
-    :raises UnsupportedStateError: if a key is null or missing.
+    :raises UnfitOutputError: if a key is null or missing.
     """
     empty = [name for name in keys if name not in table.column_names or table.column(name).null_count]
     if empty:
-        raise UnsupportedStateError(
+        raise UnfitOutputError(
             f"Expected values in the columns of upsert_by, found null in {', '.join(empty)}; drop such rows in the stage, "
             "or fill the column."
         )
@@ -306,12 +311,12 @@ def require_values(table: Any, names: Iterable[str], place: str) -> None:
     :param table: Arrow table with the rows to write.
     :param names: Columns that cannot be null there.
     :param place: What the sink writes to, for the error message.
-    :raises UnsupportedStateError: if a row has null in one of them.
+    :raises UnfitOutputError: if a row has null in one of them.
     """
     for name in names:
         nulls = table.column(name).null_count if name in table.column_names else 0
         if nulls:
-            raise UnsupportedStateError(
+            raise UnfitOutputError(
                 f"Expected values in the column {name!r}, which cannot be null in {place}, found null in {nulls} rows; fill it or "
                 "drop such rows in the stage, or let the column of the table be null."
             )

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.exceptions import StateCheckError, StorageError, UnsupportedStateError
+from airflow_provider_statecheck.exceptions import StateCheckError, StorageError, UnfitOutputError
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.commit_log import CommitLog, CommitRange, LogChange, Publication
 from airflow_provider_statecheck.spark.sinks.committer import CommitDestination, other_output_error
+from airflow_provider_statecheck.spark.sinks.limits import TargetLimits
 from airflow_provider_statecheck.spark.sinks.sink import (
     CHECKPOINT,
     LINEAGE,
@@ -22,6 +23,12 @@ from airflow_provider_statecheck.spark.sinks.sink import (
     SinkContext,
     decode_schema,
     with_constants,
+)
+from airflow_provider_statecheck.spark.sinks.sql_limits import (
+    DatabaseLimits,
+    relation_differences,
+    short_columns,
+    table_limits,
 )
 from airflow_provider_statecheck.spark.sinks.sql_loading import (
     RowLoader,
@@ -73,21 +80,28 @@ class SqlDestination(CommitDestination):
     def name(self) -> str:
         return f"table {self.table} of {self.database.shown}"
 
-    def prepare(self) -> tuple[str, ...]:
+    def prepare(self) -> TargetLimits:
         """
         Create missing tables, and check existing ones.
 
-        :return: Columns of the output that cannot be null in the table.
-        :raises UnsupportedStateError: if the table cannot store the output.
+        :return: What the table cannot hold; without columns of the output nothing is known of it.
+        :raises UnfitOutputError: if the table cannot store the output.
         """
+        schema, marks = self.context.schema, (LINEAGE, CHECKPOINT) if self.marks_rows else ()
+        names = () if schema is None else (*schema.names, *marks)
+        with self.database.transaction() as connection:
+            DatabaseLimits.of(connection).require_names(self.table, names, self.database.shown)
         create_tables(self.database, (self._heads, self._commits))
-        if self.context.schema is None:
-            return ()
-        table = self._output(self.context.schema, marks_rows=self.marks_rows)
+        # Tasks know no more of the database than the name of the table.
+        shown, keys = f"the table {self.table}", tuple(self.keys)
+        if schema is None:
+            return TargetLimits(target=shown, keys=keys)
+        table = self._output(schema, marks_rows=self.marks_rows)
         create_tables(self.database, (table,))
-        required = require_fitting(self.database, table, self.keys)
+        require_fitting(self.database, table, keys)
         self._warn_if_emptied(table)
-        return required
+        with self.database.transaction() as connection:
+            return table_limits(connection, table, schema, target=shown, keys=keys)
 
     @override
     def load(self, epoch: int) -> CommitLog:
@@ -260,30 +274,34 @@ def create_tables(database: SinkDatabase, tables: Iterable[Table]) -> None:
                     raise
 
 
-def require_fitting(database: SinkDatabase, table: Table, keys: Sequence[str]) -> tuple[str, ...]:
+def require_fitting(database: SinkDatabase, table: Table, keys: Sequence[str]) -> None:
     """
     Require an existing table that can store the output.
 
     :param table: Table that the sink would create.
     :param keys: Key columns for upserts; empty for inserts.
-    :return: Columns of the output that cannot be null in the table.
-    :raises UnsupportedStateError: if the table is incompatible; the message lists the differences.
+    :raises UnfitOutputError: if the table is incompatible; the message lists the differences.
     """
     with database.transaction() as connection:
-        found = _columns_of(connection, table)
-        differences = [
-            *_column_differences(table, found, is_sqlite=database.is_sqlite),
-            *_columns_without_value(table, found),
-        ]
-        if keys and not differences and not _is_unique(connection, table, keys):
-            differences = [f"no primary key or unique index on exactly {', '.join(keys)}"]
+        differences = relation_differences(connection, table) or _table_differences(connection, table, keys)
     if differences:
-        raise UnsupportedStateError(
+        raise UnfitOutputError(
             f"Expected a table {table.fullname} in {database.shown} that fits the output, found: {'; '.join(differences)}. Alter "
             "the table, convert the output in the stage, or choose a table that does not exist yet.",
             differences=differences,
         )
-    return tuple(name for name, each in found.items() if name in table.columns and not each["nullable"])
+
+
+def _table_differences(connection: Connection, table: Table, keys: Sequence[str]) -> list[str]:
+    found, is_sqlite = _columns_of(connection, table), connection.dialect.name == "sqlite"
+    differences = [
+        *_column_differences(table, found, is_sqlite=is_sqlite),
+        *_columns_without_value(table, found),
+        *short_columns(connection, table),
+    ]
+    if keys and not differences and not _is_unique(connection, table, keys):
+        return [f"no primary key or unique index on exactly {', '.join(keys)}"]
+    return differences
 
 
 def _exists(connection: Connection, table: Table) -> bool:

@@ -26,6 +26,7 @@ from airflow_provider_statecheck.spark.sinks.iceberg_writer import (
     has_marks,
     require_keys,
 )
+from airflow_provider_statecheck.spark.sinks.limits import TargetLimits
 from airflow_provider_statecheck.spark.sinks.places import Place
 from airflow_provider_statecheck.spark.sinks.sink import (
     Committable,
@@ -122,7 +123,9 @@ class DeltaSink(CommittingSink):
     def writer(self, context: SinkTaskContext) -> ParquetSinkWriter:
         """Return the writer of one Spark task."""
         files = self._require_opened(self._files)
-        return delta_writer(files, self._layout, self._generation, context, self._keys, self._required)
+        return delta_writer(
+            files, self._layout, self._generation, context, self._keys, self._required, self._partition_by
+        )
 
     @override
     def at(self, place: Place) -> Self | None:
@@ -386,7 +389,7 @@ class SqlSink(CommittingSink):
         self._staging = staging
         self._keys = unique_names("upsert_by", upsert_by)
         self.can_retract = mark_rows
-        self._required: tuple[str, ...] = ()
+        self._limits: TargetLimits | None = None
         self._given_options = hidden_options(storage_options)
         self._files: TargetFiles | None = None
 
@@ -402,7 +405,7 @@ class SqlSink(CommittingSink):
     def writer(self, context: SinkTaskContext) -> ParquetSinkWriter:
         """Return the writer of one Spark task."""
         files = self._require_opened(self._files)
-        return ParquetSinkWriter(files, _STAGED_LAYOUT, context, keys=self._keys, required=self._required)
+        return ParquetSinkWriter(files, _STAGED_LAYOUT, context, limits=self._require_opened(self._limits))
 
     @override
     def at(self, place: Place) -> Self | None:
@@ -439,6 +442,6 @@ class SqlSink(CommittingSink):
             marks_rows=self.can_retract,
             context=context,
         )
-        self._required = destination.prepare()
+        self._limits = destination.prepare()
         self._files = files
         return destination

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,18 +21,17 @@ from airflow_provider_statecheck.exceptions import (
     EnvironmentNotReadyError,
     InvalidConfigurationError,
     StateCheckError,
-    UnsupportedStateError,
+    UnfitOutputError,
 )
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.commit_log import Publication
+from airflow_provider_statecheck.spark.sinks.limits import MAX_NAME_BYTES, TargetLimits
 from airflow_provider_statecheck.spark.sinks.sink import (
     Committable,
     SinkTaskContext,
     SinkWriter,
     encode_schema,
-    require_key_values,
-    require_values,
 )
 from airflow_provider_statecheck.spark.snapshots.executor_io import ExecutorFiles, HiddenOptions
 from airflow_provider_statecheck.spark.tables.data_files import (
@@ -45,6 +44,7 @@ from airflow_provider_statecheck.spark.tables.data_files import (
 )
 from airflow_provider_statecheck.spark.tables.partition_directories import partition_names
 from airflow_provider_statecheck.storage import file_operations
+from airflow_provider_statecheck.storage.failures import local_failures
 from airflow_provider_statecheck.storage.file_operations import in_parallel
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
@@ -60,8 +60,8 @@ _FINAL = re.compile(r"part-([0-9a-f]{12})-g(\d+)-c(\d+)-\d+-[0-9a-f]{12}\.parque
 _DATA_FILE = re.compile(r"statecheck-([0-9a-f]{12})/(?:.*/)?g(\d+)-e(\d+)-\d+-[0-9a-f]{32}\.parquet", re.DOTALL)
 # Filesystems with an atomic rename.
 _PROTOCOLS_WITH_RENAME = frozenset({"hdfs", "arrow_hdfs", "webhdfs", "webHDFS", "viewfs"})
-# Limits of disks and HDFS for one name, and of object stores for a key, less the name of a file.
-_MAX_NAME_BYTES, _MAX_KEY_BYTES = 255, 1024 - 128
+# Limit of object stores for a key, less the name of a file.
+_MAX_KEY_BYTES = 1024 - 128
 # Each open file holds a buffer and a file handle; rows that are sorted by partition need one open file.
 _MAX_OPEN_FILES = 64
 
@@ -97,9 +97,14 @@ class TargetFiles:
         return self.storage.is_local
 
     def local_path(self, name: str) -> Path:
-        """Return the path of a file of a local target, and create its directory."""
+        """
+        Return the path of a file of a local target, and create its directory.
+
+        :raises StorageError: if the disk is full or read-only.
+        """
         path = Path(self.storage.locate(self._uri(name))[1])
-        file_operations.make_directory(path.parent)
+        with local_failures(path.parent):
+            file_operations.make_directory(path.parent)
         return path
 
     def list_files(self, directory: str = "") -> dict[str, int]:
@@ -169,14 +174,14 @@ class TargetFiles:
         """
         Require a partition directory in which the filesystem can have files; a commit could not create another one.
 
-        :raises UnsupportedStateError: if a name is too long.
+        :raises UnfitOutputError: if a name is too long.
         """
-        names, limit = directory.split("/"), _MAX_NAME_BYTES
+        names, limit = directory.split("/"), MAX_NAME_BYTES
         if not self.is_local and not _has_atomic_rename(self.storage._fs):
             names, limit = [self._path(directory)], _MAX_KEY_BYTES
         found = max(len(name.encode()) for name in names)
         if found > limit:
-            raise UnsupportedStateError(
+            raise UnfitOutputError(
                 f"Expected values of partition_by with names of directories of at most {limit} bytes in {self.target}, found "
                 f"{found} bytes for {', '.join(partition_names('', f'{directory}/'))}; shorten the values in the stage, or partition by "
                 "another column."
@@ -363,13 +368,12 @@ class ParquetSinkWriter(SinkWriter):
     The number of open files is bounded: when the limit is reached, the least recently used file is finished. A failed or
     duplicate task may leave orphan files, which a later sweep deletes.
 
+    :param limits: What the target cannot hold.
     :param schema: Arrow schema of the files with the partition columns, to which tables are cast; by default that of the
         output.
     :param committable: Class of the committable of the task.
     :param name: Function that returns a new file name, relative to the target, for a partition directory. The last path
         component must be unique within the task. By default, files are in the staging directory.
-    :param keys: Columns of upserts, in which each row needs a value.
-    :param required: Columns that cannot be null in the table.
     :param statistics: Function that returns the statistics of a file from its footer metadata, which is as
         ``pyarrow.parquet.read_metadata`` returns it.
     """
@@ -380,11 +384,10 @@ class ParquetSinkWriter(SinkWriter):
         layout: FileLayout,
         context: SinkTaskContext,
         *,
+        limits: TargetLimits,
         schema: Any = None,
         committable: type[Committable] = Committable,
         name: Callable[[str], str] | None = None,
-        keys: Sequence[str] = (),
-        required: Sequence[str] = (),
         statistics: Callable[[Any], str] = lambda _: "",
     ) -> None:
         self._files = files
@@ -393,8 +396,7 @@ class ParquetSinkWriter(SinkWriter):
         self._schema = context.schema.remove_metadata() if schema is None else schema
         self._committable = committable
         self._name = name or (lambda _: new_staged_name(files.lineage, context.epoch))
-        self._keys = keys
-        self._required = required
+        self._limits = limits
         self._statistics = statistics
         self._open: dict[str, tuple[str, OutputFile]] = {}
         self._names: list[str] = []
@@ -404,10 +406,9 @@ class ParquetSinkWriter(SinkWriter):
 
     @override
     def write(self, table: Any) -> None:
-        require_key_values(table, self._keys)
-        require_values(table, self._required, self._files.target)
         if not table.num_rows:
             return
+        self._limits.require(table)
         fitted = table.select(self._schema.names).cast(self._schema)
         for directory, part in split(fitted, self._layout.partition_by):
             self._add(directory, part)

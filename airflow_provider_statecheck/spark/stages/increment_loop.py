@@ -24,6 +24,7 @@ from airflow_provider_statecheck.exceptions import CheckpointDeclinedError, Coor
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.spark.driver.session import TaggedJobs
+from airflow_provider_statecheck.spark.job_failures import disk_failures_named, task_errors_raised
 from airflow_provider_statecheck.spark.pacing import Pace
 from airflow_provider_statecheck.spark.snapshots.dataframes import explained
 from airflow_provider_statecheck.spark.sources.source import SizeUnit
@@ -174,7 +175,8 @@ class IncrementLoop:
 
     def _run_job(self, frame: DataFrame, moment: SnapshotMoment, *, is_woken: bool) -> list[TaskReport]:
         job = self._tasks.job(frame, moment, is_woken=is_woken)
-        with explained(self._attempt.storage.base_uri):
+        uri = self._attempt.storage.base_uri
+        with disk_failures_named(uri), task_errors_raised(), explained(uri):
             reports = [TaskReport.decode(bytes(row[CONTROL])) for row in self._jobs.collect(job)]
         require_all_subtasks(
             reports, self._tasks.vertices, self._tasks.states.parallelism, is_end=moment.is_end_of_input

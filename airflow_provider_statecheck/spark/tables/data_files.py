@@ -14,6 +14,7 @@ from airflow_provider_statecheck.checkpoint.codec import require_count
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.lazy import pa, parquet
 from airflow_provider_statecheck.spark.tables.partition_directories import partition_path
+from airflow_provider_statecheck.storage.failures import local_failures
 from airflow_provider_statecheck.storage.snapshot_manifest import footer_digest
 
 ROW_GROUP_BYTES = 128 * 1024 * 1024
@@ -53,6 +54,8 @@ class OutputFile:
     """
     A local Parquet file that buffers tables and writes them as row groups.
 
+    Its methods raise ``StorageError`` if the disk is full or read-only.
+
     :param schema: Arrow schema of the tables.
     """
 
@@ -61,15 +64,16 @@ class OutputFile:
         self.rows = 0
         self.buffered_bytes = 0
         self._buffered: list[Any] = []
-        self._stream = path.open("xb")
         self._metadata: list[Any] = []
-        self._parquet = parquet.ParquetWriter(
-            self._stream,
-            schema,
-            compression=compression,
-            write_page_checksum=True,
-            metadata_collector=self._metadata,
-        )
+        with local_failures(path):
+            self._stream = path.open("xb")
+            self._parquet = parquet.ParquetWriter(
+                self._stream,
+                schema,
+                compression=compression,
+                write_page_checksum=True,
+                metadata_collector=self._metadata,
+            )
 
     @property
     def written_bytes(self) -> int:
@@ -92,7 +96,8 @@ class OutputFile:
         if self._buffered:
             table = pa.concat_tables(self._buffered)
             self._buffered, self.buffered_bytes = [], 0
-            self._parquet.write_table(table, row_group_size=max(1, table.num_rows))
+            with local_failures(self.path):
+                self._parquet.write_table(table, row_group_size=max(1, table.num_rows))
 
     def finish(self, *, is_synced: bool) -> None:
         """
@@ -101,11 +106,12 @@ class OutputFile:
         :param is_synced: Whether the file must survive a crash of the machine; a file that is uploaded need not.
         """
         self.flush()
-        self._parquet.close()
-        self._stream.flush()
-        if is_synced:
-            os.fsync(self._stream.fileno())
-        self._stream.close()
+        with local_failures(self.path):
+            self._parquet.close()
+            self._stream.flush()
+            if is_synced:
+                os.fsync(self._stream.fileno())
+            self._stream.close()
 
     def digest(self) -> str:
         """Return the digest of the footer of the finished file."""
@@ -119,8 +125,8 @@ class OutputFile:
 
     def discard(self) -> None:
         """Delete the file, finished or not."""
-        # Otherwise the garbage collector would write the footer into a closed stream.
-        with suppress(OSError, ValueError):
+        # Otherwise the garbage collector would write the footer into a closed stream. After a failed write there is none.
+        with suppress(OSError, ValueError, RuntimeError):
             self._parquet.close()
         with suppress(OSError):
             self._stream.close()
@@ -128,9 +134,15 @@ class OutputFile:
 
 
 def scratch_directory() -> tempfile.TemporaryDirectory[str]:
-    """Create a temporary directory inside Spark's local directory, which is deleted with the executor."""
+    """
+    Create a temporary directory inside Spark's local directory, which is deleted with the executor.
+
+    :raises StorageError: if the disk is full or read-only.
+    """
     local = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
-    return tempfile.TemporaryDirectory(prefix="statecheck-", dir=local if local and Path(local).is_dir() else None)
+    parent = local if local and Path(local).is_dir() else None
+    with local_failures(parent or "the temporary directory"):
+        return tempfile.TemporaryDirectory(prefix="statecheck-", dir=parent)
 
 
 def require_partitionable(schema: Any, columns: Sequence[str]) -> None:

@@ -226,6 +226,8 @@ def _partition_texts(partitions: Any, columns: tuple[str, ...]) -> list[dict[str
 
 
 _UTC = frozenset({"UTC", "Etc/UTC", "+00:00", "Z"})
+_BOUNDED = frozenset({"INT", "STRING", "DATE"})
+"""Logical types of Parquet whose columns have bounds in the log."""
 # The length of string statistics that other Delta writers use.
 _MAX_STRING_LENGTH = 32
 
@@ -289,11 +291,17 @@ def _column_statistics(metadata: Any, index: int) -> tuple[str, Any, Any, int] |
         return None
     nulls = sum(statistics.null_count for statistics in groups)
     filled = [statistics for statistics in groups if statistics.num_values]
-    if any(not statistics.has_min_max for statistics in filled):
+    if not _has_bounds(column) or any(not statistics.has_min_max for statistics in filled):
         return column.name, None, None, nulls
     lowest = min((s.min for s in filled), default=None)
     highest = max((s.max for s in filled), default=None)
     return column.name, _bound(lowest), _bound(highest, is_upper=True), nulls
+
+
+def _has_bounds(column: Any) -> bool:
+    # Bounds of other types are not decoded: Python has no times of all years that Spark has.
+    kind = column.logical_type.type
+    return kind in _BOUNDED or (kind == "NONE" and column.physical_type in ("INT32", "INT64"))
 
 
 def _bound(value: Any, *, is_upper: bool = False) -> Any:
@@ -301,10 +309,7 @@ def _bound(value: Any, *, is_upper: bool = False) -> Any:
         shown = value[:_MAX_STRING_LENGTH]
         # A truncated string would be less than the maximum.
         return None if is_upper and shown != value else shown
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    is_date = isinstance(value, datetime.date) and not isinstance(value, datetime.datetime)
-    return value.isoformat() if is_date else None
+    return value.isoformat() if isinstance(value, datetime.date) else value
 
 
 def _delta_type(name: str, kind: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
-from airflow_provider_statecheck.storage.uris import conceal, harmless, redact
+from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, conceal, harmless, redact
 
 _ABSOLUTE_LOCATION = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:")
 _DATA_PATH = "write.data.path"
@@ -30,7 +31,12 @@ _SIGNER = "s3.signer"
 _NEWEST_VERSION = 2
 _COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
 _BOUNDS = ("lower_bounds", "upper_bounds")
-_DECODERS: Mapping[str, Callable[[str], Any]] = {"bytes": base64.b64decode, "decimal": Decimal, "uuid": UUID}
+_DECODERS: Mapping[str, Callable[[str], Any]] = {
+    "bytes": base64.b64decode,
+    "decimal": Decimal,
+    "float": float,
+    "uuid": UUID,
+}
 
 
 class OpenTable:
@@ -217,6 +223,17 @@ def _is_storage_property(name: str) -> bool:
     return name in _STORAGE_PROPERTIES or (name.startswith(_STORAGE_PREFIXES) and not name.startswith(_SIGNER))
 
 
+def data_location(metadata: Any) -> str:
+    """Return the location of the data files of a table."""
+    return str(metadata.properties.get(_DATA_PATH) or metadata.location)
+
+
+def is_local_location(path: str) -> bool:
+    """Return whether a location of a table is on a local disk."""
+    scheme, separator, _ = path.partition("://")
+    return not separator or scheme in LOCAL_SCHEMES
+
+
 def required_fields(schema: Any) -> tuple[str, ...]:
     """Return the columns of an Iceberg schema that cannot be null."""
     return tuple(field.name for field in schema.fields if field.required)
@@ -281,6 +298,8 @@ def _encode_value(value: Any) -> Any:
         return {"bytes": _encode_bytes(value)}
     if isinstance(value, Decimal):
         return {"decimal": str(value)}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}  # JSON has no such numbers
     if isinstance(value, UUID):
         return {"uuid": str(value)}
     return value

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
-_NULL = "__HIVE_DEFAULT_PARTITION__"
+NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+"""Value in the name of a directory that stands for null."""
 _ESCAPED = frozenset("\"#%'*/:=?\\{}[]^<>| \x7f") | {chr(code) for code in range(32)}
 _CODE = re.compile(r"%([0-9A-Fa-f]{2})")
 
@@ -30,7 +31,7 @@ def partition_values(base: str, uri: str) -> dict[str, str | None]:
 
 def decoded_values(raw: Mapping[str, str]) -> dict[str, str | None]:
     """Decode partition values as they are written in the names of directories."""
-    return {name: None if value == _NULL else unescaped(value) for name, value in raw.items()}
+    return {name: None if value == NULL_PARTITION else unescaped(value) for name, value in raw.items()}
 
 
 def raw_partition_values(base: str, uri: str) -> dict[str, str]:
@@ -53,7 +54,9 @@ def partition_names(base: str, uri: str) -> tuple[str, ...]:
 
 def partition_path(values: PartitionValues) -> str:
     """Return the name of the directory with partition values; a null value is ``None`` or empty, as in Spark."""
-    return "/".join(f"{_escaped(name)}={_escaped(value) if value else _NULL}" for name, value in values.items())
+    return "/".join(
+        f"{_escaped(name)}={_escaped(value) if value else NULL_PARTITION}" for name, value in values.items()
+    )
 
 
 def unescaped(text: str) -> str:
@@ -79,7 +82,7 @@ def is_cast_like_a_directory(raw: str, data_type: DataType) -> bool:
     Spark parses such names by rules of their own: ``300`` as a tinyint is 44, and a binary value is not decoded.
     """
     kind, text = data_type.simpleString(), unescaped(raw)
-    if raw == _NULL or kind == "string":
+    if raw == NULL_PARTITION or kind == "string":
         return bool(raw)
     if kind in ("timestamp", "timestamp_ntz"):
         return _is_valid(_TIME, text, datetime.datetime.fromisoformat)

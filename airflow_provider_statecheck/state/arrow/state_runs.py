@@ -7,13 +7,13 @@ import tempfile
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
-from airflow_provider_statecheck.exceptions import StateMigrationError, StorageError
+from airflow_provider_statecheck.exceptions import StateMigrationError
 from airflow_provider_statecheck.lazy import np, pa, pc
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.state.arrow.layout import (
@@ -34,6 +34,7 @@ from airflow_provider_statecheck.state.arrow.runs import FileRun, MatchedRows, M
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESPACE, RegisteredState, lists_with
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
+from airflow_provider_statecheck.storage.failures import local_failures
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream
 
 OpenStream = Callable[[], CheckpointStateOutputStream]
@@ -143,7 +144,7 @@ class StateRuns:
         """
         Move changes from memory to local files.
 
-        :raises StorageError: if the local disk is full.
+        :raises StorageError: if the local disk is full or read-only.
         """
         unsealed = self.fresh[: len(self.fresh) - self._sealed]
         count = next((i for i, run in enumerate(unsealed) if not isinstance(run, MemoryRun)), len(unsealed))
@@ -408,9 +409,9 @@ class LocalSpill:
         """
         Open a new file.
 
-        :raises StorageError: if the local disk is full.
+        :raises StorageError: if the local disk is full or read-only.
         """
-        with _spilling():
+        with local_failures(self._path):
             if not self._is_created:
                 self._path.mkdir(mode=0o700)
                 self._is_created = True
@@ -429,7 +430,7 @@ class LocalStream(CheckpointStateOutputStream):
     """
     Stream to a local file that no checkpoint references.
 
-    Its methods raise ``StorageError`` if the local disk is full.
+    Its methods raise ``StorageError`` if the local disk is full or read-only.
     """
 
     def __init__(self, path: Path) -> None:
@@ -438,7 +439,7 @@ class LocalStream(CheckpointStateOutputStream):
 
     @override
     def write(self, data: bytes) -> None:
-        with _spilling():
+        with local_failures(self._path):
             self._file.write(data)
 
     @override
@@ -451,19 +452,13 @@ class LocalStream(CheckpointStateOutputStream):
 
     @override
     def close_and_get_handle(self) -> FileStateHandle:
-        with _spilling():
+        with local_failures(self._path):
             self._file.close()
         return FileStateHandle(f"file://{self._path}", self._path.stat().st_size)
 
     @override
     def close(self) -> None:
-        self._file.close()
+        # Closing writes what is buffered, for which the disk may have no space.
+        with suppress(OSError):
+            self._file.close()
         self._path.unlink(missing_ok=True)
-
-
-@contextmanager
-def _spilling() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(f"State changes cannot be spilled to the local disk: {error}; free space.") from error

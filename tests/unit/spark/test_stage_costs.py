@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError, UnsupportedStateError
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.spark.pacing import Pace
 from airflow_provider_statecheck.spark.stage_costs import (
     ASSUMED_BYTES_PER_SECOND,
@@ -20,7 +20,6 @@ from airflow_provider_statecheck.spark.stage_costs import (
     AutoFacts,
     StageCosts,
     WriteTimes,
-    full_disk_named,
     require_room,
 )
 from airflow_provider_statecheck.spark.step_kinds import (
@@ -214,37 +213,6 @@ def test_a_disk_that_is_nearly_full_is_warned_of(caplog):
         require_room(disk(2 * UNKNOWN_SIZE_BYTES - 1), "rows", 10)
     (record,) = caplog.records
     assert record.getMessage().startswith(f"Only {2 * UNKNOWN_SIZE_BYTES - 1} bytes are free")
-
-
-def caused_by(error: Exception, cause: Exception) -> Exception:
-    error.__cause__ = cause
-    return error
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        OSError(28, "No space left on device"),
-        RuntimeError("Caused by: java.io.IOException: Disk quota exceeded\n at x"),
-        caused_by(RuntimeError("Job aborted."), OSError(28, "No space left on device")),
-    ],
-    ids=["space", "quota", "below another error"],
-)
-def test_a_full_disk_is_named_without_the_trace_of_a_jvm(error):
-    with (
-        pytest.raises(StorageError, match="no space left on device, in file:///c") as raised,
-        full_disk_named("file:///c"),
-    ):
-        raise error
-    assert raised.value.__cause__ is None
-    assert raised.value.__suppress_context__
-
-
-@pytest.mark.parametrize("error", [ValueError("no"), UnsupportedStateError("No space left on device")])
-def test_any_other_error_stays_what_it_is(error):
-    with pytest.raises(type(error)) as raised, full_disk_named("file:///c"):
-        raise error
-    assert raised.value is error
 
 
 PLAN = """== Optimized Logical Plan ==

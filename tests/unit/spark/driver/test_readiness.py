@@ -45,6 +45,40 @@ def test_local_directory_that_cannot_be_written_is_refused_before_any_work(tmp_p
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
+def test_disk_that_is_read_only_at_the_moment_leaves_room_for_a_retry(tmp_path: Path) -> None:
+    spark: Any = SimpleNamespace(conf={"spark.master": "local[2]"})
+    storage = CheckpointStorage.open(f"{tmp_path}/x")
+    command = [
+        "unshare",
+        "-rm",
+        "sh",
+        "-c",
+        'mount -t tmpfs -o ro none "$1" && shift && exec "$@"',
+        "sh",
+        str(tmp_path),
+    ]
+    tried = subprocess.run(
+        [*command, sys.executable, "-c", _REQUIRE, storage.base_uri], capture_output=True, text=True, check=False
+    )
+    require_reachable(spark, storage)
+    if "mount" in tried.stderr or "unshare" in tried.stderr:
+        pytest.skip("mount namespaces are not allowed here")
+    assert (
+        f"StorageError: The storage failed at {tmp_path}/x: [Errno 30] Read-only file system: '{tmp_path}'"
+        in tried.stderr
+    )
+
+
+_REQUIRE = """
+import sys
+from types import SimpleNamespace
+from airflow_provider_statecheck.spark.driver.readiness import require_reachable
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+
+require_reachable(SimpleNamespace(conf={"spark.master": "local[2]"}), CheckpointStorage.open(sys.argv[1]))
+"""
+
+
 def test_volume_that_fails_for_a_moment_leaves_room_for_a_retry(tmp_path: Path) -> None:
     spark = SparkThatFails(OSError(errno.ESTALE, "Stale file handle"))
     with pytest.raises(StorageError, match="Stale file handle"):

@@ -49,6 +49,11 @@ class Place:
             found = connection.execute(text(statement))
             return [tuple(row) for row in found] if found.returns_rows else []
 
+    def run_alone(self, statement: str) -> None:
+        """Run a statement that no transaction may have, such as the creation of a database."""
+        with create_engine(self.url, poolclass=NullPool, isolation_level="AUTOCOMMIT").connect() as connection:
+            connection.execute(text(statement))
+
     def rows(self, columns: str = "key, name", table: str = TABLE) -> list[tuple[Any, ...]]:
         return sorted(self.run(f"SELECT {columns} FROM {table}"))
 

@@ -191,9 +191,10 @@ def test_output_that_a_constraint_refuses_is_told_without_its_values(place):
 
 
 def test_output_that_does_not_convert_is_told_without_its_values(postgres):
-    postgres.run(f"CREATE TABLE {TABLE} (key BIGINT, name UUID)")
+    postgres.run(f"CREATE TABLE {TABLE} (key BIGINT, name TEXT)")
     first = postgres.open(1, settings={"mark_rows": False})
     written = first.write(1, name="secret")
+    postgres.run(f"ALTER TABLE {TABLE} ALTER name TYPE UUID USING NULL")
     with pytest.raises(UnsupportedStateError, match="rejected the output: InvalidTextRepresentation") as told:
         first.commit(1, written)
     assert "secret" not in str(told.value)
