@@ -282,11 +282,11 @@ def driver_access(owner: AttemptOwner) -> Iterator[DriverAccess]:
 
 @contextmanager
 def _own_server(owner: AttemptOwner) -> Iterator[DriverAccess]:
-    from airflow_provider_statecheck.api.airflow_services import airflow_services
+    from airflow_provider_statecheck.api.airflow_services import OwnTasks, airflow_services
     from airflow_provider_statecheck.gateway.http import HttpClient, HttpGateway
     from airflow_provider_statecheck.metadata.tables import Caller
 
-    services = airflow_services()
+    services = airflow_services(tasks=OwnTasks())
     with serving(services) as url:
         yield DriverAccess(url, HttpGateway(HttpClient(url), OwnTokens(services, Caller.of(owner))))
 
