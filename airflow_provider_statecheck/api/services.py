@@ -309,11 +309,12 @@ class TokenKeeper:
         """
         Extend a read token and return its new expiry.
 
-        :raises AccessDeniedError: if the token is not a read token.
+        :raises AccessDeniedError: if the token is not a read token of a task.
         """
-        if not token.is_read_only:
+        if not token.is_read_only or isinstance(token.caller, UserCaller):
             raise AccessDeniedError(
-                "Expected a read token, found a token of a task or an attempt, which cannot be renewed; request a new one."
+                "Expected a read token of a task, found a token of a user, of a task or of an attempt, which cannot be renewed; "
+                "request a new one."
             )
         expires_at = self._clock.now() + READ_LIFETIME
         self._store.extend(token, expires_at)
