@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import product
 from pathlib import Path
@@ -34,10 +34,10 @@ class Outcome(Enum):
     ANSWERED = "the caller has the right, whatever the call itself finds"
     REFUSED = "the caller lacks the right"
     HIDDEN = "for this caller, there is no such job"
-    ENDED = "the caller may ask, and the coordinator refuses"
+    EMPTY = "the caller may ask, and there is nothing"
 
 
-ANSWERED, REFUSED, HIDDEN, ENDED = Outcome
+ANSWERED, REFUSED, HIDDEN, EMPTY = Outcome
 USERS = ("viewer", "editor", "administrator")
 READERS = ("user_reader", "task_reader")
 FREE = ("task", "login", "maintenance", "login_of_maintenance")
@@ -54,17 +54,18 @@ class Right:
     own: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    hidden_own: tuple[str, ...] = ()
     hidden_foreign: tuple[str, ...] = ()
     hidden_missing: tuple[str, ...] = ()
-    ended: tuple[str, ...] = ()
-    """Other holders who may ask, and whose call has no effect."""
+    empty: tuple[str, ...] = ()
+    """Other holders who may ask, and whose call finds nothing and has no effect."""
 
     def outcome(self, holder: str, job: str) -> Outcome:
         if holder in {OWN: self.own, FOREIGN: self.foreign, MISSING: self.missing}[job]:
             return ANSWERED
-        if holder in {OWN: (), FOREIGN: self.hidden_foreign, MISSING: self.hidden_missing}[job]:
+        if holder in {OWN: self.hidden_own, FOREIGN: self.hidden_foreign, MISSING: self.hidden_missing}[job]:
             return HIDDEN
-        return ENDED if holder in self.ended else REFUSED
+        return EMPTY if holder in self.empty else REFUSED
 
 
 def _always(*holders: str) -> Right:
@@ -75,7 +76,8 @@ READ = Right(
     own=(*USERS, *READERS, *FREE, *DRIVERS, "leader"),
     foreign=("administrator", "task", "maintenance"),
     hidden_foreign=("viewer", "editor", "login", "login_of_maintenance"),
-    hidden_missing=(*USERS, *FREE),
+    hidden_missing=(*USERS, "login", "login_of_maintenance"),
+    empty=("task", "maintenance"),
 )
 VIEW = Right(own=USERS, foreign=("administrator",), hidden_foreign=("viewer", "editor"), hidden_missing=USERS)
 EDIT = Right(
@@ -84,13 +86,13 @@ EDIT = Right(
     hidden_foreign=("viewer", "editor"),
     hidden_missing=USERS,
 )
+CONFIRM = replace(EDIT, hidden_own=("viewer",))
 LIST = _always(*USERS)
-OF_DAG = VIEW
 LOG_IN = Right(own=("editor", "administrator"), foreign=("administrator",))
 TASK = _always(*FREE)
 RENEW = _always("task_reader")
 ATTEMPT = Right(own=DRIVERS)
-ADOPT = Right(own=("task", "login", *DRIVERS), ended=FREE)
+ADOPT = Right(own=("task", "login", *DRIVERS), empty=FREE)
 JOIN = Right(own=FREE, foreign=("task", "maintenance"), missing=FREE)
 """A named job belongs to all Dags for their tasks, and to the users who may edit all of its Dags."""
 MAINTAIN = Right(
@@ -98,14 +100,14 @@ MAINTAIN = Right(
     foreign=("maintenance",),
     hidden_foreign=("login_of_maintenance",),
     hidden_missing=("login_of_maintenance",),
-    ended=("maintenance",),
+    empty=("maintenance",),
 )
 LEAD = Right(
     own=("leader", *MAINTAIN.own),
     foreign=MAINTAIN.foreign,
     hidden_foreign=MAINTAIN.hidden_foreign,
     hidden_missing=MAINTAIN.hidden_missing,
-    ended=MAINTAIN.ended,
+    empty=MAINTAIN.empty,
 )
 
 
@@ -134,9 +136,10 @@ RIGHTS: dict[Route, Right] = {
     **_reads(READ, "/v1/jobs/{job_id}/operators/{operator_id}/latest"),
     **_reads(VIEW, "/ui/jobs/{job_id}/actions", "/jobs/{job_id}", "/jobs/{job_id}/checkpoints"),
     **_reads(VIEW, "/jobs/{job_id}/operators/{operator_id}", "/jobs/{job_id}/checkpoints/{checkpoint_id}"),
-    **_reads(EDIT, "/ui/jobs/{job_id}/{action}/preview", "/jobs/{job_id}/actions/{action}"),
+    **_reads(EDIT, "/ui/jobs/{job_id}/{action}/preview"),
+    **_reads(CONFIRM, "/jobs/{job_id}/actions/{action}"),
     **_reads(LIST, "/jobs"),
-    **_reads(OF_DAG, "/dags/{dag_id}", "/dags/{dag_id}/runs/{run_id}", "/dags/{dag_id}/runs/{run_id}/tasks/{task_id}"),
+    **_reads(VIEW, "/dags/{dag_id}", "/dags/{dag_id}/runs/{run_id}", "/dags/{dag_id}/runs/{run_id}/tasks/{task_id}"),
     **_calls("attempts", JOIN, "register"),
     **_calls("attempts", ADOPT, "adopt"),
     **_calls("attempts", ATTEMPT, "confirm-restore", "trigger", "acknowledge", "decline", "confirm-discards"),
@@ -256,7 +259,11 @@ def _is_as_expected(response: Any, outcome: Outcome, job: str) -> bool:
         return not is_refused and not is_hidden and response.status_code != 500
     if outcome is HIDDEN:
         return is_hidden
-    return is_refused if outcome is REFUSED else not response.is_success
+    return is_refused if outcome is REFUSED else not response.is_success or _is_empty(response.json())
+
+
+def _is_empty(reply: Any) -> bool:
+    return not any(reply.values()) if isinstance(reply, dict) else not reply
 
 
 def _is_hidden(response: Any, job: str) -> bool:
