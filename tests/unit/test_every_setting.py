@@ -51,7 +51,14 @@ VALUES = {
     "on_clear": "restart",
     "on_overlap": "wait",
 }
-ELSEWHERE = {"api_url", "maintenance_dags", "read_other_jobs", "storage_conn_id", "serve_state", "state_requests_per_second"}
+ELSEWHERE = {
+    "api_url",
+    "maintenance_dags",
+    "read_other_jobs",
+    "storage_conn_id",
+    "serve_state",
+    "state_requests_per_second",
+}
 """Options that have a test of their own."""
 
 

@@ -17,6 +17,7 @@ from sqlalchemy.exc import NoResultFound
 from airflow_provider_statecheck.api import airflow_access
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
+from airflow_provider_statecheck.gateway.verbs import CHALLENGE_KEY, challenge_of
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import Caller
 from airflow_provider_statecheck.queryable.answers import decode_reply
@@ -208,6 +209,33 @@ def test_the_exchange_works_where_airflow_serves_it(airflow: TestClient, engine:
     token = accepted(airflow.post("/statecheck/v1/token", json=proof))["token"]
     accepted(airflow.get("/statecheck/v1/jobs", headers={"Authorization": f"Bearer {token}"}))
     assert airflow.post("/statecheck/v1/token", json=proof).status_code == 403
+
+
+class TestProofs:
+    """A user who may edit a task instance must not act as the task, which would have more rights than the user."""
+
+    @staticmethod
+    def _write(airflow: TestClient, token: str, task: RunningTask, key: str, method: str = "PUT") -> Any:
+        place = f"dags/{task.dag_id}/dagRuns/{task.run_id}/taskInstances/features/state-store/{key}"
+        body, headers = {"value": challenge_of(SECRET)}, {"Authorization": f"Bearer {token}"}
+        return airflow.request(method, f"/api/v2/{place}", json=body, headers=headers)
+
+    @pytest.mark.parametrize("method", ["PUT", "PATCH"])
+    @pytest.mark.parametrize("key", [CHALLENGE_KEY, "statecheck%2Echallenge", "Statecheck.CHALLENGE", "statecheck.x"])
+    def test_a_user_cannot_write_the_proof_of_a_task(
+        self, airflow: TestClient, engine: Engine, tokens: dict[str, str], method: str, key: str
+    ) -> None:
+        task = RunningTask.start(engine)
+        task.announce('"what the task has written"')
+        reply = self._write(airflow, tokens[EDITOR], task, key, method)
+        assert (reply.status_code, "only the task itself" in reply.text) == (403, True)
+        proof = {"ti_id": str(task.ti_id), "secret": SECRET}
+        assert airflow.post("/statecheck/v1/token", json=proof).status_code == 403
+
+    def test_a_user_writes_other_keys(self, airflow: TestClient, engine: Engine, tokens: dict[str, str]) -> None:
+        for key in ("mine", "a/statecheck.challenge", "statecheck"):
+            reply = self._write(airflow, tokens[EDITOR], RunningTask.start(engine), key)
+            assert reply.status_code == 204, reply.text
 
 
 def test_every_route_but_the_public_ones_refuses_nobody_in_particular(
