@@ -147,8 +147,9 @@ class AirflowTasks:
             _lock_if_sqlite(session)
             ti = _running_task(session, ti_id)
             _consume_secret(session, ti, secret)
-            place = {"dag_id": ti.dag_id, "run_id": ti.run_id, "task_id": ti.task_id, "map_index": ti.map_index}
-            return Caller(**place, ti_id=str(ti.id))
+            return Caller(
+                dag_id=ti.dag_id, run_id=ti.run_id, task_id=ti.task_id, map_index=ti.map_index, ti_id=str(ti.id)
+            )
 
     def running(self, caller: Caller) -> Caller:
         ti_id = _of_task(caller, "id", _is_in("running"))
