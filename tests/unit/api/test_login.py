@@ -13,8 +13,10 @@ from cryptography.fernet import Fernet
 from fastapi.testclient import TestClient
 from sqlalchemy import Engine
 from sqlalchemy.exc import NoResultFound
+from starlette.responses import PlainTextResponse
 
 from airflow_provider_statecheck.api import airflow_access
+from airflow_provider_statecheck.api.proof_guard import ProofGuard
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.gateway.verbs import CHALLENGE_KEY, challenge_of
@@ -231,6 +233,25 @@ class TestProofs:
         assert (reply.status_code, "only the task itself" in reply.text) == (403, True)
         proof = {"ti_id": str(task.ti_id), "secret": SECRET}
         assert airflow.post("/statecheck/v1/token", json=proof).status_code == 403
+
+    @pytest.mark.parametrize(
+        "path",
+        [
+            f"/execution/task-state-store/01990b5e-3f7a-7c3c-8a43-6a2f0e3a9d11/{CHALLENGE_KEY}",
+            f"/statecheck/state-store/{CHALLENGE_KEY}",
+            "/api/v2/dags/d/dagRuns/r/taskInstances/t/state-store/",
+        ],
+    )
+    def test_the_task_itself_and_other_apps_are_not_hindered(self, path: str) -> None:
+        client = TestClient(ProofGuard(PlainTextResponse("forwarded")))
+        assert client.put(path).text == "forwarded"
+
+    @pytest.mark.parametrize("root", ["", "/airflow"])
+    def test_a_proof_is_guarded_below_any_root_and_may_be_deleted(self, root: str) -> None:
+        client = TestClient(ProofGuard(PlainTextResponse("forwarded")))
+        path = f"{root}/api/v2/dags/d/dagRuns/r/taskInstances/t/state-store/{CHALLENGE_KEY}"
+        assert [client.request(method, path).status_code for method in ("PUT", "PATCH", "POST")] == [403] * 3
+        assert client.delete(path).text == "forwarded"
 
     def test_a_user_writes_other_keys(self, airflow: TestClient, engine: Engine, tokens: dict[str, str]) -> None:
         for key in ("mine", "a/statecheck.challenge", "statecheck"):
