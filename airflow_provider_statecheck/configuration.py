@@ -157,6 +157,16 @@ class StateServingSettings:
         return cls(**{field.name: _value(field.name, None, section) for field in fields(cls)})
 
 
+def reads_other_jobs() -> bool:
+    """
+    Return whether tasks may read jobs on which their Dags do not work.
+
+    :raises InvalidConfigurationError: if the option is not a truth value.
+    """
+    allowed: bool = _value("read_other_jobs", None, _flink_section())
+    return allowed
+
+
 def _refuse_unknown(arguments: dict[str, Any]) -> None:
     for key in arguments:
         if key not in StatecheckSettings.names():
@@ -265,6 +275,7 @@ _OWN_OPTIONS: tuple[ConfigOption[Any], ...] = (
     ConfigOption("on_clear", OnClear.RESUME_UNCHANGED, one_of(OnClear, str)),
     ConfigOption("on_overlap", OnOverlap.FAIL, one_of(OnOverlap, str)),
     ConfigOption("serve_state", True, parse_truth),
+    ConfigOption("read_other_jobs", True, parse_truth),
     ConfigOption(
         "state_requests_per_second",
         0.0,

@@ -199,6 +199,13 @@ _OPTIONS = {
         "string",
         "statecheck_maintenance",
     ),
+    "read_other_jobs": _option(
+        "Whether tasks may read jobs on which their Dag does not work: rows, pointers and, where state is served, queryable state "
+        "and snapshots. With [core] multi_team, they read jobs of their own team only. Sensors and hooks that wait for the job of "
+        "another Dag need it. Only the api-server reads this option.",
+        "boolean",
+        "True",
+    ),
     "serve_state": _option(
         "Whether the api-server serves queryable state. It needs read access to checkpoint_dir with storage_conn_id. "
         "Otherwise, run airflow statecheck serve-state on another machine.",

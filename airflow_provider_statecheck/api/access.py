@@ -13,15 +13,22 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
 
-from airflow_provider_statecheck.api.checked_rows import Checked, bearer_token
-from airflow_provider_statecheck.api.services import Services, TaskDirectory
+from airflow_provider_statecheck.api.checked_rows import Checked, JobGrant, bearer_token
+from airflow_provider_statecheck.api.holders import TaskDirectory
+from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.checkpoint.aligned.rows import PutHandle, TakeLeadership
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, TEST_NAMESPACE, is_test_job, job_id_of
+from airflow_provider_statecheck.checkpoint.ids import (
+    ALIGNED_OPERATOR_ID,
+    TEST_NAMESPACE,
+    JobId,
+    is_test_job,
+    job_id_of,
+)
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.maintenance.job_restore import RestoreJob
-from airflow_provider_statecheck.metadata.tables import Caller, TokenRecord
+from airflow_provider_statecheck.metadata.tables import Caller, TokenRecord, UserCaller
 from airflow_provider_statecheck.storage.uris import normalise_pointer, normalise_savepoint_dir
 
 
@@ -35,10 +42,36 @@ ServicesDep = Annotated[Services, Depends(services_of)]
 
 
 async def _check_token(request: Request) -> TokenRecord:
-    return await run_in_threadpool(services_of(request).tokens.check, await bearer_token(request))
+    return await run_in_threadpool(services_of(request).valid_token, await bearer_token(request))
 
 
 TokenDep = Annotated[TokenRecord, Depends(Checked(_check_token))]
+
+
+class TokenAccess:
+    """
+    Access with tokens of this API.
+
+    :param services: The tokens, and what their holders may do now.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def require(self, request: Request, job_id: JobId) -> JobGrant:
+        """Return the permission of the sender; raises as ``JobAccess.require``."""
+        token = await run_in_threadpool(self._readable, await bearer_token(request), job_id)
+        return JobGrant(caller=_caller_of(token), expires_at=token.expires_at)
+
+    def _readable(self, text: str, job_id: JobId) -> TokenRecord:
+        token = self._services.valid_token(text)
+        self._services.holders.require_readable(token, job_id)
+        return token
+
+
+def _caller_of(token: TokenRecord) -> str:
+    caller = token.caller
+    return f"user {caller.user}" if isinstance(caller, UserCaller) else f"task {caller.coordinates}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +98,10 @@ def permitted(call: Call, path: str, message: Any) -> Any:
     :raises AccessDeniedError: if the caller may not send it.
     """
     rule = _WHO_MAY.get(path) or _WHO_MAY[path.partition("/")[0]]
-    return _normalised(rule(call, message))
+    allowed = rule(call, message)
+    if call.token.job_id is None:
+        call.services.holders.require_workable(call.token.task, allowed, may_be_new=path in _OF_NEW_JOBS)
+    return _normalised(allowed)
 
 
 def require_task(token: TokenRecord) -> None:
@@ -101,9 +137,7 @@ def _registering_task(call: Call, message: Any) -> Any:
         raise AccessDeniedError(
             "Expected the registration that this token is bound to, found another one; request a new token."
         )
-    owned = replace(message, owner=_owner_of(token.task, message.owner))
-    call.services.tokens.claim(token, message.attempt_key)
-    return owned
+    return replace(message, owner=_owner_of(token.task, message.owner))
 
 
 def _adopting_task(call: Call, message: Any) -> Any:
@@ -114,7 +148,7 @@ def _adopting_task(call: Call, message: Any) -> Any:
 
 def _maintenance_task(call: Call, message: Any) -> Any:
     require_task(call.token)
-    if not _is_of_maintenance(call):
+    if not call.services.holders.is_of_maintenance(call.token.task):
         allowed, dag_id = call.services.maintenance_dags(), call.token.task.dag_id
         raise AccessDeniedError(
             f"Expected a task of a Dag in [statecheck] maintenance_dags ({', '.join(sorted(allowed)) or 'none'}), "
@@ -129,10 +163,6 @@ def _maintenance_task(call: Call, message: Any) -> Any:
     return message
 
 
-def _is_of_maintenance(call: Call) -> bool:
-    return call.token.task.dag_id in call.services.maintenance_dags()
-
-
 def _restoring_task(call: Call, message: RestoreJob) -> RestoreJob:
     _maintenance_task(call, message)
     task = call.token.task
@@ -140,7 +170,7 @@ def _restoring_task(call: Call, message: RestoreJob) -> RestoreJob:
 
 
 def _new_leader(call: Call, message: TakeLeadership) -> TakeLeadership:
-    if not _is_of_maintenance(call):
+    if not call.services.holders.is_of_maintenance(call.token.task):
         led: TakeLeadership = _registering_task(call, message)
         return led
     _require_job_of_runs(call, message.job_name)
@@ -169,6 +199,8 @@ _WHO_MAY: dict[str, Callable[[Call, Any], Any]] = {
     "aligned/lead": _new_leader,
 }
 """Who may send the messages of a folder, or of a path in it. Reads by a path need a ``JobAccess`` or the token of a task."""
+_OF_NEW_JOBS = ("attempts/register", "aligned/lead")
+"""Paths of messages that may be the first ones of their jobs."""
 
 
 def _normalised(message: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Collection
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -10,18 +12,23 @@ from typing import Annotated
 import jwt
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.base_auth_manager import COOKIE_NAME_JWT_TOKEN, ResourceMethod
+from airflow.api_fastapi.auth.managers.exceptions import AuthManagerRefreshTokenExpiredException
 from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
 from airflow.api_fastapi.core_api.security import GetUserDep, get_user
 from airflow.configuration import conf
+from airflow.models.crypto import get_fernet
 from airflow.models.dag import DagModel
 from airflow.utils.session import create_session
+from cryptography.fernet import InvalidToken
 from fastapi import Depends, HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
 from sqlalchemy import select
+from sqlalchemy.exc import NoResultFound
 
-from airflow_provider_statecheck.api.access import ServicesDep, dags_of
-from airflow_provider_statecheck.api.checked_rows import JobGrant, TokenAccess, bearer
+from airflow_provider_statecheck.api.access import ServicesDep, TokenAccess, dags_of
+from airflow_provider_statecheck.api.checked_rows import JobGrant, bearer
+from airflow_provider_statecheck.api.holders import listed_ids
 from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.job_list import LARGEST_JOB_PAGE, JobList, JobsPage
@@ -32,6 +39,9 @@ from airflow_provider_statecheck.exceptions import (
     CorruptRowError,
     TokenExpiredError,
 )
+from airflow_provider_statecheck.metadata.unit_of_work import executing
+
+log = logging.getLogger(__name__)
 
 
 class AirflowAccess:
@@ -43,7 +53,7 @@ class AirflowAccess:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._tokens = TokenAccess(lambda token: services.tokens.check(token))
+        self._tokens = TokenAccess(services)
 
     async def require(self, request: Request, job_id: JobId) -> JobGrant:
         """Return the permission of the sender; raises as ``JobAccess.require``."""
@@ -63,6 +73,8 @@ _VERBS: dict[ResourceMethod, str] = {"GET": "read", "PUT": "edit", "POST": "crea
 class PermittedDags:
     """
     Dags on which a user has a permission, such as to read their task instances. The auth manager is asked once for each.
+
+    Without an id there is no Dag, and no permission: auth managers take such a question as one about no Dag in particular.
 
     With ``[core] multi_team``, no user has the permission on a Dag that was deleted from Airflow: its team is unknown, and
     the auth manager takes a Dag without a team as one of all teams. Airflow's lists leave out rows of such Dags too.
@@ -112,7 +124,8 @@ class PermittedDags:
         teams = DagModel.get_dag_id_to_team_name_mapping(unknown) if unknown else {}
         deleted = _deleted_of_a_team(unknown)
         for dag_id in unknown:
-            self._known[dag_id] = dag_id not in deleted and self._is_permitted(dag_id, teams.get(dag_id))
+            is_there = bool(dag_id) and dag_id not in deleted
+            self._known[dag_id] = is_there and self._is_permitted(dag_id, teams.get(dag_id))
         return frozenset(dag_id for dag_id in dag_ids if self._known[dag_id])
 
     def _require(self, dag_ids: Collection[str]) -> None:
@@ -171,6 +184,25 @@ class UserJobs:
             raise no_such_job(JobId(job_id))
         return view
 
+    def require_editable(self, dag_id: str) -> None:
+        """
+        Require the permission to edit the task instances of a Dag.
+
+        :raises AccessDeniedError: if the user lacks it.
+        """
+        self.editable.require(dag_id)
+
+    def may_work_on(self, view: JobView, dag_id: str) -> bool:
+        """
+        Return whether the user may work on a job with a task of a Dag.
+
+        A job of an unknown Dag, as after a recovery, may be of any Dag, unless it is named after that of the task.
+        """
+        if not view.is_of_unknown_dag:
+            return self.editable.permits_all(view)
+        wanted = {*view.dag_ids, dag_id} if view.job.name.startswith(f"{dag_id}/") else _all_dags()
+        return self.editable.among(wanted) == wanted
+
     def overviews(self, page: JobsPage) -> JobList:
         """Return those jobs of a page of the list that the user may read; other jobs are not counted either."""
         readable = self.readable.among(self._rows.dag_ids(beside=page.dag_id))
@@ -191,11 +223,39 @@ class UserJobs:
     def _lists(self, job_id: JobId) -> bool:
         """Return whether a job whose rows cannot be read is in the user's list of jobs, which shows the error."""
         page = JobsPage(limit=LARGEST_JOB_PAGE, with_test_jobs=True)
-        while True:
-            listed = self.overviews(page)
-            if any(job.job_id == job_id for job in listed.jobs) or listed.following is None:
-                return any(job.job_id == job_id for job in listed.jobs)
-            page = replace(page, after=listed.following)
+        return job_id in listed_ids(self.overviews, page)
+
+
+def _all_dags() -> frozenset[str]:
+    with executing(), create_session() as session:
+        return frozenset(session.scalars(select(DagModel.dag_id)))
+
+
+def login_of(user: BaseUser) -> str:
+    """Return a user as a token keeps it, encrypted like the passwords of connections: the auth manager may add secrets."""
+    claims = json.dumps(get_auth_manager().serialize_user(user))
+    return get_fernet().encrypt(claims.encode()).decode()
+
+
+def jobs_of_login(login: str, rows: JobStore) -> UserJobs:
+    """
+    Return the jobs of the user who obtained a token.
+
+    :param login: The result of :func:`login_of`.
+    :raises AccessDeniedError: if the auth manager does not know the user any more.
+    """
+    try:
+        claims = json.loads(get_fernet().decrypt(login.encode()))
+        with executing():
+            user = get_auth_manager().deserialize_user(claims)
+            user = get_auth_manager().refresh_user(user=user) or user
+    except (InvalidToken, ValueError, LookupError, TypeError, NoResultFound, AuthManagerRefreshTokenExpiredException):
+        log.warning("The user who obtained a token cannot be determined any more.", exc_info=True)
+        raise AccessDeniedError(
+            "Expected the token of a user who can still log in, found one of a user whom Airflow's auth manager does not know, or "
+            "whose login has expired; request a new token."
+        ) from None
+    return UserJobs(rows, user)
 
 
 def user_jobs(services: ServicesDep, user: GetUserDep) -> UserJobs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 
 from airflow.api_fastapi.core_api.security import GetUserDep
@@ -10,7 +10,13 @@ from fastapi import APIRouter, Body, FastAPI, Query
 
 from airflow_provider_statecheck.api import action_routes, examples
 from airflow_provider_statecheck.api.access import ServicesDep
-from airflow_provider_statecheck.api.airflow_access import AirflowAccess, JobsDep, PermittedDags
+from airflow_provider_statecheck.api.airflow_access import (
+    AirflowAccess,
+    JobsDep,
+    PermittedDags,
+    jobs_of_login,
+    login_of,
+)
 from airflow_provider_statecheck.api.airflow_services import airflow_services
 from airflow_provider_statecheck.api.app import create_app
 from airflow_provider_statecheck.api.pages import routes
@@ -26,13 +32,31 @@ router = APIRouter(prefix="/token", tags=["tokens"], route_class=MessageRoute)
 list_router = APIRouter(prefix="/job-list", tags=["jobs"], route_class=MessageRoute)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoginRequest:
+    """The running task instance that a user requests a token for."""
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int = -1
+
+
 @router.post("/login")
 def login(
-    task: Annotated[Caller, Body(openapi_examples=examples.of(Caller))], services: ServicesDep, user: GetUserDep
+    task: Annotated[LoginRequest, Body(openapi_examples=examples.of(LoginRequest))],
+    services: ServicesDep,
+    user: GetUserDep,
 ) -> IssuedToken:
-    """Issue the token of a task to an Airflow user who may edit task instances of its Dag."""
+    """
+    Issue the token of a running task to an Airflow user who may edit task instances of its Dag.
+
+    The token reads only jobs that the user may read, and works only on jobs all of whose Dags the user may edit, as each call
+    checks.
+    """
     PermittedDags(user, "PUT").require(task.dag_id)
-    return services.tokens.issue(task)
+    running = services.tasks.running(Caller(**asdict(task)))
+    return services.tokens.issue(replace(running, login=login_of(user)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +65,7 @@ class UserReadRequest:
 
     job_id: str
     lifetime_seconds: float = USER_LIFETIME.total_seconds()
-    """Validity of the token, up to a day. It ends no earlier if the user loses the permission."""
+    """Validity of the token, up to a day. It reads nothing while the user lacks the permission."""
 
 
 @router.post("/state")
@@ -56,7 +80,8 @@ def user_reader(
     The user must be permitted to read the task instances of every Dag that works on the job; for others, it does not exist.
     """
     job_id = jobs.view(request.job_id).job.job_id
-    return services.tokens.issue_user_reader(UserCaller(user=jobs.user.get_id()), job_id, request.lifetime_seconds)
+    caller = UserCaller(user=jobs.user.get_id(), login=login_of(jobs.user))
+    return services.tokens.issue_user_reader(caller, job_id, request.lifetime_seconds)
 
 
 @list_router.get("", responses={200: {"content": {"application/json": {"examples": examples.JOB_LIST}}}})
@@ -95,7 +120,7 @@ def create_airflow_app(open_storage: OpenStorage) -> FastAPI:
 
     :param open_storage: Opens the storage of a checkpoint, for queryable state.
     """
-    services = airflow_services(open_storage)
+    services = airflow_services(open_storage, jobs_of_login)
     app = create_app(services, access=AirflowAccess(services))
     app.include_router(router, prefix=VERSION_PATH)
     app.include_router(list_router, prefix=VERSION_PATH)

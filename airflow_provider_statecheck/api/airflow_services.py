@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hmac
 import json
+from collections.abc import Collection
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
@@ -17,16 +19,18 @@ from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.api.airflow_dags import AirflowDags
 from airflow_provider_statecheck.api.app import airflow_metrics
+from airflow_provider_statecheck.api.holders import TaskDirectory, UserDirectory, no_users
 from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, run_key
 from airflow_provider_statecheck.checkpoint.properties import JobStatus, job_status_of
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, SystemClock
-from airflow_provider_statecheck.configuration import StateServingSettings
+from airflow_provider_statecheck.configuration import StateServingSettings, reads_other_jobs
 from airflow_provider_statecheck.exceptions import AccessDeniedError, CheckpointNotFoundError
 from airflow_provider_statecheck.gateway.verbs import CHALLENGE_KEY, challenge_of
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
 from airflow_provider_statecheck.metadata.tables import Caller
 from airflow_provider_statecheck.metadata.unit_of_work import executing
+from airflow_provider_statecheck.overriding import override
 
 if TYPE_CHECKING:
     from airflow.models.taskinstance import TaskInstance
@@ -41,15 +45,21 @@ _START_TIMEOUT = timedelta(minutes=5)
 """Time for which a queued task is waited for; a task that no worker takes would block the later ones without a limit."""
 
 
-def airflow_services(open_storage: OpenStorage | None = None) -> Services:
+def airflow_services(
+    open_storage: OpenStorage | None = None, users: UserDirectory = no_users, tasks: TaskDirectory | None = None
+) -> Services:
     """
     Return the services on Airflow's database, which the first request opens.
 
     :param open_storage: Opens the storage of a checkpoint, for queryable state; without it, state is not served.
+    :param users: Lookup of the users who obtained tokens.
+    :param tasks: Lookup of tasks, by default in Airflow's database.
     """
     return Services(
         _engine,
-        AirflowTasks(),
+        tasks or AirflowTasks(),
+        users=users,
+        reads_other_jobs=reads_other_jobs,
         liveness=AirflowTaskLiveness(),
         dags=AirflowDags(),
         observer=airflow_metrics(),
@@ -137,10 +147,22 @@ class AirflowTasks:
             _lock_if_sqlite(session)
             ti = _running_task(session, ti_id)
             _consume_secret(session, ti, secret)
-            return Caller(dag_id=ti.dag_id, run_id=ti.run_id, task_id=ti.task_id, map_index=ti.map_index)
+            return Caller(
+                dag_id=ti.dag_id, run_id=ti.run_id, task_id=ti.task_id, map_index=ti.map_index, ti_id=str(ti.id)
+            )
+
+    def running(self, caller: Caller) -> Caller:
+        ti_id = _of_task(caller, "id", _is_in("running"))
+        if ti_id is None:
+            raise AccessDeniedError(
+                f"Expected a running instance of task {caller.task_id!r} in run {caller.run_id!r} of Dag {caller.dag_id!r}, "
+                f"found none; only a running task gets a token."
+            )
+        return replace(caller, ti_id=str(ti_id))
 
     def is_waiting(self, caller: Caller) -> bool:
-        return task_state(caller) in ("running", "deferred")
+        ti_id = _of_task(caller, "id", _is_in("running", "deferred"))
+        return ti_id is not None and caller.ti_id in ("", str(ti_id))
 
     def is_dag(self, dag_id: str) -> bool:
         from airflow.models.dag import DagModel
@@ -148,6 +170,29 @@ class AirflowTasks:
 
         with executing(), create_session() as session:
             return session.get(DagModel, dag_id) is not None
+
+    def has_teams(self) -> bool:
+        from airflow.configuration import conf
+
+        return conf.getboolean("core", "multi_team", fallback=False)
+
+    def of_team(self, dag_id: str, others: Collection[str]) -> frozenset[str]:
+        from airflow.models.dag import DagModel
+        from airflow.utils.session import create_session
+        from sqlalchemy import select
+
+        with executing(), create_session() as session:
+            teams = DagModel.get_dag_id_to_team_name_mapping([dag_id, *others], session=session)
+            known = session.scalars(select(DagModel.dag_id).where(DagModel.dag_id.in_(others))).all()
+        return frozenset(other for other in known if teams.get(other) == teams.get(dag_id))
+
+
+class OwnTasks(AirflowTasks):
+    """Tasks of a test run, whose process issues their tokens and ends with them; Airflow may not know that they run."""
+
+    @override
+    def is_waiting(self, caller: Caller) -> bool:
+        return True
 
 
 class AirflowTaskLiveness:
@@ -218,11 +263,22 @@ def _earlier_runs(task: Caller) -> Select[Any]:
 
 def task_state(task: Caller, *conditions: ColumnElement[bool]) -> str | None:
     """Return the state of a task instance, or ``None`` if it does not exist or does not meet the conditions."""
+    state: str | None = _of_task(task, "state", *conditions)
+    return state
+
+
+def _is_in(*states: str) -> ColumnElement[bool]:
+    from airflow.models.taskinstance import TaskInstance
+
+    return TaskInstance.state.in_(states)
+
+
+def _of_task(task: Caller, name: str, *conditions: ColumnElement[bool]) -> Any:
     from airflow.models.taskinstance import TaskInstance
     from airflow.utils.session import create_session
     from sqlalchemy import select
 
-    query = select(TaskInstance.state).where(
+    query = select(getattr(TaskInstance, name)).where(
         TaskInstance.dag_id == task.dag_id,
         TaskInstance.run_id == task.run_id,
         TaskInstance.task_id == task.task_id,

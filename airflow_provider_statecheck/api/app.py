@@ -30,8 +30,8 @@ from fastapi import APIRouter, Depends, FastAPI
 from starlette.routing import BaseRoute
 
 from airflow_provider_statecheck.api import content_routes, state_routes, task_routes
-from airflow_provider_statecheck.api.access import ServicesDep
-from airflow_provider_statecheck.api.checked_rows import JobAccess, RememberedAccess, TokenAccess
+from airflow_provider_statecheck.api.access import ServicesDep, TokenAccess
+from airflow_provider_statecheck.api.checked_rows import JobAccess, RememberedAccess
 from airflow_provider_statecheck.api.requests import checked_app, reject_unstorable_parameters
 from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.api.state_reads import ProxyReads, RequestRate
@@ -87,8 +87,7 @@ def create_app(services: Services, *, access: JobAccess | None = None, takes_tes
         version=version(_DISTRIBUTION),
     )
     app.state.services = services
-    tokens = TokenAccess(lambda token: services.tokens.check(token))  # the first call opens the database
-    app.state.job_access = RememberedAccess(access or tokens, services.clock)
+    app.state.job_access = RememberedAccess(access or TokenAccess(services), services.clock)
     rate = RequestRate(lambda: services.state_settings.state_requests_per_second, services.clock)
     app.state.admit = rate.admit
     app.state.takes_test_jobs = takes_test_jobs

@@ -36,7 +36,6 @@ from airflow_provider_statecheck.exceptions import (
     CoordinatorError,
     StateCheckError,
 )
-from airflow_provider_statecheck.metadata.tables import TokenRecord, UserCaller
 from airflow_provider_statecheck.queryable.oracle import LatestRows
 
 Key = TypeVar("Key")
@@ -72,23 +71,6 @@ class JobAccess(Protocol):
         """
 
 
-class TokenAccess:
-    """
-    Access with tokens of this API.
-
-    :param check: Returns the record of a valid token.
-    """
-
-    def __init__(self, check: Callable[[str], TokenRecord]) -> None:
-        self._check = check
-
-    async def require(self, request: Request, job_id: JobId) -> JobGrant:
-        """Return the permission of the sender; raises as :meth:`JobAccess.require`."""
-        token = await run_in_threadpool(self._check, await bearer_token(request))
-        require_job(token, job_id)
-        return JobGrant(caller=_caller_of(token), expires_at=token.expires_at)
-
-
 class RememberedAccess:
     """
     Access that remembers for a few seconds what another one has granted.
@@ -122,18 +104,6 @@ def remember(values: dict[Key, Value], key: Key, value: Value, limit: int) -> No
     values[key] = value
     if len(values) > limit:
         del values[next(iter(values))]
-
-
-def require_job(token: TokenRecord, job_id: JobId) -> None:
-    """
-    Require a token that may read a job: one bound to this job, or one not yet bound to any job.
-
-    :raises AccessDeniedError: if the token is bound to another job.
-    """
-    if token.job_id not in (None, job_id):
-        raise AccessDeniedError(
-            f"Expected a token of job {job_id}, found one of job {token.job_id}; request a new token."
-        )
 
 
 async def bearer_token(request: Request) -> str:
@@ -185,11 +155,6 @@ async def check_job_access(request: Request) -> JobGrant:
 
 
 JobGrantDep = Annotated[JobGrant, Depends(Checked(check_job_access))]
-
-
-def _caller_of(token: TokenRecord) -> str:
-    caller = token.caller
-    return f"user {caller.user}" if isinstance(caller, UserCaller) else f"task {caller.coordinates}"
 
 
 def _hash_of_credentials(request: Request) -> bytes | None:

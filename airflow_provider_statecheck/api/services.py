@@ -1,14 +1,15 @@
 """
 Services behind the routes, and tokens: issue, checks and life cycle.
 
-A new token belongs to a task, which can read jobs and register one attempt with it. The registration binds the token to
-this attempt. From then on it is valid for this job, operator and epoch only; each call extends it while the attempt is
-open, even after the end of the Airflow task. It becomes invalid when a newer attempt registers, or ten minutes after the
+A new token belongs to a task, which can read jobs and register one attempt with it while it runs. The registration binds the
+token to this attempt. From then on it is valid for this job, operator and epoch only; each call extends it while the attempt
+is open, even after the end of the Airflow task. It becomes invalid when a newer attempt registers, or ten minutes after the
 end of the attempt, which leaves time to confirm deletions.
 
 A read token of a task is for a trigger, which cannot request tokens. It expires 15 minutes after it was issued or renewed,
-and can only be renewed while its task runs or is deferred. A read token of a user is for clients outside of Airflow. It
-expires after the requested time, at most a day, and cannot be renewed.
+and is valid only while its task runs or is deferred. A read token of a user is for clients outside of Airflow. It
+expires after the requested time, at most a day, and cannot be renewed. What a holder may do is decided at each call, see
+``holders``.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property, partial
-from typing import Protocol
 
 from sqlalchemy.engine import Connection, Engine
 
 from airflow_provider_statecheck.api.checked_rows import CheckedRows
+from airflow_provider_statecheck.api.holders import Holders, TaskDirectory, UserDirectory, no_users
 from airflow_provider_statecheck.api.state_reads import SERVE_ELSEWHERE, ServedJobs, storage_here
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.codec import require
@@ -81,6 +82,10 @@ class Services:
     """Lookup of the ends of Dag runs."""
     maintenance_dags: Callable[[], frozenset[str]] = frozenset
     """Returns the ids of the Dags whose tasks may remove rows."""
+    users: UserDirectory = no_users
+    """Lookup of the users who obtained tokens."""
+    reads_other_jobs: Callable[[], bool] = lambda: True
+    """Returns whether a task may read jobs on which its Dag does not work."""
     open_storage: OpenStorage | None = None
     """Opens the storage of a checkpoint, for queryable state; without it, state is not served."""
     read_state_settings: Callable[[], StateServingSettings] = StateServingSettings
@@ -135,6 +140,27 @@ class Services:
     def tokens(self) -> TokenKeeper:
         """Return the keeper of the tokens."""
         return TokenKeeper(SqlTokenStore(self.engine()), self.clock)
+
+    @cached_property
+    def holders(self) -> Holders:
+        """Return what the holders of the tokens may do now."""
+        return Holders(
+            rows=lambda: self.rows,
+            tasks=self.tasks,
+            users=self.users,
+            maintenance_dags=self.maintenance_dags,
+            reads_other_jobs=self.reads_other_jobs,
+        )
+
+    def valid_token(self, text: str) -> TokenRecord:
+        """
+        Return the record of a token whose holder may still use it; raises as ``TokenKeeper.check``.
+
+        :raises AccessDeniedError: as ``Holders.require_valid``.
+        """
+        token = self.tokens.check(text)
+        self.holders.require_valid(token)
+        return token
 
     @cached_property
     def state_settings(self) -> StateServingSettings:
@@ -210,24 +236,6 @@ class Services:
         return SqlJobStore(self.engine(), self.clock)
 
 
-class TaskDirectory(Protocol):
-    """Lookup of the tasks and Dags of Airflow."""
-
-    def prove(self, ti_id: str, secret: str) -> Caller:
-        """
-        Return the running task instance that announced a secret; the secret is valid once.
-
-        :raises AccessDeniedError: if the task instance does not exist or does not run, or if the secret is wrong.
-        :raises CoordinatorUnavailableError: if the database does not respond.
-        """
-
-    def is_waiting(self, caller: Caller) -> bool:
-        """Return ``True`` if a task instance runs or is deferred."""
-
-    def is_dag(self, dag_id: str) -> bool:
-        """Return ``True`` if a Dag with this id exists."""
-
-
 TASK_LIFETIME = timedelta(minutes=15)
 """Validity of a token before the registration."""
 ATTEMPT_LIFETIME = timedelta(days=3)
@@ -301,11 +309,12 @@ class TokenKeeper:
         """
         Extend a read token and return its new expiry.
 
-        :raises AccessDeniedError: if the token is not a read token.
+        :raises AccessDeniedError: if the token is not a read token of a task.
         """
-        if not token.is_read_only:
+        if not token.is_read_only or isinstance(token.caller, UserCaller):
             raise AccessDeniedError(
-                "Expected a read token, found a token of a task or an attempt, which cannot be renewed; request a new one."
+                "Expected a read token of a task, found a token of a user, of a task or of an attempt, which cannot be renewed; "
+                "request a new one."
             )
         expires_at = self._clock.now() + READ_LIFETIME
         self._store.extend(token, expires_at)

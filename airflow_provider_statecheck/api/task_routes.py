@@ -32,9 +32,10 @@ from airflow_provider_statecheck.api.services import IssuedToken, Services
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus, RowsVersion
 from airflow_provider_statecheck.checkpoint.store import LARGEST_PAGE, RECENT, CheckpointPage
-from airflow_provider_statecheck.exceptions import AccessDeniedError, CheckpointNotFoundError
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
 from airflow_provider_statecheck.gateway.verbs import COORDINATOR, Verb
 from airflow_provider_statecheck.maintenance.actions import ALIGNED, MAINTENANCE, RESTORES, SAVEPOINTS
+from airflow_provider_statecheck.metadata.tables import TokenRecord
 
 token_router = APIRouter(prefix="/token", tags=["tokens"], route_class=MessageRoute)
 
@@ -80,17 +81,13 @@ def reader(
 ) -> IssuedToken:
     """Issue a token that can only read one job, for code that cannot request tokens itself."""
     require_task(token)
+    # Each read with the token checks what the task may read: the job need not exist yet.
     return services.tokens.issue_reader(token.task, JobId(request.job_id))
 
 
 @token_router.post("/renew")
 def renew(services: ServicesDep, token: TokenDep) -> Renewal:
     """Extend a read token while its task runs or is deferred."""
-    if not services.tasks.is_waiting(token.task):
-        raise AccessDeniedError(
-            "Expected a task that runs or is deferred, found that the task of this token has ended; a token of an ended "
-            "task cannot be renewed."
-        )
     return Renewal(expires_at=services.tokens.renew_reader(token))
 
 
@@ -122,8 +119,9 @@ async def _known_version(
     return None if known_version is None or seen_at is None else RowsVersion(known_version, seen_at)
 
 
-async def _task_token(token: TokenDep) -> None:
+async def _task_token(token: TokenDep) -> TokenRecord:
     require_task(token)
+    return token
 
 
 _PARAMETERS: dict[str, Any] = {
@@ -138,6 +136,8 @@ _PARAMETERS: dict[str, Any] = {
 
 def _read(verb: Verb, services: Services, caller: Any, **arguments: Any) -> Any:
     found = getattr(getattr(services, verb.service), verb.name)(**arguments)
+    if isinstance(caller, TokenRecord):
+        return services.holders.readable(caller.task, found)
     if found is None and verb.reads_one_row:
         checkpoint_id = arguments["checkpoint_id"]
         raise CheckpointNotFoundError(
@@ -149,20 +149,22 @@ def _read(verb: Verb, services: Services, caller: Any, **arguments: Any) -> Any:
 
 
 def _read_route(verb: Verb) -> Callable[..., Any]:
-    caller = JobGrantDep if "job_id" in verb.parameters else Annotated[None, Depends(_task_token)]
+    caller = JobGrantDep if "job_id" in verb.parameters else Annotated[TokenRecord, Depends(_task_token)]
     kinds = {"services": ServicesDep, "caller": caller}
     return _route(verb, partial(_read, verb), kinds | {name: _PARAMETERS[name] for name in verb.parameters})
 
 
 def _answer(verb: Verb, call: Call, message: Any) -> Any:
-    allowed = permitted(call, verb.path, message)
+    allowed, tokens = permitted(call, verb.path, message), call.services.tokens
+    # A task of a maintenance Dag leads without becoming an attempt.
+    registers = verb.path == "attempts/register" or (verb.path == "aligned/lead" and bool(allowed.owner.airflow))
+    if registers:
+        tokens.claim(call.token, allowed.attempt_key)
     reply = verb.answer(getattr(call.services, verb.service), allowed)
-    if verb.path == "attempts/register":
-        call.services.tokens.bind(call.token, reply.attempt, allowed.attempt_key)
+    if registers:
+        tokens.bind(call.token, getattr(reply, "attempt", reply), allowed.attempt_key)
     elif verb.path == "attempts/adopt":
-        call.services.tokens.bind(call.token, allowed.attempt, None)
-    elif verb.path == "aligned/lead" and allowed.owner.airflow:
-        call.services.tokens.bind(call.token, reply, allowed.attempt_key)
+        tokens.bind(call.token, allowed.attempt, None)
     return reply
 
 

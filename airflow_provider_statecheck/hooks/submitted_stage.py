@@ -30,6 +30,7 @@ from airflow_provider_statecheck.checkpoint.records import (
 )
 from airflow_provider_statecheck.checkpoint.statistics import OperatorStatistics
 from airflow_provider_statecheck.exceptions import (
+    AccessDeniedError,
     CheckpointNotFoundError,
     OpenCommitError,
     StageExitError,
@@ -108,7 +109,12 @@ class SubmittedStage:
 
     def adopt_running(self) -> None:
         """Adopt the running attempt of a driver that an earlier try submitted, unless this try registered one."""
-        running = self._newest_attempt() if self._attempt is None else None
+        try:
+            running = self._newest_attempt() if self._attempt is None else None
+        except AccessDeniedError as refused:
+            # Where only the Dags of a job read it, the first task of a Dag reads it once it has registered.
+            log.info("The job is not read before the registration: %s", refused)
+            return
         if running is None or not running.is_running:
             return
         ref = AttemptRef.of(running)
@@ -282,11 +288,11 @@ def driver_access(owner: AttemptOwner) -> Iterator[DriverAccess]:
 
 @contextmanager
 def _own_server(owner: AttemptOwner) -> Iterator[DriverAccess]:
-    from airflow_provider_statecheck.api.airflow_services import airflow_services
+    from airflow_provider_statecheck.api.airflow_services import OwnTasks, airflow_services
     from airflow_provider_statecheck.gateway.http import HttpClient, HttpGateway
     from airflow_provider_statecheck.metadata.tables import Caller
 
-    services = airflow_services()
+    services = airflow_services(tasks=OwnTasks())
     with serving(services) as url:
         yield DriverAccess(url, HttpGateway(HttpClient(url), OwnTokens(services, Caller.of(owner))))
 

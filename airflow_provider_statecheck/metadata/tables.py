@@ -9,7 +9,7 @@ its annotation. The tables have a separate ``MetaData`` and no foreign keys to t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from types import NoneType
@@ -64,6 +64,10 @@ class Caller:
     run_id: str
     task_id: str
     map_index: int = -1
+    ti_id: str = field(default="", compare=False)
+    """Id of the try in Airflow; empty for a token of an earlier version, or of a test run."""
+    login: str = field(default="", compare=False, repr=False)
+    """The user who obtained the token, in a form that only the api-server reads; empty if the task did."""
 
     @classmethod
     def of(cls, owner: AttemptOwner) -> Self:
@@ -75,7 +79,7 @@ class Caller:
     @property
     def coordinates(self) -> tuple[tuple[str, str], ...]:
         """Return the task instance as pairs, as in the owner of an attempt."""
-        return tuple((name, str(value)) for name, value in asdict(self).items())
+        return tuple((name, str(getattr(self, name))) for name in ("dag_id", "run_id", "task_id", "map_index"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +87,13 @@ class UserCaller:
     """The user that a read token was issued to."""
 
     user: str
+    login: str = field(default="", compare=False, repr=False)
+    """The user as in :attr:`Caller.login`; empty for a token of an earlier version."""
+
+    @property
+    def coordinates(self) -> tuple[tuple[str, str], ...]:
+        """Return the user as a pair, like the coordinates of a task."""
+        return (("user", self.user),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,7 +81,7 @@ class SqlTokenStore:
 
     def count_readers(self, caller: Caller | UserCaller, now: datetime) -> int:
         """Return the number of read tokens of a caller that have not expired."""
-        is_callers = [_is_field(name, value) for name, value in asdict(caller).items()]
+        is_callers = [_is_field(name, value) for name, value in caller.coordinates]
         query = select(func.count()).where(_token.expires_at > now, _token.is_read_only, *is_callers)
         with executing(), Session(self._engine) as session:
             return session.scalar(query) or 0
@@ -141,8 +141,8 @@ class SqlTokenStore:
         return isinstance(result, CursorResult) and result.rowcount == 1
 
 
-def _is_field(name: str, value: str | int) -> ColumnElement[bool]:
-    return json_text(_token.caller, name) == str(value)
+def _is_field(name: str, value: str) -> ColumnElement[bool]:
+    return json_text(_token.caller, name) == value
 
 
 def _is_token_of(attempt: AttemptRef) -> ColumnElement[bool]:

@@ -44,6 +44,13 @@ class StatecheckPlugin(AirflowPlugin):
         return [{"app": app, "url_prefix": MOUNT_PATH, "name": "statecheck"}]
 
     @property
+    def fastapi_root_middlewares(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """Return the guard of the proofs of tasks."""
+        from airflow_provider_statecheck.api.proof_guard import ProofGuard
+
+        return [{"middleware": ProofGuard, "args": [], "kwargs": {}, "name": "statecheck proofs of tasks"}]
+
+    @property
     def listeners(self) -> list[Any]:  # type: ignore[override]
         """Return this module, which has the listeners."""
         return [sys.modules[__name__]]

@@ -11,7 +11,9 @@ import pytest
 
 from tests.docs.pages import ROOT
 
-PAGES = sorted([*(ROOT / "docs" / "rules").glob("*.md"), ROOT / "docs" / "state-handles.md"])
+PAGES = sorted(
+    [*(ROOT / "docs" / "rules").glob("*.md"), *(ROOT / "docs" / f"{name}.md" for name in ("security", "state-handles"))]
+)
 _CODE = re.compile(r"`([^`]+)`")
 _NAME = re.compile(r"(?:Test\w+|\w+)")
 _PLACES = ("tests", "tests/unit", "tests/unit/checkpoint", "tests/unit/storage", "airflow_provider_statecheck")
@@ -32,19 +34,26 @@ def names_of_modules() -> frozenset[str]:
 
 
 def named_in(page: Path) -> list[tuple[str, str]]:
-    """Return what stands in code in the last column of each table, with its line."""
-    lines = page.read_text().splitlines()
-    heads = {i for i, line in enumerate(lines) if i + 1 < len(lines) and lines[i + 1].startswith("|--")}
-    rows = [x for i, x in enumerate(lines) if x.startswith("|") and not x.startswith("|--") and i not in heads]
-    return [(name, row) for row in rows for name in _CODE.findall(row.rstrip(" |").rpartition(" | ")[2])]
+    """Return what stands in code in the last column of each table whose head says that it has tests, with its line."""
+    rows, has_tests, before = list[str](), False, ""
+    for line in page.read_text().splitlines():
+        if line.startswith("|--"):
+            has_tests = _last_of(before).startswith("Test")
+        elif line.startswith("|") and before.startswith("|") and has_tests:
+            rows.append(line)
+        before = line
+    return [(name, row) for row in rows for name in _CODE.findall(_last_of(row))]
+
+
+def _last_of(row: str) -> str:
+    return row.rstrip(" |").rpartition(" | ")[2]
 
 
 def is_there(name: str) -> bool:
     if name.endswith((".py", "/")) or ".py::" in name:
         path, _, test = name.partition("::")
-        return any((ROOT / place / path).exists() for place in _PLACES) or (
-            Path(path).stem in names_of_modules() and (not test or is_there(test))
-        )
+        exists = any((ROOT / place / path).exists() for place in _PLACES) or Path(path).stem in names_of_modules()
+        return exists and (not test or is_there(test))
     parts = [part for part in re.split(r"::|\.", re.sub(r"\[.*", "", name)) if part]
     return all(part in names_of_modules() or _is_test(part) for part in parts)
 

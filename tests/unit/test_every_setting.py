@@ -13,7 +13,7 @@ from airflow.sdk.configuration import conf
 from airflow_provider_statecheck.api.airflow_services import _maintenance_dags
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.config_options import ConfigOption
-from airflow_provider_statecheck.configuration import StatecheckSettings, StateServingSettings
+from airflow_provider_statecheck.configuration import StatecheckSettings, StateServingSettings, reads_other_jobs
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.get_provider_info import get_provider_info
 from airflow_provider_statecheck.hooks import transport
@@ -51,7 +51,14 @@ VALUES = {
     "on_clear": "restart",
     "on_overlap": "wait",
 }
-ELSEWHERE = {"api_url", "maintenance_dags", "storage_conn_id", "serve_state", "state_requests_per_second"}
+ELSEWHERE = {
+    "api_url",
+    "maintenance_dags",
+    "read_other_jobs",
+    "storage_conn_id",
+    "serve_state",
+    "state_requests_per_second",
+}
 """Options that have a test of their own."""
 
 
@@ -116,6 +123,12 @@ def test_the_address_and_the_maintenance_dags_are_used(in_file: Any, monkeypatch
     monkeypatch.setenv("AIRFLOW__STATECHECK__MAINTENANCE_DAGS", "mine, yours")
     assert coordinator_address().url == "https://airflow.example.com/x"
     assert _maintenance_dags() == {"mine", "yours"}
+
+
+def test_tasks_read_other_jobs_unless_the_configuration_says_no(in_file: Any) -> None:
+    assert reads_other_jobs()
+    in_file("read_other_jobs", "off")
+    assert not reads_other_jobs()
 
 
 def test_the_settings_of_a_server_of_state_are_used(in_file: Any) -> None:

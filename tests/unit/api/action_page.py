@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
@@ -16,6 +19,28 @@ EDITOR, VIEWER = "the-editor", "the-viewer"
 Permit = Callable[[Callable[..., bool]], None]
 """The fixture ``permit``."""
 USERS = {EDITOR: "user", VIEWER: "viewer"}
+
+
+@contextmanager
+def airflow_app(users: Mapping[str, str], folder: Path) -> Iterator[TestClient]:
+    """Serve Airflow's api-server in this process, with users and their roles."""
+    from airflow.api_fastapi.app import create_app, purge_cached_app
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS", ",".join(f"{n}:{r}" for n, r in users.items()))
+        passwords = folder / "passwords_of_actions.json"
+        passwords.write_text(json.dumps({name: f"password of {name}" for name in users}))
+        patch.setenv("AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE", str(passwords))
+        patch.setenv("AIRFLOW__API_AUTH__JWT_SECRET", "x" * 64)
+        purge_cached_app()
+        yield TestClient(create_app(apps="core"), raise_server_exceptions=False)
+        purge_cached_app()
+
+
+def log_in(airflow: TestClient, name: str) -> str:
+    """Return the token of a user."""
+    reply = airflow.post("/auth/token", json={"username": name, "password": f"password of {name}"})
+    return str(reply.json()["access_token"])
 
 
 class ActionPage:

@@ -22,15 +22,23 @@ class RunningTask:
     engine: Engine
     ti_id: uuid.UUID
     run_id: str
+    dag_id: str = "nightly"
 
     @classmethod
     def start(
-        cls, engine: Engine, task_id: str = "features", map_index: int = -1, state: str = "running", **of_run: Any
+        cls,
+        engine: Engine,
+        task_id: str = "features",
+        map_index: int = -1,
+        state: str = "running",
+        *,
+        dag_id: str = "nightly",
+        **of_run: Any,
     ) -> RunningTask:
         """Insert a run, with other values of its row, and with one task instance."""
-        task = cls(engine, uuid.uuid4(), f"manual__{uuid.uuid4()}")
-        run = {"dag_id": "nightly", "run_id": task.run_id, "run_type": "manual", "clear_number": 0}
-        instance = {"id": task.ti_id, "dag_id": "nightly", "run_id": task.run_id, "task_id": task_id, "state": state}
+        task = cls(engine, uuid.uuid4(), f"manual__{uuid.uuid4()}", dag_id)
+        run = {"dag_id": dag_id, "run_id": task.run_id, "run_type": "manual", "clear_number": 0}
+        instance = {"id": task.ti_id, "dag_id": dag_id, "run_id": task.run_id, "task_id": task_id, "state": state}
         with engine.begin() as connection:
             connection.execute(insert(_table("dag_run")).values(**{"run_after": datetime.now(UTC)} | run | of_run))
             row = instance | {"map_index": map_index, "pool": "default_pool", "pool_slots": 1}
@@ -42,7 +50,7 @@ class RunningTask:
         from airflow.state import TaskScope, get_state_backend
         from sqlalchemy.orm import Session
 
-        scope = TaskScope(dag_id="nightly", run_id=self.run_id, task_id="features", map_index=map_index)
+        scope = TaskScope(dag_id=self.dag_id, run_id=self.run_id, task_id="features", map_index=map_index)
         text = f'"{challenge_of(SECRET)}"' if value is None else value
         with Session(self.engine) as session:
             get_state_backend().set(scope, key, text, session=session)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import Engine
 
 from tests.sqlite_rows import engine_on, new_engine
-from tests.unit.api.action_page import USERS, Permit
+from tests.unit.api.action_page import USERS, Permit, airflow_app, log_in
 from tests.unit.api.served_stage import ServedStage
 from tests.unit.api.server import ApiServer
 from tests.unit.api.stage import Stage
@@ -62,26 +61,13 @@ def engine(sqlite_airflow: Engine) -> Engine:
 @pytest.fixture(scope="module")
 def airflow(engine: Engine, airflow_db: Path) -> Iterator[TestClient]:
     """Airflow's api-server in this process."""
-    from airflow.api_fastapi.app import create_app, purge_cached_app
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS", ",".join(f"{n}:{r}" for n, r in USERS.items()))
-        passwords = airflow_db / "passwords_of_actions.json"
-        passwords.write_text(json.dumps({name: f"password of {name}" for name in USERS}))
-        patch.setenv("AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE", str(passwords))
-        patch.setenv("AIRFLOW__API_AUTH__JWT_SECRET", "x" * 64)
-        purge_cached_app()
-        yield TestClient(create_app(apps="core"), raise_server_exceptions=False)
-        purge_cached_app()
+    with airflow_app(USERS, airflow_db) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
 def tokens(airflow: TestClient) -> dict[str, str]:
-    def token(name: str) -> str:
-        reply = airflow.post("/auth/token", json={"username": name, "password": f"password of {name}"})
-        return str(reply.json()["access_token"])
-
-    return {name: token(name) for name in USERS}
+    return {name: log_in(airflow, name) for name in USERS}
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any, Self
@@ -44,6 +45,7 @@ class Tasks:
     def __init__(self) -> None:
         self.announced = 0
         self.is_over: set[Caller] = set()
+        self.teams: dict[str, str] = {}
 
     def prove(self, ti_id: str, secret: str) -> Caller:
         if secret != SECRET or not self.announced:
@@ -51,8 +53,17 @@ class Tasks:
         self.announced -= 1
         return Caller(**json.loads(ti_id))
 
+    def running(self, caller: Caller) -> Caller:
+        return caller
+
     def is_waiting(self, caller: Caller) -> bool:
         return caller not in self.is_over
+
+    def has_teams(self) -> bool:
+        return bool(self.teams)
+
+    def of_team(self, dag_id: str, others: Collection[str]) -> frozenset[str]:
+        return frozenset(other for other in others if self.teams.get(other) == self.teams.get(dag_id))
 
     def is_dag(self, dag_id: str) -> bool:
         return dag_id in ("nightly", "hourly")
@@ -86,6 +97,7 @@ class ApiServer:
     is_of_test_run: bool = False
     open_storage: OpenStorage | None = CheckpointStorage.open
     state_settings: StateServingSettings = field(default_factory=StateServingSettings)
+    reads_other_jobs: bool = True
 
     def __post_init__(self) -> None:
         self.services = Services(
@@ -94,6 +106,7 @@ class ApiServer:
             clock=self.clock,
             runs=self.runs,
             maintenance_dags=lambda: frozenset({MAINTENANCE.dag_id}),
+            reads_other_jobs=lambda: self.reads_other_jobs,
             open_storage=self.open_storage,
             read_state_settings=lambda: self.state_settings,
         )

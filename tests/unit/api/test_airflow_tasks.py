@@ -111,6 +111,25 @@ def test_a_wrong_secret_is_refused_and_leaves_the_right_one_valid(task: RunningT
     _prove(task)
 
 
+def test_a_token_of_an_earlier_try_is_of_no_task_that_waits(task: RunningTask) -> None:
+    task.announce()
+    caller = _prove(task)
+    assert (caller.ti_id, AirflowTasks().is_waiting(caller)) == (str(task.ti_id), True)
+    assert not AirflowTasks().is_waiting(replace(caller, ti_id=str(uuid.uuid4())))
+    assert AirflowTasks().is_waiting(replace(caller, ti_id="")), "a token of an earlier version does not know its try"
+
+
+def test_a_task_is_found_by_its_place_while_it_runs(task: RunningTask) -> None:
+    place = Caller(dag_id="nightly", run_id=task.run_id, task_id="features")
+    assert AirflowTasks().running(place).ti_id == str(task.ti_id)
+    for change in ({"dag_id": "hourly"}, {"run_id": "x"}, {"task_id": "report"}, {"map_index": 0}, {"dag_id": ""}):
+        with pytest.raises(AccessDeniedError, match="Expected a running instance"):
+            AirflowTasks().running(replace(place, **change))
+    task.become("deferred")
+    with pytest.raises(AccessDeniedError, match="Expected a running instance"):
+        AirflowTasks().running(place)
+
+
 @pytest.mark.parametrize("written", ["null", '""', '"é"', "é", "{}", "[]", "1", "true", "", "not JSON", "\U0001d11e"])
 def test_a_store_that_holds_something_else_proves_nothing(task: RunningTask, written: str) -> None:
     task.announce(written)
@@ -342,6 +361,19 @@ def dags(sqlite_airflow: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 def test_a_deleted_dag_is_permitted_to_no_team(user: SimpleAuthManagerUser, readable: set[str], method: str) -> None:
     dags = PermittedDags(user, method)  # type: ignore[arg-type]
     assert dags.among((OF_A_TEAM, OF_NO_TEAM, DELETED)) == readable
+
+
+@pytest.mark.usefixtures("dags")
+def test_tasks_share_jobs_with_existing_dags_of_their_own_team_only() -> None:
+    tasks, others = AirflowTasks(), (OF_A_TEAM, OF_NO_TEAM, DELETED)
+    assert tasks.has_teams()
+    assert tasks.of_team(OF_A_TEAM, others) == {OF_A_TEAM}
+    assert tasks.of_team(OF_NO_TEAM, others) == {OF_NO_TEAM}
+
+
+@pytest.mark.usefixtures("dags")
+def test_no_user_has_a_permission_without_the_id_of_a_dag() -> None:
+    assert PermittedDags(ADMIN).among(("", OF_A_TEAM)) == {OF_A_TEAM}
 
 
 @pytest.mark.usefixtures("dags")

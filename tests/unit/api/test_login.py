@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
+from cryptography.fernet import Fernet
 from fastapi.testclient import TestClient
 from sqlalchemy import Engine
+from sqlalchemy.exc import NoResultFound
+from starlette.responses import PlainTextResponse
 
+from airflow_provider_statecheck.api import airflow_access
+from airflow_provider_statecheck.api.proof_guard import ProofGuard
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
+from airflow_provider_statecheck.gateway.verbs import CHALLENGE_KEY, challenge_of
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import Caller
 from airflow_provider_statecheck.queryable.answers import decode_reply
@@ -22,7 +29,7 @@ from tests.conformance.test_statement_counts import counted
 from tests.contracts.queried_stage import QueriedStage
 from tests.messages import complete_checkpoint, make_owner, make_registration
 from tests.unit.api.action_page import EDITOR, USERS, VIEWER, Permit
-from tests.unit.api.airflow_rows import SECRET, RunningTask
+from tests.unit.api.airflow_rows import SECRET, RunningTask, add_dag, remove_dag
 from tests.unit.api.server import accepted, recover, registration
 from tests.written_state import BACKENDS, StatefulJob
 
@@ -32,7 +39,14 @@ PUBLIC = {("GET", "/v1/health"), ("POST", "/v1/token")}
 
 def _ask(airflow: TestClient, user: str | None, caller: Caller = CALLER) -> Any:
     headers = {} if user is None else {"Authorization": f"Bearer {user}"}
-    return airflow.post("/statecheck/v1/token/login", json=asdict(caller), headers=headers)
+    place = {name: getattr(caller, name) for name in ("dag_id", "run_id", "task_id", "map_index")}
+    return airflow.post("/statecheck/v1/token/login", json=place, headers=headers)
+
+
+def _running(engine: Engine, **changes: Any) -> Caller:
+    """Start a task and return its coordinates."""
+    task = RunningTask.start(engine, **changes)
+    return Caller(dag_id=task.dag_id, run_id=task.run_id, task_id="features")
 
 
 def _tokens_kept(engine: Engine) -> int:
@@ -41,15 +55,127 @@ def _tokens_kept(engine: Engine) -> int:
 
 
 def test_a_user_who_may_edit_task_instances_gets_the_token_of_a_task(
-    airflow: TestClient, tokens: dict[str, str]
+    airflow: TestClient, engine: Engine, tokens: dict[str, str]
 ) -> None:
-    token = accepted(_ask(airflow, tokens[EDITOR]))["token"]
-    message = registration(job="a job of the login test")
+    caller = _running(engine)
+    token = accepted(_ask(airflow, tokens[EDITOR], caller))["token"]
+    message = registration(job="a job of the login test", caller=caller)
     headers = {"Authorization": f"Bearer {token}"}
     grant = accepted(airflow.post("/statecheck/v1/attempts/register", json=message, headers=headers))
     assert grant["attempt"]["epoch"] >= 1
     message["owner"]["logical_task"] = "nightly/report"
     assert airflow.post("/statecheck/v1/attempts/register", json=message, headers=headers).status_code == 403
+
+
+@pytest.mark.parametrize("state", ["success", "failed", "queued", "deferred", "up_for_retry"])
+def test_a_task_that_does_not_run_has_no_token(
+    airflow: TestClient, engine: Engine, tokens: dict[str, str], state: str
+) -> None:
+    before = _tokens_kept(engine)
+    for caller in (_running(engine, state=state), replace(_running(engine), run_id="no such run"), CALLER):
+        reply = _ask(airflow, tokens[EDITOR], caller)
+        assert (reply.status_code, reply.json()["code"]) == (403, "access_denied")
+        assert "Expected a running instance" in reply.json()["message"]
+    assert _tokens_kept(engine) == before
+
+
+@pytest.mark.parametrize("dag_id", ["", "nightly"])
+def test_the_permission_is_that_on_the_dag_of_the_task(
+    airflow: TestClient, engine: Engine, tokens: dict[str, str], permit: Permit, dag_id: str
+) -> None:
+    """An auth manager that is asked about no Dag decides about Dags in general."""
+    caller = replace(_running(engine), dag_id=dag_id)
+    permit(lambda *, details, **_: not details.id or details.id == "another")
+    assert _ask(airflow, tokens[EDITOR], caller).status_code == 403
+
+
+def _permit_editing(permit: Permit, *dag_ids: str) -> None:
+    permit(lambda *, method, details, **_: method == "GET" or details.id in dag_ids)
+
+
+def test_a_token_of_a_user_ends_with_the_permission_of_the_user(
+    airflow: TestClient, engine: Engine, tokens: dict[str, str], permit: Permit
+) -> None:
+    caller = _running(engine)
+    bound, free = (accepted(_ask(airflow, tokens[EDITOR], caller))["token"] for _ in range(2))
+    message = registration(job=f"job of {caller.run_id}", caller=caller)
+    of_attempt = {"Authorization": f"Bearer {bound}"}
+    grant = accepted(airflow.post("/statecheck/v1/attempts/register", json=message, headers=of_attempt))
+    trigger = {"attempt": grant["attempt"], "request_key": new_key()}
+    accepted(airflow.post("/statecheck/v1/attempts/trigger", json=trigger, headers=of_attempt))
+    _permit_editing(permit, "another")
+    for headers in (of_attempt, {"Authorization": f"Bearer {free}"}):
+        assert airflow.post("/statecheck/v1/attempts/trigger", json=trigger, headers=headers).status_code == 403
+        assert airflow.get("/statecheck/v1/jobs", headers=headers).status_code == 403
+    _permit_editing(permit, "nightly")
+    accepted(airflow.post("/statecheck/v1/attempts/trigger", json=trigger, headers=of_attempt))
+
+
+def test_a_token_of_a_user_whom_airflow_does_not_know_any_more_is_refused(
+    airflow: TestClient, engine: Engine, tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = {"Authorization": f"Bearer {accepted(_ask(airflow, tokens[EDITOR], _running(engine)))['token']}"}
+    accepted(airflow.get("/statecheck/v1/jobs", headers=token))
+
+    def unknown(*_: object, **__: object) -> None:
+        raise NoResultFound
+
+    for name in ("deserialize_user", "refresh_user"):
+        with monkeypatch.context() as patch:
+            patch.setattr(SimpleAuthManager, name, unknown)
+            reply = airflow.get("/statecheck/v1/jobs", headers=token)
+            assert (reply.status_code, reply.json()["code"]) == (403, "access_denied")
+
+
+def test_a_user_is_kept_encrypted_and_without_the_token_of_the_login(
+    airflow: TestClient, engine: Engine, tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fernet = Fernet(Fernet.generate_key())
+    monkeypatch.setattr(airflow_access, "get_fernet", lambda: fernet)
+    token = accepted(_ask(airflow, tokens[EDITOR], _running(engine)))["token"]
+    accepted(airflow.get("/statecheck/v1/jobs", headers={"Authorization": f"Bearer {token}"}))
+    with engine.connect() as connection:
+        newest = "SELECT caller FROM statecheck_token ORDER BY created_at DESC LIMIT 1"
+        kept = str(connection.exec_driver_sql(newest).scalar_one())
+    assert "login" in kept
+    assert EDITOR not in kept
+    assert tokens[EDITOR] not in kept
+
+
+class TestRecoveredJob:
+    """After a recovery, the Dags of a job are unknown until its tasks run again."""
+
+    @pytest.mark.parametrize(
+        ("job", "dags", "status"),
+        [
+            ("recovered job", ("nightly",), 403),
+            ("recovered job", ("nightly", "hourly"), 200),
+            ("nightly/recovered", ("nightly",), 200),
+        ],
+        ids=["of any Dag", "of any Dag, for a user who may edit all", "named after the Dag"],
+    )
+    def test_a_task_of_a_user_resumes_it_if_it_can_belong_to_no_other(
+        self,
+        airflow: TestClient,
+        engine: Engine,
+        tokens: dict[str, str],
+        permit: Permit,
+        job: str,
+        dags: Any,
+        status: int,
+    ) -> None:
+        for dag_id in ("nightly", "hourly"):
+            add_dag(engine, dag_id)
+        name = f"{job} of {new_key()}"
+        recover(SqlJobStore(engine), name, "features")
+        _permit_editing(permit, *dags)
+        caller = _running(engine)
+        headers = {"Authorization": f"Bearer {accepted(_ask(airflow, tokens[EDITOR], caller))['token']}"}
+        message = registration(job=name, caller=caller, restore_from=None)
+        reply = airflow.post("/statecheck/v1/attempts/register", json=message, headers=headers)
+        for dag_id in ("nightly", "hourly"):
+            remove_dag(engine, dag_id)
+        assert reply.status_code == status, reply.text
 
 
 def test_one_who_may_only_look_gets_none(airflow: TestClient, engine: Engine, tokens: dict[str, str]) -> None:
@@ -66,8 +192,8 @@ def test_nobody_else_gets_one(airflow: TestClient, engine: Engine, user: str | N
     assert _tokens_kept(engine) == before
 
 
-def test_a_token_of_this_api_is_no_user(airflow: TestClient, tokens: dict[str, str]) -> None:
-    token = accepted(_ask(airflow, tokens[EDITOR]))["token"]
+def test_a_token_of_this_api_is_no_user(airflow: TestClient, engine: Engine, tokens: dict[str, str]) -> None:
+    token = accepted(_ask(airflow, tokens[EDITOR], _running(engine)))["token"]
     assert _ask(airflow, token).status_code in (401, 403)
     headers = {"Authorization": f"Bearer {token}"}
     assert airflow.get("/api/v2/dags", headers=headers).status_code in (401, 403)
@@ -85,6 +211,52 @@ def test_the_exchange_works_where_airflow_serves_it(airflow: TestClient, engine:
     token = accepted(airflow.post("/statecheck/v1/token", json=proof))["token"]
     accepted(airflow.get("/statecheck/v1/jobs", headers={"Authorization": f"Bearer {token}"}))
     assert airflow.post("/statecheck/v1/token", json=proof).status_code == 403
+
+
+class TestProofs:
+    """A user who may edit a task instance must not act as the task, which would have more rights than the user."""
+
+    @staticmethod
+    def _write(airflow: TestClient, token: str, task: RunningTask, key: str, method: str = "PUT") -> Any:
+        place = f"dags/{task.dag_id}/dagRuns/{task.run_id}/taskInstances/features/state-store/{key}"
+        body, headers = {"value": challenge_of(SECRET)}, {"Authorization": f"Bearer {token}"}
+        return airflow.request(method, f"/api/v2/{place}", json=body, headers=headers)
+
+    @pytest.mark.parametrize("method", ["PUT", "PATCH"])
+    @pytest.mark.parametrize("key", [CHALLENGE_KEY, "statecheck%2Echallenge", "Statecheck.CHALLENGE", "statecheck.x"])
+    def test_a_user_cannot_write_the_proof_of_a_task(
+        self, airflow: TestClient, engine: Engine, tokens: dict[str, str], method: str, key: str
+    ) -> None:
+        task = RunningTask.start(engine)
+        task.announce('"what the task has written"')
+        reply = self._write(airflow, tokens[EDITOR], task, key, method)
+        assert (reply.status_code, "only the task itself" in reply.text) == (403, True)
+        proof = {"ti_id": str(task.ti_id), "secret": SECRET}
+        assert airflow.post("/statecheck/v1/token", json=proof).status_code == 403
+
+    @pytest.mark.parametrize(
+        "path",
+        [
+            f"/execution/task-state-store/01990b5e-3f7a-7c3c-8a43-6a2f0e3a9d11/{CHALLENGE_KEY}",
+            f"/statecheck/state-store/{CHALLENGE_KEY}",
+            "/api/v2/dags/d/dagRuns/r/taskInstances/t/state-store/",
+        ],
+    )
+    def test_the_task_itself_and_other_apps_are_not_hindered(self, path: str) -> None:
+        client = TestClient(ProofGuard(PlainTextResponse("forwarded")))
+        assert client.put(path).text == "forwarded"
+
+    @pytest.mark.parametrize("root", ["", "/airflow"])
+    def test_a_proof_is_guarded_below_any_root_and_may_be_deleted(self, root: str) -> None:
+        client = TestClient(ProofGuard(PlainTextResponse("forwarded")))
+        path = f"{root}/api/v2/dags/d/dagRuns/r/taskInstances/t/state-store/{CHALLENGE_KEY}"
+        assert [client.request(method, path).status_code for method in ("PUT", "PATCH", "POST")] == [403] * 3
+        assert client.delete(path).text == "forwarded"
+
+    def test_a_user_writes_other_keys(self, airflow: TestClient, engine: Engine, tokens: dict[str, str]) -> None:
+        for key in ("mine", "a/statecheck.challenge", "statecheck"):
+            reply = self._write(airflow, tokens[EDITOR], RunningTask.start(engine), key)
+            assert reply.status_code == 204, reply.text
 
 
 def test_every_route_but_the_public_ones_refuses_nobody_in_particular(
@@ -330,6 +502,25 @@ class TestState:
         for path in ("token/read", "token/renew", "attempts/register"):
             message = {"job_id": stage.job_id} if path == "token/read" else registration()
             assert airflow.post(f"/statecheck/v1/{path}", json=message, headers=client).status_code == 403
+
+    def test_token_reads_nothing_while_its_user_may_not_read_the_dag(
+        self, airflow: TestClient, tokens: dict[str, str], stage: QueriedStage, permit: Permit
+    ) -> None:
+        body, user = {"job_id": stage.job_id}, {"Authorization": f"Bearer {tokens[VIEWER]}"}
+        token = accepted(airflow.post("/statecheck/v1/token/state", json=body, headers=user))["token"]
+        permit(lambda *_, **__: False)
+        reply = self._read(airflow, stage, headers={"Authorization": f"Bearer {token}"})
+        assert (reply.status_code, reply.json()["code"]) == (404, "checkpoint_not_found")
+
+    def test_token_of_an_earlier_version_is_valid_until_its_time_is_over(
+        self, airflow: TestClient, engine: Engine, tokens: dict[str, str], stage: QueriedStage
+    ) -> None:
+        """Such a token tells only the name of its user, whom the auth manager cannot be asked about."""
+        body, user = {"job_id": stage.job_id}, {"Authorization": f"Bearer {tokens[VIEWER]}"}
+        token = accepted(airflow.post("/statecheck/v1/token/state", json=body, headers=user))["token"]
+        with engine.begin() as connection:
+            connection.exec_driver_sql("UPDATE statecheck_token SET caller = json_remove(caller, '$.login')")
+        accepted(self._read(airflow, stage, headers={"Authorization": f"Bearer {token}"}))
 
     @pytest.mark.parametrize("seconds", [0, -1.0, 24 * 3600 + 1, 1e300])
     def test_token_lives_a_day_at_most(

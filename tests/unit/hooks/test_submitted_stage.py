@@ -22,7 +22,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus, OnClear
-from airflow_provider_statecheck.exceptions import CoordinatorError, StageExitError
+from airflow_provider_statecheck.exceptions import AccessDeniedError, CoordinatorError, StageExitError
 from airflow_provider_statecheck.gateway.http import HttpClient, HttpGateway
 from airflow_provider_statecheck.hooks.submitted_stage import (
     DriverAccess,
@@ -163,6 +163,15 @@ def test_nothing_is_adopted_or_closed_where_there_is_no_job(gateway) -> None:
     stage.adopt_running()
     stage.close(AttemptStatus.FAILED)
     assert "retains no checkpoint" in stage.kept()
+
+
+def test_nothing_is_adopted_of_a_job_that_only_its_own_dags_read(gateway, monkeypatch) -> None:
+    stage, refused = make_stage(gateway), AccessDeniedError("Expected a job on which the Dag works, found another.")
+    with monkeypatch.context() as patch:
+        patch.setattr(Gateway, "describe", lambda *_: (_ for _ in ()).throw(refused))
+        stage.adopt_running()
+    stage.register()
+    assert [a.status for a in attempts(gateway)] == [AttemptStatus.RUNNING]
 
 
 @pytest.mark.parametrize(("marker", "was_cleared"), [("3/0", False), ("7/0", True)], ids=["retry", "clear"])

@@ -1,0 +1,277 @@
+"""
+Who may do what to whose job: every route of the API's own description, for each kind of holder, and for a job of its own
+Dag, of another Dag, and of none.
+
+``RIGHTS`` lists the routes. One that is added to the API without a right here fails.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from airflow_provider_statecheck.checkpoint.codec import encode
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.store import no_such_job
+from tests.hostile.neighbours import COMPLETED, FOREIGN, MINE, MISSING, OWN, SECRET_UID, THEIRS, Neighbours, neighbours
+from tests.soak import rest_in_soak
+from tests.unit.api.server import accepted
+
+Route = tuple[str, str]
+
+
+class Outcome(Enum):
+    """What becomes of a call."""
+
+    ANSWERED = "the caller has the right, whatever the call itself finds"
+    REFUSED = "the caller lacks the right"
+    HIDDEN = "for this caller, there is no such job"
+    EMPTY = "the caller may ask, and there is nothing"
+
+
+ANSWERED, REFUSED, HIDDEN, EMPTY = Outcome
+USERS = ("viewer", "editor", "administrator")
+READERS = ("user_reader", "task_reader")
+FREE = ("task", "login", "maintenance", "login_of_maintenance")
+"""Tokens of tasks that are not bound to an attempt: each obtained by the task or by a user."""
+DRIVERS = ("attempt", "attempt_by_login")
+STRANGERS = ("nobody", "forged", "ended_task")
+HOLDERS = (*USERS, *READERS, *FREE, *DRIVERS, "leader", *STRANGERS)
+
+
+@dataclass(frozen=True)
+class Right:
+    """Holders whose calls are answered or hidden, by the job; all others are refused."""
+
+    own: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    hidden_own: tuple[str, ...] = ()
+    hidden_foreign: tuple[str, ...] = ()
+    hidden_missing: tuple[str, ...] = ()
+    empty: tuple[str, ...] = ()
+    """Other holders who may ask, and whose call finds nothing and has no effect."""
+
+    def outcome(self, holder: str, job: str) -> Outcome:
+        if holder in {OWN: self.own, FOREIGN: self.foreign, MISSING: self.missing}[job]:
+            return ANSWERED
+        if holder in {OWN: self.hidden_own, FOREIGN: self.hidden_foreign, MISSING: self.hidden_missing}[job]:
+            return HIDDEN
+        return EMPTY if holder in self.empty else REFUSED
+
+
+def _always(*holders: str) -> Right:
+    return Right(own=holders, foreign=holders, missing=holders)
+
+
+READ = Right(
+    own=(*USERS, *READERS, *FREE, *DRIVERS, "leader"),
+    foreign=("administrator", "task", "maintenance"),
+    hidden_foreign=("viewer", "editor", "login", "login_of_maintenance"),
+    hidden_missing=(*USERS, "login", "login_of_maintenance"),
+    empty=("task", "maintenance"),
+)
+VIEW = Right(own=USERS, foreign=("administrator",), hidden_foreign=("viewer", "editor"), hidden_missing=USERS)
+EDIT = Right(
+    own=("editor", "administrator"),
+    foreign=("administrator",),
+    hidden_foreign=("viewer", "editor"),
+    hidden_missing=USERS,
+)
+CONFIRM = replace(EDIT, hidden_own=("viewer",))
+LIST = _always(*USERS)
+LOG_IN = Right(own=("editor", "administrator"), foreign=("administrator",))
+TASK = _always(*FREE)
+RENEW = _always("task_reader")
+ATTEMPT = Right(own=DRIVERS)
+ADOPT = Right(own=("task", "login", *DRIVERS), empty=FREE)
+JOIN = Right(own=FREE, foreign=("task", "maintenance"), missing=FREE)
+"""A named job belongs to all Dags for their tasks, and to the users who may edit all of its Dags."""
+MAINTAIN = Right(
+    own=("maintenance", "login_of_maintenance"),
+    foreign=("maintenance",),
+    hidden_foreign=("login_of_maintenance",),
+    hidden_missing=("login_of_maintenance",),
+    empty=("maintenance",),
+)
+LEAD = Right(
+    own=("leader", *MAINTAIN.own),
+    foreign=MAINTAIN.foreign,
+    hidden_foreign=MAINTAIN.hidden_foreign,
+    hidden_missing=MAINTAIN.hidden_missing,
+    empty=MAINTAIN.empty,
+)
+
+
+def _calls(folder: str, right: Right, *names: str) -> dict[Route, Right]:
+    return {("POST", f"/v1/{folder}/{name}"): right for name in names}
+
+
+def _reads(right: Right, *paths: str) -> dict[Route, Right]:
+    return {("GET", path): right for path in paths}
+
+
+RIGHTS: dict[Route, Right] = {
+    ("GET", "/v1/health"): _always(*HOLDERS),
+    ("POST", "/v1/token"): Right(),
+    ("POST", "/v1/token/login"): LOG_IN,
+    ("POST", "/v1/token/state"): VIEW,
+    ("POST", "/v1/token/read"): TASK,
+    ("POST", "/v1/token/renew"): RENEW,
+    ("GET", "/v1/jobs"): TASK,
+    ("GET", "/v1/job-list"): LIST,
+    ("POST", "/v1/jobs/{job_id}/state/{name}"): READ,
+    ("POST", "/ui/jobs/{job_id}/{action}"): EDIT,
+    **_reads(READ, *(f"/v1/jobs/{{job_id}}{path}" for path in ("", "/latest", "/checkpoints", "/state", "/items"))),
+    **_reads(READ, *(f"/v1/jobs/{{job_id}}/{path}/{{name}}" for path in ("state", "snapshots"))),
+    **_reads(READ, "/v1/jobs/{job_id}/checkpoints/{checkpoint_id}", "/v1/jobs/{job_id}/snapshots"),
+    **_reads(READ, "/v1/jobs/{job_id}/operators/{operator_id}/latest"),
+    **_reads(VIEW, "/ui/jobs/{job_id}/actions", "/jobs/{job_id}", "/jobs/{job_id}/checkpoints"),
+    **_reads(VIEW, "/jobs/{job_id}/operators/{operator_id}", "/jobs/{job_id}/checkpoints/{checkpoint_id}"),
+    **_reads(EDIT, "/ui/jobs/{job_id}/{action}/preview"),
+    **_reads(CONFIRM, "/jobs/{job_id}/actions/{action}"),
+    **_reads(LIST, "/jobs"),
+    **_reads(VIEW, "/dags/{dag_id}", "/dags/{dag_id}/runs/{run_id}", "/dags/{dag_id}/runs/{run_id}/tasks/{task_id}"),
+    **_calls("attempts", JOIN, "register"),
+    **_calls("attempts", ADOPT, "adopt"),
+    **_calls("attempts", ATTEMPT, "confirm-restore", "trigger", "acknowledge", "decline", "confirm-discards"),
+    **_calls("attempts", ATTEMPT, "confirm-commits", "finish"),
+    **_calls("maintenance", MAINTAIN, "confirm-discards", "close-abandoned", "settle-run", "forget", "refusal"),
+    **_calls("maintenance", MAINTAIN, "retire", "remove"),
+    **_calls("maintenance", _always("maintenance", "login_of_maintenance"), "drop-tokens"),
+    **_calls("savepoints", MAINTAIN, "request", "begin", "end", "pin", "dispose", "restore"),
+    **_calls("aligned", JOIN, "lead"),
+    **_calls("aligned", LEAD, "resign", "count-ids", "enqueue", "choose", "begin", "acknowledge", "abort"),
+    **_calls("aligned", LEAD, "take-over", "is-finalizing", "adopt", "record-restore", "effects", "record-discards"),
+    **_calls("aligned", LEAD, "put-handle", "handles", "remove-handle", "end-handles", "outcome", "owns"),
+    **_calls("aligned", LEAD, "report-failure"),
+}
+QUERIES = {
+    ("GET", "/v1/jobs/{job_id}/state/{name}"): "?key=EUR",
+    ("GET", "/v1/jobs/{job_id}/items"): "?loop=months",
+    ("GET", "/ui/jobs/{job_id}/{action}/preview"): "?run_key=2026-01-01",
+    ("GET", "/jobs/{job_id}/actions/{action}"): "?run_key=2026-01-01",
+}
+SHARES = 7
+"""``make test`` asks one request of so many. All routes, and all holders, are among them."""
+
+
+@pytest.fixture(scope="module")
+def there(airflow_db: Path) -> Iterator[Neighbours]:
+    from airflow import settings
+
+    engine: Engine = settings.get_engine()
+    assert str(airflow_db) in str(engine.url), "a test must never write to another database"
+    with neighbours(engine, airflow_db) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def operations(there: Neighbours) -> dict[Route, dict[str, Any]]:
+    """What the API's own description says of each route."""
+    paths = accepted(there.ask("GET", "/openapi.json", there.tokens["viewer"]))["paths"]
+    return {(verb.upper(), path): operation for path, verbs in paths.items() for verb, operation in verbs.items()}
+
+
+def test_every_route_of_the_description_has_a_right(operations: dict[Route, dict[str, Any]]) -> None:
+    assert set(operations) == set(RIGHTS)
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+@pytest.mark.parametrize("share", rest_in_soak(range(SHARES), 0))
+def test_each_holder_has_the_rights_of_the_table_and_no_others(
+    there: Neighbours, operations: dict[Route, dict[str, Any]], share: int, holder: str
+) -> None:
+    changed = there.changes()
+    kept = there.rows_of(job_id_of(FOREIGN))
+    offset, problems = HOLDERS.index(holder), list[str]()
+    for route, job in list(product(RIGHTS, (OWN, FOREIGN, MISSING)))[(share + offset) % SHARES :: SHARES]:
+        outcome, case = RIGHTS[route].outcome(holder, job), f"{holder}: {' '.join(route)} of {job!r}"
+        response = _send(there, operations[route], route, holder, job)
+        if not _is_as_expected(response, outcome, job):
+            problems.append(f"{case}: {response.status_code} {response.text[:200]} instead of {outcome.name}")
+        if not _may_read_theirs(holder) and SECRET_UID in response.text:
+            problems.append(f"{case}: tells of the other job")
+        if changed():
+            if outcome is not ANSWERED:
+                problems.append(f"{case}: changed rows")
+            if holder not in RIGHTS[route].foreign and there.rows_of(job_id_of(FOREIGN)) != kept:
+                problems.append(f"{case}: changed the other job")
+            there.restore()
+            changed()
+    assert problems == []
+
+
+def _send(there: Neighbours, operation: dict[str, Any], route: Route, holder: str, job: str) -> Any:
+    method, template = route
+    action = "rewind" if "{action}" in template else ""
+    dag_id = {OWN: MINE, FOREIGN: THEIRS, MISSING: "dag_of_none"}[job]
+    path = template.format(
+        job_id=job_id_of(job),
+        operator_id=there.attempts[job].operator_id,
+        checkpoint_id=COMPLETED,
+        name="totals",
+        action=action,
+        dag_id=dag_id,
+        run_id=there.running[THEIRS if job == FOREIGN else MINE].run_id,
+        task_id="features",
+    )
+    headers = {"X-Statecheck-Action": action, "Sec-Fetch-Site": "same-origin"} if action else {}
+    body = _body(there, operation, route, holder, job)
+    return there.ask(method, path + QUERIES.get(route, ""), there.tokens.get(holder), body, **headers)
+
+
+def _body(there: Neighbours, operation: dict[str, Any], route: Route, holder: str, job: str) -> dict[str, Any] | None:
+    if "requestBody" not in operation:
+        return None
+    examples = operation["requestBody"]["content"]["application/json"]["examples"]
+    body = dict(copy.deepcopy(next(iter(examples.values()))["value"]))
+    attempts, leaders = there.attempts, there.leaders
+    place = there.place(THEIRS if job == FOREIGN else MINE) | ({"run_id": "no such run"} if job == MISSING else {})
+    known = {
+        "job_id": job_id_of(job),
+        "job_name": job,
+        "operator_id": attempts[job].operator_id,
+        "attempt": encode(attempts.get(holder, attempts[OWN]) if job == OWN else attempts[job]),
+        "leader": encode(leaders[job]),
+        "owner": encode(there.owners.get(holder, there.owner(MINE))),
+        "run_key": "2026-01-01",
+        "allow_non_restored_state": True,
+        **dict.fromkeys(("attempt_key", "request_key"), new_key()),
+    }
+    if route == ("POST", "/v1/token/login"):
+        known |= place
+    fields = set(body) | ({"allow_non_restored_state"} if "uid" in body else set())
+    return body | {name: value for name, value in known.items() if name in fields}
+
+
+def _is_as_expected(response: Any, outcome: Outcome, job: str) -> bool:
+    is_refused, is_hidden = response.status_code in (401, 403), _is_hidden(response, job)
+    if outcome is ANSWERED:
+        return not is_refused and not is_hidden and response.status_code != 500
+    if outcome is HIDDEN:
+        return is_hidden
+    return is_refused if outcome is REFUSED else not response.is_success or _is_empty(response.json())
+
+
+def _is_empty(reply: Any) -> bool:
+    return not any(reply.values()) if isinstance(reply, dict) else not reply
+
+
+def _is_hidden(response: Any, job: str) -> bool:
+    if response.status_code != 404:
+        return False
+    is_page = "text/html" in response.headers["content-type"]
+    return is_page or response.json()["message"] == str(no_such_job(job_id_of(job)))
+
+
+def _may_read_theirs(holder: str) -> bool:
+    return READ.outcome(holder, FOREIGN) is ANSWERED
