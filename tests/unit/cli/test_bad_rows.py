@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -44,7 +44,7 @@ BAD_VALUES = {
 
 
 @pytest.fixture(params=rest_in_soak(BAD_VALUES, "attempt.owner", "checkpoint.properties"))
-def bad(request: pytest.FixtureRequest, stage: WrittenStage) -> Iterator[str]:
+def bad(request: pytest.FixtureRequest, stage: WrittenStage) -> str:
     """Two jobs, one of which has a value that cannot be read; return how an error names the value."""
     for job in (GOOD, BAD):
         attempt = stage.attempt(job)
@@ -52,7 +52,8 @@ def bad(request: pytest.FixtureRequest, stage: WrittenStage) -> Iterator[str]:
         attempt.finish(AttemptStatus.FINISHED)
     table, column = request.param.split(".")
     of_table = METADATA.tables[f"statecheck_{table}"].c[column]
-    corrupt(stage.store._engine, of_table, BAD_VALUES[request.param], job_id_of(BAD))
+    store: Any = stage.store
+    corrupt(store._engine, of_table, BAD_VALUES[request.param], job_id_of(BAD))
     return f"column {column} of table statecheck_{table}"
 
 

@@ -117,7 +117,7 @@ def told(
     monkeypatch.setattr(checkpointed, "push_link", push_link)
     operator = task.operator(_failing(open_it, told, monkeypatch), tolerable_failed_checkpoints=5, **arguments)
     monkeypatch.setenv("AIRFLOW__API__BASE_URL", f"https://ada:{PASSWORD_IN_URL}@airflow.example/")
-    context = task.context()
+    context: Any = task.context()
     vars(context["ti"]).update(dag_id="nightly", run_id="run-1", task_id="task", map_index=-1)
     operator.render_template_fields(context)
     told.sent.append(task_runner._serialize_rendered_fields(operator))
