@@ -1,5 +1,5 @@
 """
-What the holders of tokens may do now: tasks while they run, and users with the permissions that they have.
+What the holders of tokens may do now: tasks while they run, users by their permissions.
 
 A token is the proof of who received it. What its holder may read and change is decided at each call: a task must still run,
 and a user who obtained a token for a task must still be permitted to edit the task instances of its Dag. Until a token is
