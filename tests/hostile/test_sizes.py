@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+import tracemalloc
 import zlib
 from dataclasses import replace
 from functools import partial
@@ -34,9 +35,10 @@ from airflow_provider_statecheck.state.source_items import Item, pack_items, unp
 from airflow_provider_statecheck.storage.bounds import bounded_decoding
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.json_text import DEEPEST, MOST_VALUES, read_json
-from airflow_provider_statecheck.storage.metadata_file import load_document
+from airflow_provider_statecheck.storage.metadata_file import LARGEST_METADATA, load_document
 from airflow_provider_statecheck.storage.snapshot_manifest import footer_digest
 from tests.messages import make_owner, make_registration
+from tests.soak import rest_in_soak
 from tests.sqlite_rows import new_store
 from tests.unit.written_stage import WrittenStage, local_path
 from tests.written_state import BACKENDS, StatefulJob
@@ -148,6 +150,17 @@ def test_json_within_the_bounds_is_read_as_it_is():
     for _ in range(DEEPEST):
         deep = [deep]
     assert read_json(json.dumps(deep).encode(), "file:///x") == deep
+
+
+@pytest.mark.parametrize("value", rest_in_soak([b'{"a":1}', b"[]", b'"\xf0\x9f\x94\xa5"', b"1.5", b"12345678"], b"[]"))
+def test_json_within_the_bounds_takes_less_memory_than_a_server_has(value):
+    most = (MOST_VALUES - 1) // (1 + value.count(b"{") + value.count(b"["))
+    text = b"[" + b",".join([value] * min(most, LARGEST_METADATA // (len(value) + 1))) + b"]"
+    tracemalloc.start()
+    read_json(text, "file:///x")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 300 * MIB
 
 
 def test_a_message_of_many_small_values_costs_no_seconds():
