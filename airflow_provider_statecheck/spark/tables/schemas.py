@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, StorageError
 from airflow_provider_statecheck.lazy import pa
+from airflow_provider_statecheck.spark.snapshots.columns import with_plain_text
+from airflow_provider_statecheck.spark.tables.column_types import require_exchanged
 from airflow_provider_statecheck.storage.failures import RetryPolicy, advice
 from airflow_provider_statecheck.storage.snapshot_manifest import with_all_rows
 from airflow_provider_statecheck.storage.uris import conceal, harmless
@@ -41,10 +43,15 @@ def to_struct_type(schema: Any) -> StructType:
 
 
 def arrow_schema(schema: StructType) -> Any:
-    """Return the Arrow schema in which Spark exchanges columns of a schema with Python."""
+    """
+    Return the Arrow schema in which Spark exchanges columns of a schema with Python.
+
+    :raises UnsupportedStateError: for a column whose values Spark does not exchange unchanged.
+    """
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    return to_arrow_schema(schema, timezone="UTC")
+    require_exchanged(schema)
+    return to_arrow_schema(with_plain_text(schema), timezone="UTC")
 
 
 def spark_schema(schema: Any) -> StructType:
