@@ -43,7 +43,7 @@ from airflow_provider_statecheck.spark.snapshots.executor_io import (
     plan_tasks,
     read_snapshot,
 )
-from airflow_provider_statecheck.spark.tables.schemas import all_nullable, arrow_schema, pack_tasks, union_all
+from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, pack_tasks, union_all
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_manifest import (
     SnapshotFile,
@@ -55,7 +55,6 @@ from airflow_provider_statecheck.storage.uris import EXTRAS, open_filesystem, re
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
 
 _TIMESTAMP_TYPE = "spark.sql.parquet.outputTimestampType"
@@ -181,7 +180,7 @@ class StoredDataFrames:
 
     def _write_on_executors(self, df: DataFrame, data_uri: str) -> SnapshotManifest:
         refuse_unwritable(df)
-        schema = stored_schema(_exchanged(transfer_schema(df.schema)))
+        schema = stored_schema(arrow_schema(transfer_schema(df.schema)))
         writer = PartitionWriter(self._files(data_uri), schema, uuid.uuid4().hex)
         task = _named(functools.partial(writer.write), f"write {redact(data_uri)}")
         with explained(data_uri):
@@ -208,7 +207,7 @@ class StoredDataFrames:
         schema = parse_schema(manifest.schema_json)
         transferred = transfer_schema(schema)
         tasks = plan_tasks(manifest.files, cores_of(spark))
-        reader = SnapshotReader(files=files, schema=_exchanged(transferred), packed_tasks=pack_tasks(tasks or [[]]))
+        reader = SnapshotReader(files=files, schema=arrow_schema(transferred), packed_tasks=pack_tasks(tasks or [[]]))
         # The name of the function identifies the snapshot in a plan.
         task = _named(functools.partial(read_snapshot, reader), name)
         count = max(1, len(tasks))
@@ -216,11 +215,6 @@ class StoredDataFrames:
 
     def _files(self, data_uri: str) -> ExecutorFiles:
         return ExecutorFiles(data_uri, HiddenOptions(self.options_for(data_uri)))
-
-
-def _exchanged(transferred: StructType) -> Any:
-    # Arrow has a variant as a struct whose parts are never null, and does not convert one that is null itself.
-    return all_nullable(arrow_schema(transferred))
 
 
 def _root_of(snapshot: StoredSnapshot) -> str:

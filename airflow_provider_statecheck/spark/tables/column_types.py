@@ -37,7 +37,7 @@ def require_exchanged(schema: StructType) -> None:
 
 
 def _advice_for_python(part: DataType) -> str | None:
-    from pyspark.sql.types import CalendarIntervalType, UserDefinedType, YearMonthIntervalType
+    from pyspark.sql.types import CalendarIntervalType, StructType, UserDefinedType, YearMonthIntervalType
 
     if isinstance(part, YearMonthIntervalType):
         return "cast it to a number of months, such as by cast(cast(age AS interval month) AS int)"
@@ -45,6 +45,8 @@ def _advice_for_python(part: DataType) -> str | None:
         return "use a day-time interval, or numbers"
     if isinstance(part, UserDefinedType):
         return "convert it to an array or a struct of plain types"
+    if isinstance(part, StructType) and len(set(part.names)) < len(part.names):
+        return "give its fields different names"
     return None
 
 
@@ -93,6 +95,25 @@ def _tag_of(kind: Any) -> str | None:
         return None
     marks = [kind.field(position).metadata or {} for position in range(kind.num_fields)]
     return next((tag for tag in _TAGS for mark in marks if mark.get(tag.encode()) == b"true"), None)
+
+
+def with_null_parts(kind: Any) -> Any:
+    """
+    Return an Arrow type in which the parts of variants and geometries can be null.
+
+    They are never null to PySpark, but Spark sends null in them if the value is null, and Arrow casts no such values.
+    """
+    types = pa.types
+    if types.is_struct(kind):
+        is_tagged, fields = _tag_of(kind) is not None, [kind.field(position) for position in range(kind.num_fields)]
+        return pa.struct([_with_null_parts(field).with_nullable(is_tagged or field.nullable) for field in fields])
+    if types.is_list(kind):
+        return pa.list_(_with_null_parts(kind.value_field))
+    return pa.map_(_with_null_parts(kind.key_field), _with_null_parts(kind.item_field)) if types.is_map(kind) else kind
+
+
+def _with_null_parts(field: Any) -> Any:
+    return field.with_type(with_null_parts(field.type))
 
 
 def _unstored(kind: Any) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, StorageError
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.spark.snapshots.columns import with_plain_text
-from airflow_provider_statecheck.spark.tables.column_types import require_exchanged
+from airflow_provider_statecheck.spark.tables.column_types import require_exchanged, with_null_parts
 from airflow_provider_statecheck.storage.failures import RetryPolicy, advice
 from airflow_provider_statecheck.storage.snapshot_manifest import with_all_rows
 from airflow_provider_statecheck.storage.uris import conceal, harmless
@@ -51,7 +51,8 @@ def arrow_schema(schema: StructType) -> Any:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     require_exchanged(schema)
-    return to_arrow_schema(with_plain_text(schema), timezone="UTC")
+    found = to_arrow_schema(with_plain_text(schema), timezone="UTC")
+    return pa.schema([field.with_type(with_null_parts(field.type)) for field in found], found.metadata)
 
 
 def spark_schema(schema: Any) -> StructType:

@@ -9,7 +9,7 @@ from pyspark.sql import types as t
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.spark.tables.column_types import require_stored, spark_name
-from airflow_provider_statecheck.spark.tables.schemas import arrow_schema
+from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, spark_schema
 
 
 def schema_of(kind: t.DataType) -> t.StructType:
@@ -22,7 +22,15 @@ def within(kind: t.DataType) -> list[t.DataType]:
     return [kind, t.ArrayType(kind), t.MapType(t.StringType(), kind), t.ArrayType(struct)]
 
 
-@pytest.mark.parametrize("part", [t.YearMonthIntervalType(0, 0), t.CalendarIntervalType(), VectorUDT()], ids=repr)
+UNEXCHANGED = (
+    t.YearMonthIntervalType(0, 0),
+    t.CalendarIntervalType(),
+    VectorUDT(),
+    t.StructType([t.StructField("a", t.LongType()), t.StructField("a", t.DateType())]),
+)
+
+
+@pytest.mark.parametrize("part", UNEXCHANGED, ids=repr)
 @pytest.mark.parametrize("form", range(4))
 def test_a_column_that_python_would_change_is_refused_by_name_and_type(part: t.DataType, form: int) -> None:
     with pytest.raises(UnsupportedStateError, match=rf"found {part.simpleString()} in column 'a\.b'; \w"):
@@ -35,6 +43,19 @@ def test_text_of_limited_length_is_text_to_python_with_its_nullability(text: t.D
     found = arrow_schema(t.StructType([t.StructField("s", t.ArrayType(inner, False), False)])).field("s")
     fields = [pa.field("x", pa.string(), nullable=False), pa.field("y", pa.string())]
     assert found == pa.field("s", pa.list_(pa.field("element", pa.struct(fields), nullable=False)), nullable=False)
+
+
+@pytest.mark.parametrize("part", [t.VariantType(), t.GeometryType(0), t.GeographyType(4326)], ids=repr)
+@pytest.mark.parametrize("form", range(4))
+def test_a_null_variant_or_geometry_is_converted(part: t.DataType, form: int) -> None:
+    schema = schema_of(within(part)[form])
+    found = arrow_schema(schema)
+    parts = pa.struct([field.with_nullable(True).remove_metadata() for field in arrow_schema(schema_of(part)).field("a.b").type])
+    value = [None, None]
+    nested = [value, [value], [[("k", None)], []], [[{"x": None}], None]][form]
+    assert spark_schema(found).fields[1].dataType.simpleString() == within(part)[form].simpleString()
+    plain = pa.array(nested, [parts, pa.list_(parts), pa.map_(pa.string(), parts), pa.list_(pa.struct([("x", parts)]))][form])
+    assert plain.cast(found.field("a.b").type).to_pylist() == plain.to_pylist()
 
 
 UNSTORED: tuple[tuple[t.DataType, str], ...] = (
