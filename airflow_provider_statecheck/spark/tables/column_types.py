@@ -45,8 +45,8 @@ def _advice_for_python(part: DataType) -> str | None:
         return "use a day-time interval, or numbers"
     if isinstance(part, UserDefinedType):
         return "convert it to an array or a struct of plain types"
-    if isinstance(part, StructType) and len(set(part.names)) < len(part.names):
-        return "give its fields different names"
+    if isinstance(part, StructType) and len(set(part.names)) < max(len(part.names), 1):
+        return "give its fields different names" if part.names else "add a field to the struct, or drop it"
     return None
 
 

@@ -27,6 +27,7 @@ UNEXCHANGED = (
     t.CalendarIntervalType(),
     VectorUDT(),
     t.StructType([t.StructField("a", t.LongType()), t.StructField("a", t.DateType())]),
+    t.StructType([]),
 )
 
 
@@ -65,7 +66,6 @@ UNSTORED: tuple[tuple[t.DataType, str], ...] = (
     (t.DayTimeIntervalType(0, 0), "interval day to second"),
     (t.TimeType(), "time"),
     (t.NullType(), "void"),
-    (t.StructType([]), "struct<>"),
     (t.StructType([t.StructField("a", t.LongType()), t.StructField("A", t.LongType())]), "a struct with the fields a, a"),
 )
 
@@ -85,6 +85,11 @@ def test_a_column_that_tables_lack_is_refused_by_name_and_type(part: t.DataType,
 )
 def test_a_column_of_a_plain_type_is_stored(kind: t.DataType) -> None:
     require_stored(arrow_schema(schema_of(kind)), "a table")
+
+
+def test_a_struct_without_fields_is_refused_by_name_and_type() -> None:
+    with pytest.raises(UnsupportedStateError, match="a table stores, found struct<> in column 'x'; add a field"):
+        require_stored(pa.schema([("x", pa.list_(pa.struct([])))]), "a table")
 
 
 def test_an_unknown_schema_is_decided_later() -> None:
