@@ -105,9 +105,7 @@ def nested_types(data_type: DataType) -> Iterator[DataType]:
 Leaf = Callable[[Any], "DataType"]
 
 
-def _map_type(
-    data_type: DataType, leaf: Leaf, *, is_positional: bool = False, is_optional: bool = True
-) -> DataType:
+def _map_type(data_type: DataType, leaf: Leaf, *, is_positional: bool = False, is_optional: bool = True) -> DataType:
     """
     Return a type with other types of its leaves.
 

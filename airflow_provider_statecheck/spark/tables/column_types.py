@@ -120,7 +120,10 @@ def _unstored(kind: Any) -> Iterator[tuple[str, str]]:
     types = pa.types
     tag = _tag_of(kind)
     if tag is not None:
-        yield tag, "convert it to text, such as by to_json" if tag == "variant" else "convert it to bytes by st_asbinary"
+        yield (
+            tag,
+            "convert it to text, such as by to_json" if tag == "variant" else "convert it to bytes by st_asbinary",
+        )
     elif types.is_struct(kind):
         yield from _unstored_struct([kind.field(position).name.lower() for position in range(kind.num_fields)])
     elif types.is_duration(kind):
@@ -135,4 +138,7 @@ def _unstored_struct(names: list[str]) -> Iterator[tuple[str, str]]:
     if not names:
         yield "struct<>", "add a field to the struct, or drop it"
     elif len(set(names)) < len(names):
-        yield f"a struct with the fields {', '.join(names)}", "give the fields names that differ in more than their case"
+        yield (
+            f"a struct with the fields {', '.join(names)}",
+            "give the fields names that differ in more than their case",
+        )

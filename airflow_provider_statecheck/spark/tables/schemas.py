@@ -205,6 +205,30 @@ def schema_differences(theirs: Any, ours: Any, *, may_add: bool = True, may_lack
     return found
 
 
+def required_part_differences(theirs: Any, ours: Any) -> list[str]:
+    """
+    Return the parts of columns that cannot be null in a table and can be null in the rows to add.
+
+    Readers of the table would fail at null in such a part, also where the struct around it is null.
+    """
+    shared = [(column, ours.field(column.name)) for column in theirs if ours.get_field_index(column.name) >= 0]
+    return [
+        f"{name!r} can be null here and not there (declare it NOT NULL in output= of the last function)"
+        for column, given in shared
+        if is_same_type(column.type, given.type)
+        for name in _optional_parts(column.type, given.type, column.name)
+    ]
+
+
+def _optional_parts(theirs: Any, ours: Any, path: str) -> Iterator[str]:
+    for position in range(theirs.num_fields if pa.types.is_nested(theirs) else 0):
+        required, given = theirs.field(position), ours.field(position)
+        name = f"{path}.{required.name}"
+        if given.nullable and not required.nullable:
+            yield name
+        yield from _optional_parts(required.type, given.type, name)
+
+
 def conflicts(ours: Any, theirs: Any) -> list[str]:
     """Return the reasons why the files of two writers cannot be read as one table."""
     shared = [field for field in ours if theirs.get_field_index(field.name) >= 0]

@@ -51,11 +51,15 @@ def test_text_of_limited_length_is_text_to_python_with_its_nullability(text: t.D
 def test_a_null_variant_or_geometry_is_converted(part: t.DataType, form: int) -> None:
     schema = schema_of(within(part)[form])
     found = arrow_schema(schema)
-    parts = pa.struct([field.with_nullable(True).remove_metadata() for field in arrow_schema(schema_of(part)).field("a.b").type])
+    parts = pa.struct(
+        [field.with_nullable(True).remove_metadata() for field in arrow_schema(schema_of(part)).field("a.b").type]
+    )
     value = [None, None]
     nested = [value, [value], [[("k", None)], []], [[{"x": None}], None]][form]
     assert spark_schema(found).fields[1].dataType.simpleString() == within(part)[form].simpleString()
-    plain = pa.array(nested, [parts, pa.list_(parts), pa.map_(pa.string(), parts), pa.list_(pa.struct([("x", parts)]))][form])
+    plain = pa.array(
+        nested, [parts, pa.list_(parts), pa.map_(pa.string(), parts), pa.list_(pa.struct([("x", parts)]))][form]
+    )
     assert plain.cast(found.field("a.b").type).to_pylist() == plain.to_pylist()
 
 
@@ -66,7 +70,10 @@ UNSTORED: tuple[tuple[t.DataType, str], ...] = (
     (t.DayTimeIntervalType(0, 0), "interval day to second"),
     (t.TimeType(), "time"),
     (t.NullType(), "void"),
-    (t.StructType([t.StructField("a", t.LongType()), t.StructField("A", t.LongType())]), "a struct with the fields a, a"),
+    (
+        t.StructType([t.StructField("a", t.LongType()), t.StructField("A", t.LongType())]),
+        "a struct with the fields a, a",
+    ),
 )
 
 
@@ -97,7 +104,8 @@ def test_an_unknown_schema_is_decided_later() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [(pa.list_(pa.int64()), "array<bigint>"), (pa.uint64(), "uint64"), (pa.month_day_nano_interval(), "month")]
+    ("kind", "name"),
+    [(pa.list_(pa.int64()), "array<bigint>"), (pa.uint64(), "uint64"), (pa.month_day_nano_interval(), "month")],
 )
 def test_a_type_is_shown_as_spark_writes_it(kind: Any, name: str) -> None:
     assert spark_name(kind).startswith(name)

@@ -145,7 +145,9 @@ REQUIRED = (
 
 
 @pytest.mark.parametrize("kind", REQUIRED, ids=str)
-@pytest.mark.parametrize("form", [lambda kind: kind, lambda kind: pa.list_(kind), lambda kind: pa.struct([("s", kind)])])
+@pytest.mark.parametrize(
+    "form", [lambda kind: kind, lambda kind: pa.list_(kind), lambda kind: pa.struct([("s", kind)])]
+)
 def test_null_struct_with_a_field_that_is_never_null_is_cast_and_stored(kind: Any, form: Any) -> None:
     wanted = form(pa.struct([pa.field("a", kind, nullable=False)]))
     values = [None, [None, None] if pa.types.is_list(wanted) else None]
