@@ -80,10 +80,12 @@ class SqlDestination(CommitDestination):
         :return: Columns of the output that cannot be null in the table.
         :raises UnsupportedStateError: if the table cannot store the output.
         """
+        schema = self.context.schema
+        # The types of the output decide whether the sink writes anything.
+        table = None if schema is None else self._output(schema, marks_rows=self.marks_rows)
         create_tables(self.database, (self._heads, self._commits))
-        if self.context.schema is None:
+        if table is None:
             return ()
-        table = self._output(self.context.schema, marks_rows=self.marks_rows)
         create_tables(self.database, (table,))
         required = require_fitting(self.database, table, self.keys)
         self._warn_if_emptied(table)
