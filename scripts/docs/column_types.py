@@ -13,7 +13,7 @@ _WORDS = {"yes": "yes", "refused": "refused", "absent": "none"}
 
 def types_table(group: str) -> str:
     """
-    Return what becomes of each type in some places; types with the same results share a row.
+    Return how each type is handled in some places; types with the same results share a row.
 
     :param group: A group of places in the results.
     """

@@ -1,4 +1,4 @@
-"""What becomes of columns of each type in a place, compared with plain Spark."""
+"""How a place handles columns of each type, compared with plain Spark."""
 
 from __future__ import annotations
 
@@ -26,15 +26,18 @@ if TYPE_CHECKING:
 
 REFUSED, ABSENT, EQUAL = "refused", "absent", "yes"
 Place = Callable[["DataFrame", Path], Any]
-"""Writes the rows of a DataFrame below a folder, and returns what the place has then: a DataFrame, an Arrow table, or columns by
-name, each with its type and its values."""
+"""
+Writes the rows of a DataFrame below a folder, and returns what the place has then.
+
+This is a DataFrame, an Arrow table, or columns by name, each with its type and its values.
+"""
 
 
 def outcomes(
     spark: SparkSession, place: Place, cases: Sequence[TypeCase], folder: Path, rows: int = ROWS
 ) -> dict[str, str]:
     """
-    Return what becomes of each type: refused, written and read equal, or equal under another type.
+    Return how each type is handled: refused, written and read equal, or equal under another type.
 
     All types share a DataFrame; one that is refused is left out of the next try.
     """

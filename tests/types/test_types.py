@@ -1,8 +1,9 @@
 """
 Each type of Spark in each place, as ``docs/types.md`` says.
 
-``make test`` tries a share of the types in each place, and ``make soak`` all. ``RECORD=1 make soak ARGS="tests/types -n0"`` writes
-what it finds into ``results.json``, and ``python -m scripts.docs`` the page from it.
+``make test`` tries a share of the types in each place, and ``make soak`` all.
+``RECORD=1 make soak ARGS="tests/types -n0"`` writes what it finds into ``results.json``, and ``python -m scripts.docs`` the page
+from it.
 """
 
 from __future__ import annotations
@@ -88,10 +89,15 @@ def compare(spark: Any, group: str, name: str, place: Place, folder: Path, share
     cases = [case.without(LOST.get(name, ())) for case in CASES[first::share]]
     found = outcomes(spark, place, cases, folder)
     if "RECORD" in os.environ:
-        known = recorded.setdefault(group, {}).setdefault(name, {})
+        known = recorded.setdefault(group, {}).get(name, {})
         recorded[group][name] = {case.name: found.get(case.name, known.get(case.name)) for case in CASES}
-        RESULTS.write_text(json.dumps(recorded, indent=1, ensure_ascii=False) + "\n")
+        RESULTS.write_text(json.dumps(_ordered(recorded), indent=1, ensure_ascii=False) + "\n")
     assert found == {kind: recorded[group][name][kind] for kind in found}
+
+
+def _ordered(recorded: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    order = [*NAMES, POSTGRES]
+    return {g: {name: recorded[g][name] for each, name in order if each == g and name in recorded[g]} for g in PLACES}
 
 
 @pytest.mark.parametrize("share", rest_in_soak((SHARE, 1), SHARE))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def require_exchanged(schema: StructType) -> None:
     """
-    Require columns whose values Spark passes to Python and takes back unchanged.
+    Require columns whose values Spark exchanges with Python unchanged.
 
     :raises UnsupportedStateError: if a column, or a part of it, has another type.
     """
@@ -30,7 +30,7 @@ def require_exchanged(schema: StructType) -> None:
             if advice is not None:
                 found = f"{part.simpleString()} in column {column.name!r}"
                 raise UnsupportedStateError(
-                    f"Expected types of columns that Spark passes to Python and takes back, found {found}; {advice}.",
+                    f"Expected types of columns that Spark exchanges with Python unchanged, found {found}; {advice}.",
                     column=column.name,
                     type=part.simpleString(),
                 )
