@@ -1,8 +1,8 @@
 """
 Generated parts of the documentation.
 
-``python -m scripts.docs`` writes the tables of options, arguments, commands and errors, and the tree of the package, into the
-pages.
+``python -m scripts.docs`` writes the tables of options, arguments, commands, errors and types, and the tree of the package, into
+the pages.
 With ``--check`` it lists the pages that are out of date without changing them, and exits with status 1 if there are any.
 """
 
@@ -15,7 +15,9 @@ from pathlib import Path
 from scripts.docs.pages import generated
 
 _DOCS = Path(__file__).parents[2] / "docs"
-PAGES = tuple(_DOCS / name for name in ("architecture.md", "cli.md", "configuration.md", "troubleshooting.md"))
+PAGES = tuple(
+    _DOCS / name for name in ("architecture.md", "cli.md", "configuration.md", "troubleshooting.md", "types.md")
+)
 
 
 def main(arguments: list[str] | None = None) -> int:

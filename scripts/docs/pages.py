@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from scripts.docs.architecture import import_rules_table, layers_list, package_tree
 from scripts.docs.arguments import arguments_table
+from scripts.docs.column_types import types_table
 from scripts.docs.commands import command_reference, exit_statuses_table
 from scripts.docs.errors import unretried_errors_table
 from scripts.docs.options import arrow_settings_table, flink_keys_table, options_table, storage_settings_table
@@ -21,6 +22,7 @@ _PARTS: dict[str, Callable[..., str]] = {
     "command": command_reference,
     "exit-statuses": exit_statuses_table,
     "unretried-errors": unretried_errors_table,
+    "types": types_table,
     "tree": package_tree,
     "layers": layers_list,
     "import-rules": import_rules_table,

@@ -48,7 +48,7 @@ from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, li
 from airflow_provider_statecheck.spark.tables.data_files import require_partitionable
 from airflow_provider_statecheck.spark.tables.delta import DeltaCommit, DeltaSnapshot, DeltaTableAccess
 from airflow_provider_statecheck.spark.tables.delta_files import file_schema, new_columns, stored_schema
-from airflow_provider_statecheck.spark.tables.schemas import all_nullable, schema_differences
+from airflow_provider_statecheck.spark.tables.schemas import all_nullable, required_part_differences, schema_differences
 
 log = logging.getLogger(__name__)
 _TRY_BITS = 20
@@ -250,6 +250,7 @@ class DeltaDestination(CommitDestination):
         if schema is not None:
             ours = stored_schema(schema)
             found = schema_differences(snapshot.schema, ours, may_add=self.merges_schema, may_lack=True)
+            found += required_part_differences(snapshot.schema, ours)
         if snapshot.partition_by != partition_by:
             found.append(
                 f"the table is partitioned by {', '.join(snapshot.partition_by) or 'nothing'} and the sink by "

@@ -53,6 +53,7 @@ from airflow_provider_statecheck.spark.sinks.target_files import (
 )
 from airflow_provider_statecheck.spark.snapshots.dataframes import VERIFIED_PAGES
 from airflow_provider_statecheck.spark.snapshots.executor_io import hidden_options
+from airflow_provider_statecheck.spark.tables.column_types import require_stored
 from airflow_provider_statecheck.spark.tables.data_files import (
     FILE_BYTES,
     FileLayout,
@@ -139,6 +140,7 @@ class ParquetSink(CommittingSink):
 
     @override
     def _destination(self, context: SinkContext) -> FileDestination:
+        require_stored(context.schema, "a Parquet sink")
         self._files = files = TargetFiles.open(self.path, context.lineage, context.options(self._given_options))
         require_directory(files)
         partition_by = self._layout.partition_by

@@ -91,12 +91,13 @@ class SqlDestination(CommitDestination):
         names = () if schema is None else (*schema.names, *marks)
         with self.database.transaction() as connection:
             DatabaseLimits.of(connection).require_names(self.table, names, self.database.shown)
+        # The types of the output decide whether the sink writes anything.
+        table = None if schema is None else self._output(schema, marks_rows=self.marks_rows)
         create_tables(self.database, (self._heads, self._commits))
         # Tasks know no more of the database than the name of the table.
         shown, keys = f"the table {self.table}", tuple(self.keys)
-        if schema is None:
+        if schema is None or table is None:
             return TargetLimits(target=shown, keys=keys)
-        table = self._output(schema, marks_rows=self.marks_rows)
         create_tables(self.database, (table,))
         require_fitting(self.database, table, keys)
         self._warn_if_emptied(table)

@@ -45,6 +45,7 @@ from airflow_provider_statecheck.spark.sinks.target_files import (
     require_directory,
 )
 from airflow_provider_statecheck.spark.snapshots.executor_io import hidden_options
+from airflow_provider_statecheck.spark.tables.column_types import require_stored
 from airflow_provider_statecheck.spark.tables.data_files import FILE_BYTES, FileLayout
 from airflow_provider_statecheck.spark.tables.databases import SinkDatabase, is_sqlite_file, shown_address
 from airflow_provider_statecheck.spark.tables.delta import DeltaTableAccess, deltalake, require_safe_commits
@@ -142,6 +143,7 @@ class DeltaSink(CommittingSink):
     @override
     def _destination(self, context: SinkContext) -> DeltaDestination:
         deltalake()
+        require_stored(context.schema, "a Delta table")
         files = TargetFiles.open(self.table, context.lineage, context.options(self._given_options))
         table = DeltaTableAccess.of(files.storage, self._given_delta_options)
         require_safe_commits(table.options.reveal())
@@ -257,6 +259,7 @@ class IcebergSink(CommittingSink):
     def _destination(self, context: SinkContext) -> IcebergDestination:
         if self._address is None:
             raise self._copy_error()
+        require_stored(context.schema, "an Iceberg table")
         self._opened = table = OpenTable(self._address)
         loaded = table.load()
         with table.redacted_failures():
@@ -430,6 +433,7 @@ class SqlSink(CommittingSink):
     def _destination(self, context: SinkContext) -> SqlDestination:
         if self._url is None:
             raise self._copy_error()
+        require_stored(context.schema, "a table of a database")
         if context.schema is not None:
             require_columns(context.schema, self._keys)
         files = TargetFiles.open(self._staging, context.lineage, context.options(self._given_options))

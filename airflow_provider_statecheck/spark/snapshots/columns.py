@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, UnsupportedStateError
 from airflow_provider_statecheck.lazy import pa
@@ -105,23 +105,38 @@ def nested_types(data_type: DataType) -> Iterator[DataType]:
 Leaf = Callable[[Any], "DataType"]
 
 
-def _map_type(data_type: DataType, leaf: Leaf, *, is_positional: bool = False) -> DataType:
+def _map_type(data_type: DataType, leaf: Leaf, *, is_positional: bool = False, is_optional: bool = True) -> DataType:
+    """
+    Return a type with other types of its leaves.
+
+    :param is_positional: Whether names of fields that collide are replaced by positions.
+    :param is_optional: Whether all parts can be null; as before otherwise.
+    """
     from pyspark.sql.types import ArrayType, MapType, StructField, StructType
 
     def mapped(part: DataType) -> DataType:
-        return _map_type(part, leaf, is_positional=is_positional)
+        return _map_type(part, leaf, is_positional=is_positional, is_optional=is_optional)
 
     if isinstance(data_type, ArrayType):
-        return ArrayType(mapped(data_type.elementType), True)
+        return ArrayType(mapped(data_type.elementType), is_optional or data_type.containsNull)
     if isinstance(data_type, MapType):
-        return MapType(mapped(data_type.keyType), mapped(data_type.valueType), True)
+        is_nullable = is_optional or data_type.valueContainsNull
+        return MapType(mapped(data_type.keyType), mapped(data_type.valueType), is_nullable)
     if isinstance(data_type, StructType):
         names = [field.name for field in data_type.fields]
         if is_positional and len({name.lower() for name in names}) < len(names):
             names = [column_name(i) for i in range(len(names))]
-        fields = zip(names, data_type.fields, strict=True)
-        return StructType([StructField(name, mapped(f.dataType), True, f.metadata) for name, f in fields])
+        fields = [
+            StructField(name, mapped(f.dataType), is_optional or f.nullable, f.metadata)
+            for name, f in zip(names, data_type.fields, strict=True)
+        ]
+        return StructType(fields)
     return leaf(data_type)
+
+
+def with_plain_text(schema: StructType) -> StructType:
+    """Return a schema with text of any length instead of ``char`` and ``varchar``, which Arrow does not have."""
+    return cast("StructType", _map_type(schema, _file_leaf, is_optional=False))
 
 
 def _file_leaf(leaf: DataType) -> DataType:

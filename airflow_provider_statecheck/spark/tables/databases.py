@@ -26,6 +26,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
+from airflow_provider_statecheck.spark.tables.column_types import spark_name
 from airflow_provider_statecheck.storage.uris import conceal, secrets_in
 
 if TYPE_CHECKING:
@@ -343,7 +344,7 @@ def column_type(name: str, arrow: Any, *, is_sqlite: bool) -> TypeEngine[Any]:
     found = sql_type(arrow)
     if found is None:
         raise UnsupportedStateError(
-            f"Expected columns that a table of a database can store, found {name!r} of type {arrow}; convert it in the stage, "
+            f"Expected columns that a table of a database can store, found {name!r} of type {spark_name(arrow)}; convert it in the stage, "
             "for example a nested value to JSON."
         )
     return found

@@ -18,6 +18,7 @@ from urllib.parse import unquote
 from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.lazy import pa, pc
+from airflow_provider_statecheck.spark.tables.column_types import spark_name
 from airflow_provider_statecheck.spark.tables.delta import Action, DeltaLog, DeltaSnapshot, LogEntry, deltalake
 from airflow_provider_statecheck.spark.tables.partition_directories import (
     PartitionValues,
@@ -350,7 +351,7 @@ def _nested_type(name: str, kind: Any) -> Any:
 
 def _unsupported_error(name: str, kind: Any) -> UnsupportedStateError:
     return UnsupportedStateError(
-        f"Expected a type of Delta tables for the column {name!r}, found {kind}; convert it in the stage to an integer, a "
+        f"Expected a type of Delta tables for the column {name!r}, found {spark_name(kind)}; convert it in the stage to an integer, a "
         "float, a decimal, a string, binary, a boolean, a date, a timestamp in microseconds, or a list, a map or a struct of "
         "these."
     )

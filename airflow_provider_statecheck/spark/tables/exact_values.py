@@ -69,15 +69,23 @@ def _structs(values: Sequence[Any], kind: Any, is_case_sensitive: bool) -> Any:
     if len(given) == len(values):
         return pa.StructArray.from_arrays(arrays, fields=fields)
     places, mask = _places(values)
-    return pa.StructArray.from_arrays([array.take(places) for array in arrays], fields=fields, mask=mask)
+    # A field that is never null has a value also where the struct is null: Arrow neither casts nor stores it otherwise.
+    filled = [pa.concat_arrays([array, _filler(field)]) for array, field in zip(arrays, fields, strict=True)]
+    return pa.StructArray.from_arrays([array.take(places) for array in filled], fields=fields, mask=mask)
 
 
 def _places(values: Sequence[Any]) -> tuple[Any, Any]:
-    """Return the position of each value among those that are not null, and which values are null."""
+    """Return the position of each value among those that are not null, that after them for null, and which are null."""
     is_null = [value is None for value in values]
     numbers = accumulate((not each for each in is_null), initial=0)
-    places = [None if null else number for null, number in zip(is_null, numbers, strict=False)]
+    last = len(values) - sum(is_null)
+    places = [last if null else number for null, number in zip(is_null, numbers, strict=False)]
     return pa.array(places, pa.int64()), pa.array(is_null, pa.bool_())
+
+
+def _filler(field: Any) -> Any:
+    """Return what Arrow itself puts into the field of a struct that is null."""
+    return pa.array([None], pa.struct([field])).field(0)
 
 
 def _lists(values: Sequence[Any], kind: Any, is_case_sensitive: bool) -> Any:

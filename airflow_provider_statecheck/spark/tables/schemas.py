@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, StorageError
 from airflow_provider_statecheck.lazy import pa
+from airflow_provider_statecheck.spark.snapshots.columns import with_plain_text
+from airflow_provider_statecheck.spark.tables.column_types import require_exchanged, with_null_parts
 from airflow_provider_statecheck.storage.failures import RetryPolicy, advice
 from airflow_provider_statecheck.storage.snapshot_manifest import with_all_rows
 from airflow_provider_statecheck.storage.uris import conceal, harmless
@@ -41,10 +43,16 @@ def to_struct_type(schema: Any) -> StructType:
 
 
 def arrow_schema(schema: StructType) -> Any:
-    """Return the Arrow schema in which Spark exchanges columns of a schema with Python."""
+    """
+    Return the Arrow schema in which Spark exchanges columns of a schema with Python.
+
+    :raises UnsupportedStateError: for a column whose values Spark does not exchange unchanged.
+    """
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    return to_arrow_schema(schema, timezone="UTC")
+    require_exchanged(schema)
+    found = to_arrow_schema(with_plain_text(schema), timezone="UTC")
+    return pa.schema([field.with_type(with_null_parts(field.type)) for field in found], found.metadata)
 
 
 def spark_schema(schema: Any) -> StructType:
@@ -195,6 +203,30 @@ def schema_differences(theirs: Any, ours: Any, *, may_add: bool = True, may_lack
         elif not may_add:
             found.append(f"column {column.name!r} is new")
     return found
+
+
+def required_part_differences(theirs: Any, ours: Any) -> list[str]:
+    """
+    Return the parts of columns that cannot be null in a table and can be null in the rows to add.
+
+    Readers of the table would fail at null in such a part, also where the struct around it is null.
+    """
+    shared = [(column, ours.field(column.name)) for column in theirs if ours.get_field_index(column.name) >= 0]
+    return [
+        f"{name!r} can be null here and not there (declare it NOT NULL in output= of the last function)"
+        for column, given in shared
+        if is_same_type(column.type, given.type)
+        for name in _optional_parts(column.type, given.type, column.name)
+    ]
+
+
+def _optional_parts(theirs: Any, ours: Any, path: str) -> Iterator[str]:
+    for position in range(theirs.num_fields if pa.types.is_nested(theirs) else 0):
+        required, given = theirs.field(position), ours.field(position)
+        name = f"{path}.{required.name}"
+        if given.nullable and not required.nullable:
+            yield name
+        yield from _optional_parts(required.type, given.type, name)
 
 
 def conflicts(ours: Any, theirs: Any) -> list[str]:

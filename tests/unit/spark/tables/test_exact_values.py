@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_statecheck.spark.tables.exact_values import arrow_table, exact_array, exact_table
@@ -129,3 +131,28 @@ def test_null_in_a_column_that_is_declared_as_never_null_is_refused() -> None:
     wanted = pa.schema([pa.field("b", pa.int64(), nullable=False)])
     with pytest.raises(ValueError, match="b int64: null"):
         exact_table(pa.table({"b": [1, None]}), wanted)
+
+
+REQUIRED = (
+    pa.int32(),
+    pa.string(),
+    pa.decimal128(5, 2),
+    pa.timestamp("us", "UTC"),
+    pa.list_(pa.field("element", pa.int8(), nullable=False)),
+    pa.map_(pa.string(), pa.int8()),
+    pa.struct([pa.field("x", pa.date32(), nullable=False)]),
+)
+
+
+@pytest.mark.parametrize("kind", REQUIRED, ids=str)
+@pytest.mark.parametrize(
+    "form", [lambda kind: kind, lambda kind: pa.list_(kind), lambda kind: pa.struct([("s", kind)])]
+)
+def test_null_struct_with_a_field_that_is_never_null_is_cast_and_stored(kind: Any, form: Any) -> None:
+    wanted = form(pa.struct([pa.field("a", kind, nullable=False)]))
+    values = [None, [None, None] if pa.types.is_list(wanted) else None]
+    found = exact_array(values, wanted)
+    assert found.cast(wanted).to_pylist() == values
+    target = io.BytesIO()
+    pq.write_table(pa.table([found], schema=pa.schema([("x", wanted)])), target)
+    assert pq.read_table(target).column("x").to_pylist() == values

@@ -18,12 +18,21 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.spark.sinks.table_sinks import DeltaSink
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
+from airflow_provider_statecheck.spark.stages.executor.elements import table_of as table_of_elements
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA, table_of
 from tests.unit.spark.sinks.delta.attempts import DeltaAttempt, keys_of, rows_of, table_at
 
 WIDER = pa.schema([*SCHEMA, pa.field("price", pa.float64())])
 NUMBER, TEXT = PrimitiveType("long"), PrimitiveType("string")
 NOT_NULL = pa.schema([pa.field("key", pa.int64(), nullable=False), ("name", pa.string())])
+
+
+def with_part(*, nullable: bool) -> pa.Schema:
+    return pa.schema([*SCHEMA, ("s", pa.struct([pa.field("a", pa.int32(), nullable=nullable)]))])
+
+
+def in_lists(*, nullable: bool) -> pa.Schema:
+    return pa.schema([*SCHEMA, ("s", pa.list_(with_part(nullable=nullable).field("s").type))])
 
 
 def test_options_are_never_shown_and_those_of_deltalake_stay_on_the_driver(path):
@@ -114,6 +123,8 @@ def test_constraint_is_noticed_between_two_commits_and_when_a_table_is_opened(pa
         (SCHEMA, WIDER, {"partition_by": ["price"], "merge_schema": True}, "integers, strings, dates or booleans"),
         (SCHEMA, pa.schema([("a", pa.uint8())]), {}, "type of Delta tables for the column 'a'"),
         (SCHEMA, pa.schema([*SCHEMA, ("KEY", pa.int64())]), {}, r"different names .* found \['KEY', 'key'\]"),
+        (with_part(nullable=False), with_part(nullable=True), {}, r"'s\.a' can be null here and not there"),
+        (in_lists(nullable=False), in_lists(nullable=True), {}, r"'s\.element\.a' can be null here and not there"),
     ],
 )
 def test_output_that_does_not_fit_the_table_is_refused(path, table, output, settings, message):
@@ -129,6 +140,14 @@ def test_column_that_cannot_be_null_takes_values_and_refuses_null_before_the_che
     assert keys_of(path) == [1]
     with pytest.raises(UnsupportedStateError, match=r"column 'key', which cannot be null .* null in 1 rows"):
         attempt.write_table(pa.table({"key": pa.array([None], pa.int64()), "name": ["a"]}))
+
+
+def test_null_struct_with_a_part_that_cannot_be_null_leaves_a_readable_table(path):
+    schema = with_part(nullable=False)
+    DeltaTable.create(path, schema)
+    attempt = DeltaAttempt(path, 1, schema=schema).open()
+    attempt.commit(1, attempt.write_table(table_of_elements([(1, "a", None), (2, "b", {"a": 3})], schema)))
+    assert rows_of(path).column("s").to_pylist() == [None, {"a": 3}]
 
 
 def test_output_that_is_never_null_makes_no_column_that_cannot_be_null(path):

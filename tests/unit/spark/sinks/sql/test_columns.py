@@ -93,6 +93,7 @@ def test_a_table_of_another_schema_gets_the_rows_and_has_the_log_beside_it(postg
 def test_a_nested_column_is_refused_before_any_work(sqlite, kind):
     with pytest.raises(UnsupportedStateError, match="found 'nested' of type"):
         sqlite.open(1, schema=pa.schema([("nested", kind)]))
+    assert sqlite.run("SELECT name FROM sqlite_master") == []
 
 
 @pytest.mark.parametrize(
