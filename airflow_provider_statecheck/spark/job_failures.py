@@ -50,7 +50,7 @@ def disk_failures_named(uri: str) -> Iterator[None]:
     """
     Replace Spark's error about a disk that is full or read-only, or whose quota is used up.
 
-    :param uri: Directory that Spark writes to, beside its local directories.
+    :param uri: Directory that Spark writes to, in addition to its local directories.
     :raises StorageError: if such a disk caused the error.
     """
     try:
