@@ -30,7 +30,10 @@ def test_a_day_that_the_target_cannot_hold_ends_each_try_before_a_checkpoint_unt
 ) -> None:
     def run(rows: str) -> int:
         stage = Stage("stage").source(DataFrameSource([1], lambda session, _: session.sql(rows).coalesce(1)))
-        places: Any = {"checkpoint_dir": str(tmp_path / "checkpoints"), "metadata": f"sqlite:///{tmp_path}/state.db"}
+        places: dict[str, Any] = {
+            "checkpoint_dir": str(tmp_path / "checkpoints"),
+            "metadata": f"sqlite:///{tmp_path}/state.db",
+        }
         return run_stage(spark, stage.sink(sink_of(kind, tmp_path)), job="job", **places).rows
 
     for _ in range(2):
