@@ -203,9 +203,12 @@ def decode_ledger(items: tuple[Item, ...], progress: Mapping[str, Any]) -> Ledge
     with decoding("the progress of a source"):
         partial = {int(i): Partial(_intervals(groups), int(size)) for i, groups, size in progress["partial"]}
         ledger = Ledger(items, _intervals(progress["finished"]), partial)
-    if any(end > len(items) for _, end in ledger.finished.bounds) or any(i >= len(items) for i in ledger.partial):
+    bounds = ledger.finished.bounds
+    if not all(0 <= start < end <= len(items) for start, end in bounds) or not all(
+        0 <= i < len(items) for i in ledger.partial
+    ):
         raise CorruptStateError(
-            f"Expected the progress of {len(items)} items, found positions of more; restore another checkpoint."
+            f"Expected the progress of {len(items)} items, found other positions; restore another checkpoint."
         )
     return ledger
 

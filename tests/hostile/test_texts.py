@@ -6,17 +6,21 @@ import logging
 import random
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from airflow.utils import yaml
 
-from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
 from airflow_provider_statecheck.checkpoint.printable import is_printable, printable, printable_lines
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.cli import output
+from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.maintenance import recover
 from airflow_provider_statecheck.maintenance.gc import JobReport
 from airflow_provider_statecheck.maintenance.job_maintenance import each_job
 from airflow_provider_statecheck.state.schemas import report
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.seeds import named_in_failure
 from tests.unit.cli.conftest import Run, rows, run as run, stage as stage
 from tests.unit.written_stage import WrittenStage
@@ -170,3 +174,21 @@ def test_the_traceback_of_a_failed_job_is_printable(caplog):
 def test_loggers_of_others_are_left_alone(caplog):
     logging.getLogger("elsewhere").warning("%s", "a\nb")
     assert caplog.records[0].getMessage() == "a\nb"
+
+
+def test_a_recovery_names_the_job_whose_storage_failed_by_exit_status_3_after_the_others(
+    hostile, run: Run, monkeypatch
+):
+    find, names = recover._find_job, list(_jobs(hostile))
+
+    def fail(storage: CheckpointStorage, job_id: JobId) -> Any:
+        if job_id == job_id_of(names[0]):
+            raise StorageError(f"It does not answer.{CLIPBOARD}")
+        return find(storage, job_id)
+
+    monkeypatch.setattr(recover, "_find_job", fail)
+    found = run("recover", hostile.storage.base_uri, "--dry-run", "-o", "json")
+    assert found.status == 3
+    problems = {row["job_id"]: row["problems"] for row in rows(found)}
+    assert problems.keys() == set(map(job_id_of, names))
+    assert problems[job_id_of(names[0])] == [f"It does not answer.{CLIPBOARD}"]

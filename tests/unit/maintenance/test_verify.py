@@ -196,7 +196,7 @@ def test_no_text_about_pages_shows_a_password(stage, checkpoint, monkeypatch, ki
 
 @pytest.mark.parametrize("step", ["load_document", "read_values", "read_manifest"])
 def test_no_text_about_metadata_state_or_manifests_shows_a_password(stage, checkpoint, monkeypatch, step):
-    def refuse(*_: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
         raise CorruptStateError(SECRET_URI)
 
     monkeypatch.setattr(f"airflow_provider_statecheck.maintenance.verify.{step}", refuse)
