@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.codec import decode, require
-from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.exceptions import StateCheckError, StorageError
 from airflow_provider_statecheck.state.progress import RecordsByStep, StepKey, decoded_step, encoded_step, rows_in
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.json_text import decoding
@@ -203,6 +204,12 @@ class AutoFacts(RecordsByStep[AutoFact]):
 
 UNKNOWN_SIZE_BYTES = 64 * 1024 * 1024
 """Least free space for a snapshot of unknown size."""
+# Java's file streams name the file before the error; Hadoop names no error if it cannot create a directory.
+_OF_A_DISK = re.compile(
+    r"no space left on device|disk quota exceeded|read-only file system|mkdirs failed to create", re.IGNORECASE
+)
+_CLASS = re.compile(r".*\b[\w.$]+(?:Exception|Error): ")
+_SHOWN_CHARACTERS = 300
 
 
 def require_room(storage: CheckpointStorage, step_name: str, known_bytes: int | None) -> None:
@@ -233,4 +240,39 @@ def shortage_of(storage: CheckpointStorage, step_name: str, known_bytes: int | N
     if free < 2 * max(needed, UNKNOWN_SIZE_BYTES):
         uri = redact(storage.base_uri)
         log.warning("Only %s bytes are free in %s; step %s may need %s bytes.", free, uri, step_name, needed)
+    return None
+
+
+@contextmanager
+def disk_failures_named(uri: str) -> Iterator[None]:
+    """
+    Replace Spark's error about a disk that is full or read-only, or whose quota is used up.
+
+    :param uri: Directory that Spark writes to, in addition to its local directories.
+    :raises StorageError: if such a disk caused the error.
+    """
+    try:
+        yield
+    except StateCheckError:
+        raise
+    except Exception as error:
+        reason = _disk_failure_in(error)
+        if reason is None:
+            raise
+        log.debug("A disk did not take what Spark wrote.", exc_info=True)
+        # Without the cause: its hundreds of lines of JVM trace would hide this message.
+        raise StorageError(
+            f"Expected disks that take what Spark writes, found: {reason}, in {redact(uri)} or in Spark's local directories "
+            "(spark.local.dir); free some space, raise the quota or make the disk writable, then retry. Older checkpoints are "
+            "unaffected."
+        ) from None
+
+
+def _disk_failure_in(error: BaseException | None) -> str | None:
+    while error is not None:
+        text = f"{error}\n{getattr(error, '_stackTrace', '')}"
+        line = next((line for line in text.splitlines() if _OF_A_DISK.search(line)), None)
+        if line is not None:
+            return _CLASS.sub("", line).strip().removeprefix("Caused by: ").rstrip(".")[:_SHOWN_CHARACTERS]
+        error = error.__cause__
     return None

@@ -14,7 +14,6 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError, St
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
-from airflow_provider_statecheck.spark.job_failures import disk_failures_named
 from airflow_provider_statecheck.spark.pacing import Pace
 from airflow_provider_statecheck.spark.plan_digest import step_fingerprint
 from airflow_provider_statecheck.spark.restore import RestoredStage
@@ -23,6 +22,7 @@ from airflow_provider_statecheck.spark.stage_costs import (
     AutoFacts,
     StageCosts,
     WriteTimes,
+    disk_failures_named,
     require_room,
     shortage_of,
 )

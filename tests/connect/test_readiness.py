@@ -21,7 +21,7 @@ from tests.connect.conftest import connect
 from tests.connect_server import ConnectServer
 from tests.standalone_cluster import StandaloneCluster
 
-_ARCHIVE = re.compile(r"/airflow_provider_statecheck-[^/]+-[0-9a-f]{16}\.zip/")
+_ARCHIVE = re.compile(r"/airflow_provider_statecheck-[^/]+-[0-9a-f]{64}\.zip/")
 
 
 def where_the_package_is(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -24,10 +24,11 @@ from airflow_provider_statecheck.exceptions import CheckpointDeclinedError, Coor
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.spark.driver.session import TaggedJobs
-from airflow_provider_statecheck.spark.job_failures import disk_failures_named, task_errors_raised
+from airflow_provider_statecheck.spark.job_failures import task_errors_raised
 from airflow_provider_statecheck.spark.pacing import Pace
 from airflow_provider_statecheck.spark.snapshots.dataframes import explained
 from airflow_provider_statecheck.spark.sources.source import SizeUnit
+from airflow_provider_statecheck.spark.stage_costs import disk_failures_named
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
 from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport

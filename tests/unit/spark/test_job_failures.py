@@ -10,7 +10,8 @@ from airflow_provider_statecheck.exceptions import (
     UnfitOutputError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.spark.job_failures import disk_failures_named, task_errors_raised
+from airflow_provider_statecheck.spark.job_failures import task_errors_raised
+from airflow_provider_statecheck.spark.stage_costs import disk_failures_named
 
 OWN = "airflow_provider_statecheck.exceptions"
 TRACE = 'An exception was thrown from the Python worker:\nTraceback (most recent call last):\n  File "f.py", line 1, in f\n    g()\n    ^^^\n'
