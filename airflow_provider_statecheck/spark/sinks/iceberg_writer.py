@@ -63,6 +63,7 @@ class IcebergSinkWriter(SinkWriter):
             return
         require_key_values(table, self._target.upsert_by)
         require_values(table, self._required, f"the Iceberg table {self._target.table.shown}")
+        _require_collections(table)
         self._buffered.append(table.select(self._columns.names).cast(self._columns))
         self._buffered_bytes += table.nbytes
         if self._buffered_bytes >= self._target.buffer_bytes:
@@ -141,6 +142,29 @@ class IcebergSinkWriter(SinkWriter):
 
     def _described(self, error: Exception) -> str:
         return f"{type(error).__name__}: {conceal(str(error), self._target.table.io.reveal())}"
+
+
+def _require_collections(table: Any) -> None:
+    # PyIceberg writes, and reads, a list or a map of structs that is null as an empty one.
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        lost = sum(_null_collections(chunk) for chunk in column.chunks)
+        if lost:
+            raise UnsupportedStateError(
+                f"Expected lists and maps of structs in the column {name!r}, because PyIceberg stores null as an empty one, found null "
+                f"{lost} times; replace it in the stage, such as by coalesce({name}, array())."
+            )
+
+
+def _null_collections(array: Any) -> int:
+    kinds, kind = pa.types, array.type
+    if kinds.is_struct(kind):
+        given = array.filter(array.is_valid())
+        return sum(_null_collections(given.field(position)) for position in range(kind.num_fields))
+    if kinds.is_list(kind) or kinds.is_large_list(kind):
+        return int(array.null_count * kinds.is_struct(kind.value_type)) + _null_collections(array.flatten())
+    if kinds.is_map(kind):
+        return int(array.null_count * kinds.is_struct(kind.item_type)) + _null_collections(array.items)
+    return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
