@@ -12,7 +12,7 @@ import itertools
 import logging
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from airflow_provider_statecheck.checkpoint.ids import new_key
@@ -21,7 +21,7 @@ from airflow_provider_statecheck.lazy import pa, pc
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.commit_log import CommitRange
 from airflow_provider_statecheck.spark.sinks.iceberg_partitions import partitions_of, require_nameable
-from airflow_provider_statecheck.spark.sinks.limits import iceberg_limits
+from airflow_provider_statecheck.spark.sinks.limits import iceberg_limits, null_collections
 from airflow_provider_statecheck.spark.sinks.sink import (
     CHECKPOINT,
     LINEAGE,
@@ -61,9 +61,10 @@ class IcebergSinkWriter(SinkWriter):
         self._metadata, self._io = target.table.open()
         required = required_fields(self._metadata.schema())
         self._columns = with_required(context.schema.remove_metadata(), required)
-        self._limits = iceberg_limits(
+        limits = iceberg_limits(
             self._columns, f"the Iceberg table {target.table.shown}", keys=target.upsert_by, required=required
         )
+        self._limits = replace(limits, limits=(*limits.limits, *null_collections(self._columns)))
         self._buffered: list[Any] = []
         self._buffered_bytes = 0
         self._files: list[Any] = []

@@ -279,6 +279,36 @@ def iceberg_limits(schema: Any, target: str, *, keys: Sequence[str], required: S
     return TargetLimits(target=target, keys=tuple(keys), required=tuple(required), limits=limits)
 
 
+def null_collections(schema: Any) -> tuple[Limit, ...]:
+    """Return the lists and maps of structs that cannot be null: PyIceberg writes, and reads, null as an empty one."""
+    return tuple(
+        Limit(
+            columns=(field.name,),
+            shown=f"column {field.name!r}",
+            words="of null in place of a list or map of structs",
+            remedy=f"for example coalesce({field.name}, array())",
+            count=lambda values: sum(_null_collections(chunk) for chunk in values.chunks),
+        )
+        for field in schema
+        if _parts(field.type)
+    )
+
+
+def _null_collections(values: Any) -> int:
+    types, kind = pa.types, values.type
+    if types.is_struct(kind):
+        given = values.filter(values.is_valid())
+        return sum(_null_collections(given.field(position)) for position in range(kind.num_fields))
+    if types.is_list(kind) or types.is_large_list(kind):
+        return int(values.null_count * types.is_struct(kind.value_type)) + _null_collections(values.flatten())
+    if types.is_map(kind):
+        # A slice has the items of the whole array.
+        first, last = values.offsets[0].as_py(), values.offsets[-1].as_py()
+        items = values.items.slice(first, last - first)
+        return int(values.null_count * types.is_struct(kind.item_type)) + _null_collections(items)
+    return 0
+
+
 def parquet_limits(schema: Any, target: str, *, partition_by: Sequence[str]) -> TargetLimits:
     """Return what a directory of Parquet files cannot hold: other values have no directory that all readers understand."""
     partitions = pa.schema([schema.field(name) for name in partition_by])

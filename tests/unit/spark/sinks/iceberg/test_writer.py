@@ -19,16 +19,20 @@ from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     EnvironmentNotReadyError,
     StorageError,
+    UnfitOutputError,
     UnsupportedStateError,
 )
+from airflow_provider_statecheck.spark.sinks.table_sinks import IcebergSink
 from airflow_provider_statecheck.spark.tables import iceberg as iceberg_tables
 from airflow_provider_statecheck.spark.tables.iceberg import decode_data_file, encode_data_file
+from airflow_provider_statecheck.testing.sink_attempts import SinkAttempt
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA
 from tests.unit.spark.sinks.iceberg.tables import (
     TABLE,
     Attempt,
     create_table,
     opened,
+    properties_in,
     rows_in,
     rows_of,
     seen_in,
@@ -275,3 +279,28 @@ def test_relative_warehouse_is_below_the_directory_of_the_driver_for_tasks_too(t
     attempt.commit(1, written)
     assert seen_in(driver) == [1, 2]
     assert list(executor.iterdir()) == []
+
+
+PART = pa.struct([("a", pa.int32())])
+
+
+@pytest.mark.parametrize(
+    ("kind", "empty"),
+    [
+        (pa.list_(PART), []),
+        (pa.map_(pa.string(), PART), []),
+        (pa.struct([("l", pa.list_(PART))]), {"l": []}),
+        (pa.list_(pa.list_(PART)), [[]]),
+    ],
+    ids=str,
+)
+def test_null_list_or_map_of_structs_that_would_become_empty_is_refused(tmp_path, kind, empty):
+    schema = pa.schema([("key", pa.int64()), ("l", kind)])
+    create_table(tmp_path, schema)
+    attempt = SinkAttempt(IcebergSink(TABLE, properties=properties_in(tmp_path)), 1, schema=schema).open()
+    attempt.write_table(pa.table({"key": [1], "l": [empty]}, schema=schema))
+    lost = None if not pa.types.is_struct(kind) else {"l": None}
+    lost = [None] if kind == pa.list_(pa.list_(PART)) else lost
+    with pytest.raises(UnfitOutputError, match="column 'l' has 1 value of null in place of a list or map of structs"):
+        attempt.write_table(pa.table({"key": [1, 2], "l": [empty, lost]}, schema=schema))
+    attempt.sink.close(False)
