@@ -163,7 +163,9 @@ def _null_collections(array: Any) -> int:
     if kinds.is_list(kind) or kinds.is_large_list(kind):
         return int(array.null_count * kinds.is_struct(kind.value_type)) + _null_collections(array.flatten())
     if kinds.is_map(kind):
-        return int(array.null_count * kinds.is_struct(kind.item_type)) + _null_collections(array.items)
+        first, last = array.offsets[0].as_py(), array.offsets[-1].as_py()  # a slice has the items of the whole array
+        items = array.items.slice(first, last - first)
+        return int(array.null_count * kinds.is_struct(kind.item_type)) + _null_collections(items)
     return 0
 
 
