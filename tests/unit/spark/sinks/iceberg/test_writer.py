@@ -299,7 +299,7 @@ def test_null_list_or_map_of_structs_that_would_become_empty_is_refused(tmp_path
     create_table(tmp_path, schema)
     attempt = SinkAttempt(IcebergSink(TABLE, properties=properties_in(tmp_path)), 1, schema=schema).open()
     attempt.write_table(pa.table({"key": [1], "l": [empty]}, schema=schema))
-    lost = None if not pa.types.is_struct(kind) else {"l": None}
+    lost: Any = None if not pa.types.is_struct(kind) else {"l": None}
     lost = [None] if kind == pa.list_(pa.list_(PART)) else lost
     with pytest.raises(UnfitOutputError, match="column 'l' has 1 value of null in place of a list or map of structs"):
         attempt.write_table(pa.table({"key": [1, 2], "l": [empty, lost]}, schema=schema))
