@@ -114,11 +114,19 @@ def storage_here(open_storage: OpenStorage, option: str) -> OpenStorage:
             raise
         except Exception as error:
             raise _unusable(pointer, str(error), option) from error
-        if storage.is_local and not storage.is_directory(pointer.rpartition("/")[0]):
+        if storage.is_local and not _is_here(storage, pointer):
             raise _unusable(pointer, "that this machine has no such directory", option)
         return storage
 
     return opened
+
+
+def _is_here(storage: CheckpointStorage, pointer: str) -> bool:
+    # A checkpoint that was deleted is missing on each machine.
+    try:
+        return storage.is_directory(pointer) or storage.is_directory(pointer.rpartition("/")[0])
+    except LocationNotAllowedError:
+        return True
 
 
 async def read_in_thread(read: Callable[[], Answer]) -> Answer:

@@ -149,7 +149,7 @@ class CheckpointStorage:
 
         :raises StorageError: if the file exists with other bytes, or the storage fails.
         """
-        seconds = seconds_for(len(data))
+        seconds = self._seconds(lambda: len(data))
         self.call(uri, lambda filesystem, path: _write(filesystem, path, data, uri, overwrite=overwrite), seconds)
 
     def copy_file(self, source_uri: str, target_uri: str) -> None:
@@ -160,7 +160,7 @@ class CheckpointStorage:
         """
         self.allowed.require(source_uri)
         source_filesystem, source = self.locate(source_uri)
-        seconds = CALL_SECONDS if self._patience is None else seconds_for(self.size(source_uri))
+        seconds = self._seconds(lambda: self.size(source_uri))
         if not self.call(
             target_uri, lambda filesystem, path: _copy(source_filesystem, source, filesystem, path, target_uri), seconds
         ):
@@ -209,7 +209,7 @@ class CheckpointStorage:
                 f"changed.",
                 uri=redact(uri),
             )
-        seconds = seconds_for(end - start)
+        seconds = self._seconds(lambda: end - start)
         return self._read(uri, lambda filesystem, path: _read_range(filesystem, path, start, end), seconds)
 
     def read_sized(self, uri: str, size: int, *, limit: int | None = None) -> bytes:
@@ -341,6 +341,10 @@ class CheckpointStorage:
     def _read(self, uri: str, operation: Callable[[Any, str], Result], seconds: float = CALL_SECONDS) -> Result:
         self.allowed.require(uri)
         return self.call(uri, lambda filesystem, path: _reading(operation, filesystem, path), seconds)
+
+    def _seconds(self, size: Callable[[], int]) -> float:
+        """Return the deadline for a number of bytes; only a guarded storage has one."""
+        return CALL_SECONDS if self._patience is None else seconds_for(size())
 
     def call(self, uri: str, operation: Callable[[Any, str], Result], seconds: float = CALL_SECONDS) -> Result:
         """
