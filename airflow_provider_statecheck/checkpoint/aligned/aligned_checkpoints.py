@@ -315,9 +315,8 @@ class AlignedCheckpoints(StoredJobs):
         claim = self._store.claim(location)
         if claim is not None:
             return claim.job_id == leader.job_id
-        with self._store.transaction(leader.job_id) as tx:
-            taken = (c for c in tx.open_checkpoints(leader.operator_id) if not c.properties.unclaimed)
-            return any(c.location == location for c in taken)
+        own = self._store.describe(leader.job_id).of_operator(leader.operator_id)
+        return any(c.location == location for c in own if not c.properties.unclaimed)
 
     def report_failure(
         self,
