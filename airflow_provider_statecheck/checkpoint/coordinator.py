@@ -452,10 +452,16 @@ def _restored_checkpoint(
 
 def _give_up(tx: JobTransaction, attempt: AttemptRecord, restored: CheckpointRecord | None, run: str) -> None:
     """Release the checkpoints after the one with which a run starts again, as the registration of a restart does."""
-    if restored is not None:
-        newer = (c for c in transitions.restorable(tx, attempt) if c.checkpoint_id > restored.checkpoint_id)
-        transitions.roll_back(tx, newer)
+    if restored is None:
+        _require_first(tx, attempt, run)
+        # They stay until the first checkpoint of this attempt, or the new generation that the next registration opens.
+        transitions.leave_out(tx, attempt, 0)
         return
+    newer = (c for c in transitions.restorable(tx, attempt) if c.checkpoint_id > restored.checkpoint_id)
+    transitions.roll_back(tx, newer)
+
+
+def _require_first(tx: JobTransaction, attempt: AttemptRecord, run: str) -> None:
     operator = tx.operator(attempt.operator_id)
     if operator is not None and operator.first_run not in ("", run):
         raise NoRestorableCheckpointError(

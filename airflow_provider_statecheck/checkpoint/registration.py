@@ -34,6 +34,7 @@ from airflow_provider_statecheck.checkpoint.ids_on_storage import skip_ids_on_st
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, AttemptRef, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.properties import RestoreSource
 from airflow_provider_statecheck.checkpoint.records import (
+    ROLLED_BACK,
     ActionRecord,
     AttemptOwner,
     AttemptRecord,
@@ -128,7 +129,7 @@ def _open_attempt(
     choice = restore_choice.roll_back_to_choice(tx, operator)
     restore = in_place_restore.waiting(tx, operator)
     if choice is None and restore is None:
-        operator = _without_given_up(tx, operator, previous)
+        operator = _without_given_up(tx, operator)
     _require_not_superseded(tx, operator, request, restore)
     _require_no_rival(previous, request, dead)
     replaced = _replaced_attempt(tx, operator, request)
@@ -161,12 +162,11 @@ def _open_attempt(
     return attempt
 
 
-def _without_given_up(tx: JobTransaction, operator: OperatorRecord, previous: AttemptRecord | None) -> OperatorRecord:
-    """Return the operator without the checkpoints that an attempt gave up when it started over, because its source had changed."""
-    newest = next(iter(transitions.restorable(tx, operator)), None)
-    if previous is None or newest is None or previous.restored_from is not None or newest.epoch >= previous.epoch:
-        return operator
-    return replace(operator, generation=max(operator.generation, previous.generation + 1))
+def _without_given_up(tx: JobTransaction, operator: OperatorRecord) -> OperatorRecord:
+    """Return the operator without its checkpoints if an attempt gave up all of them, because its source had changed."""
+    restorable = transitions.restorable(tx, operator)
+    is_given_up = bool(restorable) and all(c.unusable_reason == ROLLED_BACK for c in restorable)
+    return replace(operator, generation=operator.generation + 1) if is_given_up else operator
 
 
 def _require_not_superseded(
