@@ -449,7 +449,7 @@ def _add_operator(tx: JobTransaction, request: RecoverJob, uid: str) -> None:
         job_id=request.job_id, operator_id=operator_id, uid=uid, epoch=epoch, generation=generation
     )
     tx.save_operator(operator)
-    tx.save_attempt(_ended_attempt(tx, operator, request))
+    tx.save_attempt(_ended_attempt(tx, operator, request.storage_base))
 
 
 def _generation(request: RecoverJob, uid: str) -> int:
@@ -462,12 +462,10 @@ def _generation(request: RecoverJob, uid: str) -> int:
     return max(restorable) if restorable else newest + 1
 
 
-def _ended_attempt(tx: JobTransaction, operator: OperatorRecord, request: RecoverJob) -> AttemptRecord:
+def _ended_attempt(tx: JobTransaction, operator: OperatorRecord, storage_base: str) -> AttemptRecord:
     owner = AttemptOwner(
         logical_task=RECOVERED, run_key=RECOVERED, run_id=RECOVERED, clear_marker=RECOVERED, label=RECOVERED
     )
-    documents = (found.document for found in request.snapshots)
-    own = (d for d in documents if d.uid == operator.uid and d.generation == operator.generation)
     return AttemptRecord(
         job_id=operator.job_id,
         operator_id=operator.operator_id,
@@ -477,9 +475,8 @@ def _ended_attempt(tx: JobTransaction, operator: OperatorRecord, request: Recove
         status=AttemptStatus.FAILED,
         owner=owner,
         start_reason="recovered from storage",
-        # Without one, the next attempt would take the checkpoints as given up.
-        restored_from=max((d.checkpoint_id for d in own if not d.properties.is_savepoint), default=None),
-        storage_base=request.storage_base,
+        restored_from=None,
+        storage_base=storage_base,
         num_retained=_NUM_RETAINED,
         checkpoint_timeout_seconds=_TIMEOUT.total_seconds(),
         registered_at=tx.now,
