@@ -247,7 +247,7 @@ class MaintenanceContract(MaintainedJobs):
         cleared = owner_of_run(clear_marker="cleared")
         grant = self.coordinator.register(make_registration(job_name=BY_RUN, owner=cleared, on_clear=OnClear.RESUME))
         assert not grant.is_restore
-        assert grant.start_reason.endswith("but its checkpoints were deleted with their run or job")
+        assert grant.start_reason.endswith("but its checkpoints were given up, or deleted with their run or job")
 
     def test_checkpoints_from_before_a_fresh_start_without_a_checkpoint_end_with_the_run(self) -> None:
         job_id = self.complete_by_run(status=AttemptStatus.FAILED).job_id

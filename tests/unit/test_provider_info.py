@@ -161,4 +161,9 @@ def test_reading_the_declaration_loads_the_standard_library_only():
     loaded = modules_loaded_by("import airflow_provider_statecheck.get_provider_info as m; m.get_provider_info()")
     others = {name for name in loaded if name.partition(".")[0] not in sys.stdlib_module_names}
 
-    assert others == {"airflow_provider_statecheck", "airflow_provider_statecheck.get_provider_info"}
+    assert others == {
+        "airflow_provider_statecheck",
+        "airflow_provider_statecheck.checkpoint",
+        "airflow_provider_statecheck.checkpoint.printable",  # guards the logs of the package from its first line on
+        "airflow_provider_statecheck.get_provider_info",
+    }

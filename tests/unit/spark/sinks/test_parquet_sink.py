@@ -409,7 +409,6 @@ def test_values_of_any_type_are_read_back_equal(path):
             "d": pa.array([[1, None], None], pa.list_(pa.int32())),
             "e": pa.array([[("k", 1.5)], None], pa.map_(pa.string(), pa.float64())),
             "f": pa.array([{"x": b"1"}, None], pa.struct([("x", pa.binary())])),
-            "g": pa.nulls(2),
         }
     )
     committed(path, table)
