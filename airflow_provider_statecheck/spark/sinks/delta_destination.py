@@ -47,7 +47,7 @@ from airflow_provider_statecheck.spark.sinks.sink import SinkContext, decode_sch
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, lineage_directory
 from airflow_provider_statecheck.spark.tables.data_files import require_partitionable
 from airflow_provider_statecheck.spark.tables.delta import DeltaCommit, DeltaSnapshot, DeltaTableAccess
-from airflow_provider_statecheck.spark.tables.delta_files import file_schema, new_columns, stored_schema
+from airflow_provider_statecheck.spark.tables.delta_files import file_schema, new_columns, stored_schema, zoneless_maps
 from airflow_provider_statecheck.spark.tables.schemas import all_nullable, required_part_differences, schema_differences
 
 log = logging.getLogger(__name__)
@@ -244,6 +244,7 @@ class DeltaDestination(CommitDestination):
             self._require_writable_table(snapshot)
         if schema is not None:
             require_partitionable(file_schema(schema), partition_by)
+            self._require_readable(schema)
         if snapshot is None:
             return
         found = []
@@ -261,6 +262,20 @@ class DeltaDestination(CommitDestination):
                 f"Expected output that fits the Delta table {self.table.shown}, found: {'; '.join(found)}. Convert it in the "
                 "stage, set merge_schema=True if the table may get new nullable columns, or choose another table.",
                 differences=found,
+            )
+
+    def _require_readable(self, schema: Any) -> None:
+        snapshot, columns, features = self._snapshot, stored_schema(schema), ()
+        if snapshot is not None:
+            columns = pa.schema([columns.field(name) for name in new_columns(snapshot.schema, columns)])
+            features = snapshot.handle.protocol().writer_features or ()
+        found = zoneless_maps(columns, features)
+        if found:
+            raise UnsupportedStateError(
+                f"Expected times without a time zone in maps only in a Delta table with the feature timestampNtz, found "
+                f"timestamp_ntz in maps of the columns {', '.join(map(repr, found))} for the {self.name}, which lacks the feature; "
+                "cast the times in the stage to timestamps with a time zone, or create the table with the feature before.",
+                columns=found,
             )
 
     def _require_writable_table(self, snapshot: DeltaSnapshot) -> None:

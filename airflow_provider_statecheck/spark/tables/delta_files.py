@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
@@ -257,6 +257,31 @@ def stored_schema(schema: Any) -> Any:
 def new_columns(table: Any, ours: Any) -> list[str]:
     """Return the columns that the table lacks."""
     return [name for name in ours.names if table.get_field_index(name) < 0]
+
+
+def zoneless_maps(columns: Any, features: Collection[str]) -> list[str]:
+    """
+    Return the columns that no reader of the table could read if deltalake added them.
+
+    deltalake declares the feature for times without a time zone, which readers require, except for times in maps.
+
+    :param columns: Arrow schema of the columns to add.
+    :param features: Table features that the table declares.
+    """
+    in_maps = {field.name: _zoneless(field.type) for field in columns}
+    if "timestampNtz" in features or False in {each for found in in_maps.values() for each in found}:
+        return []
+    return [name for name, found in in_maps.items() if found]
+
+
+def _zoneless(kind: Any, *, is_in_map: bool = False) -> set[bool]:
+    """Return for the times without a time zone in a type whether they are in maps."""
+    if pa.types.is_timestamp(kind):
+        return set() if kind.tz else {is_in_map}
+    if not pa.types.is_nested(kind):
+        return set()
+    parts = (kind.field(position).type for position in range(kind.num_fields))
+    return {each for part in parts for each in _zoneless(part, is_in_map=is_in_map or pa.types.is_map(kind))}
 
 
 def statistics_of(metadata: Any) -> str:

@@ -24,6 +24,7 @@ from tests.unit.spark.sinks.delta.attempts import DeltaAttempt, keys_of, rows_of
 
 WIDER = pa.schema([*SCHEMA, pa.field("price", pa.float64())])
 NUMBER, TEXT = PrimitiveType("long"), PrimitiveType("string")
+ZONELESS = pa.timestamp("us")
 NOT_NULL = pa.schema([pa.field("key", pa.int64(), nullable=False), ("name", pa.string())])
 
 
@@ -188,3 +189,45 @@ def test_tasks_of_one_checkpoint_with_different_columns_are_refused(path):
     other = attempt.write_table(table_of([2]).select(["key"]), 1)
     with pytest.raises(UnsupportedStateError, match="all tasks of a checkpoint to write the same columns"):
         attempt.commit(1, [*attempt.write(1), *other])
+
+
+MOMENTS_IN_MAPS = pa.table(
+    {
+        "key": [2],
+        "moments": pa.array([[("a", [0])]], pa.map_(pa.string(), pa.list_(ZONELESS))),
+    }
+)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("settings", [{}, {"upsert_by": ["key"]}])
+@pytest.mark.parametrize("other", [ZONELESS, pa.list_(ZONELESS), pa.struct([("x", ZONELESS)])])
+def test_times_without_a_zone_in_maps_are_stored_beside_others(path, other, settings, is_known):
+    table = MOMENTS_IN_MAPS.append_column("other", pa.nulls(1, other))
+    attempt = DeltaAttempt(path, 1, schema=table.schema if is_known else None, **settings).open()
+    attempt.commit(1, attempt.write_table(table))
+    assert rows_of(path).select(table.column_names).to_pylist() == table.to_pylist()
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("settings", [{}, {"upsert_by": ["key"]}])
+def test_times_without_a_zone_in_maps_alone_are_refused_before_the_table_exists(path, settings, is_known):
+    """deltalake would declare no feature for them, and no reader opens the table that it leaves."""
+    attempt = DeltaAttempt(path, 1, schema=MOMENTS_IN_MAPS.schema if is_known else None, **settings)
+    with pytest.raises(UnsupportedStateError, match="timestamp_ntz in maps of the columns 'moments'"):
+        attempt.open().commit(1, attempt.write_table(MOMENTS_IN_MAPS))
+    assert not DeltaTable.is_deltatable(path)
+
+
+@pytest.mark.parametrize("has_feature", [True, False])
+def test_times_without_a_zone_in_maps_are_added_to_tables_with_their_feature(path, has_feature):
+    DeltaTable.create(path, pa.schema([("key", pa.int64()), *([("other", ZONELESS)] if has_feature else [])]))
+    attempt = DeltaAttempt(path, 1, schema=None, merge_schema=True).open()
+    written = attempt.write_table(MOMENTS_IN_MAPS)
+    if has_feature:
+        attempt.commit(1, written)
+        assert rows_of(path).column("moments").to_pylist() == MOMENTS_IN_MAPS.column("moments").to_pylist()
+        return
+    with pytest.raises(UnsupportedStateError, match="timestamp_ntz in maps of the columns 'moments'"):
+        attempt.commit(1, written)
+    assert rows_of(path).num_rows == 0
