@@ -23,28 +23,28 @@ if TYPE_CHECKING:
     )
     from airflow_provider_statecheck.queryable.reads import LocalStateClient as LocalStateClient
     from airflow_provider_statecheck.sensors.checkpoint import CheckpointSensor as CheckpointSensor
-    from airflow_provider_statecheck.spark.context import StageContext as StageContext
-    from airflow_provider_statecheck.spark.sinks.parquet_sink import (
+    from airflow_provider_statecheck.spark.connectors.custom.data_frame_source import DataFrameSource as DataFrameSource
+    from airflow_provider_statecheck.spark.connectors.custom.two_phase_commit_sink import (
+        TwoPhaseCommitSink as TwoPhaseCommitSink,
+    )
+    from airflow_provider_statecheck.spark.connectors.delta.sink import DeltaSink as DeltaSink
+    from airflow_provider_statecheck.spark.connectors.delta.source import DeltaSource as DeltaSource
+    from airflow_provider_statecheck.spark.connectors.files.sink import (
         ParquetSink as ParquetSink,
         committed_files as committed_files,
         read_committed as read_committed,
     )
-    from airflow_provider_statecheck.spark.sinks.table_sinks import (
-        DeltaSink as DeltaSink,
-        IcebergSink as IcebergSink,
-        SqlSink as SqlSink,
-    )
-    from airflow_provider_statecheck.spark.sinks.two_phase_commit_sink import TwoPhaseCommitSink as TwoPhaseCommitSink
-    from airflow_provider_statecheck.spark.sources.delta_source import DeltaSource as DeltaSource
-    from airflow_provider_statecheck.spark.sources.file_source import (
+    from airflow_provider_statecheck.spark.connectors.files.source import (
         CsvSource as CsvSource,
         JsonSource as JsonSource,
         ParquetSource as ParquetSource,
     )
-    from airflow_provider_statecheck.spark.sources.iceberg_source import IcebergSource as IcebergSource
-    from airflow_provider_statecheck.spark.sources.item_source import DataFrameSource as DataFrameSource
-    from airflow_provider_statecheck.spark.sources.sql_source import SqlSource as SqlSource
-    from airflow_provider_statecheck.spark.sources.stage_output_source import StageOutputSource as StageOutputSource
+    from airflow_provider_statecheck.spark.connectors.iceberg.sink import IcebergSink as IcebergSink
+    from airflow_provider_statecheck.spark.connectors.iceberg.source import IcebergSource as IcebergSource
+    from airflow_provider_statecheck.spark.connectors.sql.sink import SqlSink as SqlSink
+    from airflow_provider_statecheck.spark.connectors.sql.source import SqlSource as SqlSource
+    from airflow_provider_statecheck.spark.connectors.stage_output.source import StageOutputSource as StageOutputSource
+    from airflow_provider_statecheck.spark.context import StageContext as StageContext
     from airflow_provider_statecheck.spark.stages.stage import (
         Count as Count,
         Max as Max,
@@ -88,15 +88,17 @@ _MODULES = {
     "queryable.reads": ("LocalStateClient",),
     "sensors.checkpoint": ("CheckpointSensor",),
     "spark.context": ("StageContext",),
-    "spark.sinks.parquet_sink": ("ParquetSink", "committed_files", "read_committed"),
-    "spark.sinks.table_sinks": ("DeltaSink", "IcebergSink", "SqlSink"),
-    "spark.sinks.two_phase_commit_sink": ("TwoPhaseCommitSink",),
-    "spark.sources.delta_source": ("DeltaSource",),
-    "spark.sources.file_source": ("CsvSource", "JsonSource", "ParquetSource"),
-    "spark.sources.iceberg_source": ("IcebergSource",),
-    "spark.sources.item_source": ("DataFrameSource",),
-    "spark.sources.sql_source": ("SqlSource",),
-    "spark.sources.stage_output_source": ("StageOutputSource",),
+    "spark.connectors.files.sink": ("ParquetSink", "committed_files", "read_committed"),
+    "spark.connectors.delta.sink": ("DeltaSink",),
+    "spark.connectors.iceberg.sink": ("IcebergSink",),
+    "spark.connectors.sql.sink": ("SqlSink",),
+    "spark.connectors.custom.two_phase_commit_sink": ("TwoPhaseCommitSink",),
+    "spark.connectors.delta.source": ("DeltaSource",),
+    "spark.connectors.files.source": ("CsvSource", "JsonSource", "ParquetSource"),
+    "spark.connectors.iceberg.source": ("IcebergSource",),
+    "spark.connectors.custom.data_frame_source": ("DataFrameSource",),
+    "spark.connectors.sql.source": ("SqlSource",),
+    "spark.connectors.stage_output.source": ("StageOutputSource",),
     "spark.stages.stage": ("Count", "Max", "Min", "Stage", "StageSettings", "Sum"),
     "spark.stages.stage_run": ("run_stage",),
     "state.descriptors": (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from airflow_provider_statecheck.spark.sinks.sink import SinkContext, SinkTaskContext
+from airflow_provider_statecheck.spark.connectors.sink import SinkContext, SinkTaskContext
 
 
 class NowhereSink:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from airflow_provider_statecheck.spark.sources.file_source import ParquetSource
+from airflow_provider_statecheck.spark.connectors.files.source import ParquetSource
 from airflow_provider_statecheck.spark.stages.stage import Stage
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.functions.contexts import RuntimeContext

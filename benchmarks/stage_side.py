@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
-from airflow_provider_statecheck.spark.sources.file_source import CsvSource, ParquetSource
-from airflow_provider_statecheck.spark.sources.item_source import DataFrameSource
-from airflow_provider_statecheck.spark.sources.source import Source
+from airflow_provider_statecheck.spark.connectors.custom.data_frame_source import DataFrameSource
+from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
+from airflow_provider_statecheck.spark.connectors.files.source import CsvSource, ParquetSource
+from airflow_provider_statecheck.spark.connectors.source import Source
 from airflow_provider_statecheck.spark.stages.stage import Count, Max, Stage, StageSettings, Sum
 from airflow_provider_statecheck.spark.stages.stage_run import run_stage
 from benchmarks.answering import answer

@@ -367,7 +367,7 @@ class _Documents:
     """The metadata of checkpoints, as what their stages depend on."""
 
     def __init__(self, storage: CheckpointStorage, rows: JobMaintenance, view: JobView) -> None:
-        from airflow_provider_statecheck.spark.sinks.sink import lineage_of
+        from airflow_provider_statecheck.spark.connectors.sink import lineage_of
         from airflow_provider_statecheck.spark.stages.stage_state import SINK
 
         self._storage = storage

@@ -43,7 +43,7 @@ from airflow_provider_statecheck.storage.uris import redact
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from airflow_provider_statecheck.spark.sources.source import Source
+    from airflow_provider_statecheck.spark.connectors.source import Source
 
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import pyarrow as pa  # noqa: TID253 - only tests import this module
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.exceptions import CoordinatorError, CorruptStateError, StorageError
-from airflow_provider_statecheck.spark.sinks.sink import Sink, SinkContext, SinkTaskContext, SinkWriter
+from airflow_provider_statecheck.spark.connectors.sink import Sink, SinkContext, SinkTaskContext, SinkWriter
 
 SCHEMA = pa.schema([("key", pa.int64()), ("name", pa.string())])
 """Arrow schema of the output of the suite."""

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, SourceChangedError, SourceRestartRequiredError
-from airflow_provider_statecheck.spark.sources.enumerator import ItemEnumerator, moved_pieces, state_after
-from airflow_provider_statecheck.spark.sources.source import Increment, Source, SplitEnumerator
+from airflow_provider_statecheck.spark.connectors.enumerator import ItemEnumerator, moved_pieces, state_after
+from airflow_provider_statecheck.spark.connectors.source import Increment, Source, SplitEnumerator
 from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 
 if TYPE_CHECKING:

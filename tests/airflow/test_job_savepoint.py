@@ -16,7 +16,7 @@ import pytest
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_UID
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.sinks.parquet_sink import committed_files
+from airflow_provider_statecheck.spark.connectors.files.sink import committed_files
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import load_document
 from tests.airflow.examples import ROOT, Examples

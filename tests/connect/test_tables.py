@@ -14,19 +14,21 @@ import sqlalchemy as sa
 from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_statecheck import Stage
+from airflow_provider_statecheck.spark.connectors.delta.sink import DeltaSink
+from airflow_provider_statecheck.spark.connectors.delta.source import DeltaSource
+from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
+from airflow_provider_statecheck.spark.connectors.iceberg.sink import IcebergSink
+from airflow_provider_statecheck.spark.connectors.iceberg.source import IcebergSource
+from airflow_provider_statecheck.spark.connectors.sql.sink import SqlSink
+from airflow_provider_statecheck.spark.connectors.sql.source import SqlSource
+from airflow_provider_statecheck.spark.connectors.stage_output.source import StageOutputSource
 from airflow_provider_statecheck.spark.driver.readiness import make_ready
-from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
-from airflow_provider_statecheck.spark.sinks.table_sinks import DeltaSink, IcebergSink, SqlSink
-from airflow_provider_statecheck.spark.sources.delta_source import DeltaSource
-from airflow_provider_statecheck.spark.sources.iceberg_source import IcebergSource
-from airflow_provider_statecheck.spark.sources.sql_source import SqlSource
-from airflow_provider_statecheck.spark.sources.stage_output_source import StageOutputSource
 from airflow_provider_statecheck.spark.stages.stage import Count, Sum
 from airflow_provider_statecheck.spark.state_dataframes import read_state, write_savepoint
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from tests.spark.stages.stage_tries import StageTries
-from tests.unit.spark.sinks.iceberg.tables import TABLE, create_table, opened, properties_in, table_in
-from tests.unit.spark.sources.sql_tables import Table
+from tests.unit.spark.connectors.iceberg.tables import TABLE, create_table, opened, properties_in, table_in
+from tests.unit.spark.connectors.sql.source_tables import Table
 
 pytestmark = pytest.mark.soak
 

@@ -14,15 +14,15 @@ from airflow_provider_statecheck.testing.faults import FaultPlan
 from airflow_provider_statecheck.testing.sink_faults import LOG_STEPS, Step, counted
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.spark.sinks.sink import Sink
+    from airflow_provider_statecheck.spark.connectors.sink import Sink
 
 URL_FILE, SQL_TABLE, ICEBERG_TABLE = "url.txt", "crash_totals", "sales.totals"
 
 
 def parquet(work: Path, plan: FaultPlan) -> Sink:
     """Return a sink for a directory."""
-    from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
-    from tests.unit.spark.sinks.test_contracts import TestParquetSinkWithRenames
+    from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
+    from tests.unit.spark.connectors.test_sink_contracts import TestParquetSinkWithRenames
 
     _count(plan, TestParquetSinkWithRenames.steps)
     return ParquetSink(str(work / "table"))
@@ -30,8 +30,8 @@ def parquet(work: Path, plan: FaultPlan) -> Sink:
 
 def delta(work: Path, plan: FaultPlan) -> Sink:
     """Return a sink for a Delta table."""
-    from airflow_provider_statecheck.spark.sinks.table_sinks import DeltaSink
-    from tests.unit.spark.sinks.test_contracts import TestDeltaSink
+    from airflow_provider_statecheck.spark.connectors.delta.sink import DeltaSink
+    from tests.unit.spark.connectors.test_sink_contracts import TestDeltaSink
 
     _count(plan, TestDeltaSink.steps)
     return DeltaSink(str(work / "table"))
@@ -39,9 +39,9 @@ def delta(work: Path, plan: FaultPlan) -> Sink:
 
 def iceberg(work: Path, plan: FaultPlan) -> Sink:
     """Return a sink for an Iceberg table, which must exist."""
-    from airflow_provider_statecheck.spark.sinks.table_sinks import IcebergSink
-    from tests.unit.spark.sinks.iceberg.tables import properties_in
-    from tests.unit.spark.sinks.test_contracts import TestIcebergSink
+    from airflow_provider_statecheck.spark.connectors.iceberg.sink import IcebergSink
+    from tests.unit.spark.connectors.iceberg.tables import properties_in
+    from tests.unit.spark.connectors.test_sink_contracts import TestIcebergSink
 
     _count(plan, TestIcebergSink.steps)
     return IcebergSink(ICEBERG_TABLE, properties=properties_in(work))
@@ -49,8 +49,8 @@ def iceberg(work: Path, plan: FaultPlan) -> Sink:
 
 def sql(work: Path, plan: FaultPlan, **settings: Any) -> Sink:
     """Return a sink that adds rows to a table."""
-    from airflow_provider_statecheck.spark.sinks.table_sinks import SqlSink
-    from tests.unit.spark.sinks.test_contracts import TestSqlSinkOnSqlite
+    from airflow_provider_statecheck.spark.connectors.sql.sink import SqlSink
+    from tests.unit.spark.connectors.test_sink_contracts import TestSqlSinkOnSqlite
 
     _count(plan, TestSqlSinkOnSqlite.steps)
     return SqlSink((work / URL_FILE).read_text(), SQL_TABLE, staging=str(work / "staging"), **settings)
@@ -63,7 +63,7 @@ def upserting_sql(work: Path, plan: FaultPlan) -> Sink:
 
 def folder(work: Path, plan: FaultPlan) -> Sink:
     """Return a sink of a user's own."""
-    from tests.unit.spark.sinks.folder_sink import FolderSink
+    from tests.unit.spark.connectors.folder_sink import FolderSink
 
     # Tasks, which write and may abort, run in other processes.
     _count(plan, (*LOG_STEPS, (FolderSink, "commit_transaction"), (FolderSink, "abort_transaction")))

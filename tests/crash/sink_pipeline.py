@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_statecheck.checkpoint.records import OnClear
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.sources.file_source import ParquetSource
+from airflow_provider_statecheck.spark.connectors.files.source import ParquetSource
 from airflow_provider_statecheck.spark.stages.stage import Stage
 from airflow_provider_statecheck.spark.stages.stage_run import StageRun
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
@@ -31,7 +31,7 @@ from tests.crash.sink_steps import SteppedSink, StepPlan, WriteKill
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from airflow_provider_statecheck.spark.sinks.sink import Sink
+    from airflow_provider_statecheck.spark.connectors.sink import Sink
     from airflow_provider_statecheck.state.functions.contexts import RuntimeContext
 
 JOB = "sink-crash"

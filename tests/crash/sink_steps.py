@@ -17,7 +17,7 @@ from airflow_provider_statecheck.testing.faults import FaultPlan
 from tests.crash.stage_pipeline import SharedPlan
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.spark.sinks.sink import Sink, SinkContext, SinkTaskContext, SinkWriter
+    from airflow_provider_statecheck.spark.connectors.sink import Sink, SinkContext, SinkTaskContext, SinkWriter
 
 PAUSED, RESUME = "paused", "resume"
 """Files by which a driver that waits at a step and the test speak to each other."""

@@ -12,10 +12,10 @@ from unittest.mock import patch
 
 from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.sinks.commit_files import FileDestination
-from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
-from airflow_provider_statecheck.spark.sinks.sink import SinkContext, SinkTaskContext
-from airflow_provider_statecheck.spark.sinks.target_files import ParquetSinkWriter, TargetFiles
+from airflow_provider_statecheck.spark.connectors.commit.commit_files import FileDestination
+from airflow_provider_statecheck.spark.connectors.commit.target_files import ParquetSinkWriter, TargetFiles
+from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
+from airflow_provider_statecheck.spark.connectors.sink import SinkContext, SinkTaskContext
 from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, ValueStateDescriptor
 from airflow_provider_statecheck.state.functions.user_functions import KeyedProcessFunction
 from airflow_provider_statecheck.testing.faults import STORAGE_CALLS, FaultPlan, _Counted

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.sources.file_source import ParquetSource
+from airflow_provider_statecheck.spark.connectors.files.source import ParquetSource
 from airflow_provider_statecheck.spark.stages.stage import Count, Max, Stage, StageSettings, Sum
 from airflow_provider_statecheck.spark.stages.stage_run import StageRun
 from airflow_provider_statecheck.testing.faults import FaultPlan

@@ -13,12 +13,12 @@ from pyiceberg.catalog import load_catalog
 from sqlalchemy import NullPool, create_engine, text
 
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.sinks.parquet_sink import committed_files
-from airflow_provider_statecheck.spark.sinks.sql_loading import COMMITS, HEADS
+from airflow_provider_statecheck.spark.connectors.files.sink import committed_files
+from airflow_provider_statecheck.spark.connectors.sql.loading import COMMITS, HEADS
 from tests.crash.sink_factories import ICEBERG_TABLE, SQL_TABLE, URL_FILE
 from tests.crash.sink_suite import SinkKills
-from tests.unit.spark.sinks.folder_sink import shown_in
-from tests.unit.spark.sinks.iceberg.tables import properties_in
+from tests.unit.spark.connectors.folder_sink import shown_in
+from tests.unit.spark.connectors.iceberg.tables import properties_in
 
 pytestmark = pytest.mark.spark
 

@@ -13,7 +13,7 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, OperatorState
 from airflow_provider_statecheck.exceptions import CorruptStateError, StateCheckError
-from airflow_provider_statecheck.spark.sources.enumerator import decode_source_state, state_after
+from airflow_provider_statecheck.spark.connectors.enumerator import decode_source_state, state_after
 from airflow_provider_statecheck.spark.stages.stage_state import driver_state
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from airflow_provider_statecheck.state.progress import (

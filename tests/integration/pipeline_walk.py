@@ -40,10 +40,10 @@ from airflow_provider_statecheck.maintenance.job_restore import JobRestoring, Re
 from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints
 from airflow_provider_statecheck.maintenance.rewind import RewindJob
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
-from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink, committed_files
-from airflow_provider_statecheck.spark.sinks.sink import SinkTaskContext, lineage_of
-from airflow_provider_statecheck.spark.sources.item_source import DataFrameSource
-from airflow_provider_statecheck.spark.sources.stage_output_source import StageOutputReader, StageOutputSource
+from airflow_provider_statecheck.spark.connectors.custom.data_frame_source import DataFrameSource
+from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink, committed_files
+from airflow_provider_statecheck.spark.connectors.sink import SinkTaskContext, lineage_of
+from airflow_provider_statecheck.spark.connectors.stage_output.source import StageOutputReader, StageOutputSource
 from airflow_provider_statecheck.spark.stages.stage import Stage
 from airflow_provider_statecheck.spark.stages.stage_run import StageRun
 from airflow_provider_statecheck.spark.stages.stage_state import SINK, driver_state

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_statecheck.exceptions import StateCheckError
-from airflow_provider_statecheck.spark.sources.stage_output_source import StageOutputReader
+from airflow_provider_statecheck.spark.connectors.stage_output.source import StageOutputReader
 from tests.integration.pipeline_walk import World, load_rows
 
 SEEDS, STEPS = 12, 150

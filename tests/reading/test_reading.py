@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from airflow_provider_statecheck.spark.connectors.delta.source import DeltaSource
+from airflow_provider_statecheck.spark.connectors.files.source import ParquetSource
 from airflow_provider_statecheck.spark.context import StageContext
-from airflow_provider_statecheck.spark.sources.delta_source import DeltaSource
-from airflow_provider_statecheck.spark.sources.file_source import ParquetSource
 from airflow_provider_statecheck.spark.tables.schemas import quoted_column
 from tests.reading.folders import (
     ARROW,

@@ -10,10 +10,10 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.sources.delta_source import DeltaSource
+from airflow_provider_statecheck.spark.connectors.delta.source import DeltaSource
 from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
-from tests.unit.spark.sinks.delta.attempts import DeltaAttempt
-from tests.unit.spark.sources.runs import rows_read
+from tests.unit.spark.connectors.delta.attempts import DeltaAttempt
+from tests.unit.spark.connectors.runs import rows_read
 
 
 def read_all(enumerator):

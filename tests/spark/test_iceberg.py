@@ -11,13 +11,13 @@ import pytest
 from pyiceberg.transforms import IdentityTransform
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
-from airflow_provider_statecheck.spark.sinks.table_sinks import IcebergSink
-from airflow_provider_statecheck.spark.sources.iceberg_source import IcebergSource
+from airflow_provider_statecheck.spark.connectors.iceberg.sink import IcebergSink
+from airflow_provider_statecheck.spark.connectors.iceberg.source import IcebergSource
 from airflow_provider_statecheck.spark.stages.stage import Count, Stage, Sum
 from tests.messages import make_owner
 from tests.spark.stages.stage_tries import StageTries
-from tests.unit.spark.sinks.iceberg.tables import TABLE, create_table, opened, properties_in, table_in
-from tests.unit.spark.sources.runs import rows_read
+from tests.unit.spark.connectors.iceberg.tables import TABLE, create_table, opened, properties_in, table_in
+from tests.unit.spark.connectors.runs import rows_read
 
 EVERY_TYPE = pa.schema(
     [

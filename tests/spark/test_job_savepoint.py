@@ -19,9 +19,9 @@ from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenan
 from airflow_provider_statecheck.maintenance.job_restore import JobRestoring, JobSavepoint, RestoreJob, read_savepoint
 from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
-from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink, committed_files
-from airflow_provider_statecheck.spark.sources.file_source import ParquetSource
-from airflow_provider_statecheck.spark.sources.stage_output_source import StageOutputSource
+from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink, committed_files
+from airflow_provider_statecheck.spark.connectors.files.source import ParquetSource
+from airflow_provider_statecheck.spark.connectors.stage_output.source import StageOutputSource
 from airflow_provider_statecheck.spark.stages.stage import Count, Stage, Sum
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.contracts.maintenance_contract import KnownRuns, NoTokens

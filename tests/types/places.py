@@ -40,6 +40,9 @@ from airflow_provider_statecheck import (
     ValueStateDescriptor,
     run_stage,
 )
+from airflow_provider_statecheck.spark.connectors.delta.source import DeltaSource
+from airflow_provider_statecheck.spark.connectors.files.source import ParquetSource
+from airflow_provider_statecheck.spark.connectors.iceberg.source import IcebergSource
 from airflow_provider_statecheck.spark.context import StageContext
 from airflow_provider_statecheck.spark.snapshots.columns import (
     nested_types,
@@ -48,9 +51,6 @@ from airflow_provider_statecheck.spark.snapshots.columns import (
     with_plain_text,
 )
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot
-from airflow_provider_statecheck.spark.sources.delta_source import DeltaSource
-from airflow_provider_statecheck.spark.sources.file_source import ParquetSource
-from airflow_provider_statecheck.spark.sources.iceberg_source import IcebergSource
 from airflow_provider_statecheck.spark.stages.stage import Count, Max
 from airflow_provider_statecheck.spark.tables.schemas import all_nullable, arrow_schema, union_all
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

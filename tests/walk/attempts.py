@@ -15,8 +15,8 @@ from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
-from airflow_provider_statecheck.spark.sinks.parquet_sink import committed_files
-from airflow_provider_statecheck.spark.sinks.sink import SinkTaskContext
+from airflow_provider_statecheck.spark.connectors.files.sink import committed_files
+from airflow_provider_statecheck.spark.connectors.sink import SinkTaskContext
 from airflow_provider_statecheck.spark.stages.stage import Stage
 from airflow_provider_statecheck.spark.stages.stage_run import StageRun
 from airflow_provider_statecheck.spark.stages.stage_state import SINK, driver_state

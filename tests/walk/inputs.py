@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from airflow_provider_statecheck.spark.sources.file_source import ParquetSource
-from airflow_provider_statecheck.spark.sources.item_source import DataFrameSource
+from airflow_provider_statecheck.spark.connectors.custom.data_frame_source import DataFrameSource
+from airflow_provider_statecheck.spark.connectors.files.source import ParquetSource
 from tests.walk.attempts import local
 from tests.walk.model import File, Files, Run
 

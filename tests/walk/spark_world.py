@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
+from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
 from airflow_provider_statecheck.spark.stages.stage import Stage
 from airflow_provider_statecheck.spark.stages.stage_run import StageRun
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor

@@ -19,7 +19,7 @@ from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.hooks.transport import owner_of
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
+from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
 from airflow_provider_statecheck.spark.stages.stage import Stage
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.contracts.runs_of_a_job import RunningTasks

@@ -25,12 +25,12 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StoppedWithSavepointError,
 )
+from airflow_provider_statecheck.spark.connectors.enumerator import ItemEnumerator, Pieces
+from airflow_provider_statecheck.spark.connectors.source import Increment, SizeUnit
 from airflow_provider_statecheck.spark.driver.session import TaggedJobs, cores_of, is_server_lost
 from airflow_provider_statecheck.spark.parts.row_wise_plan import marked, require_row_wise
 from airflow_provider_statecheck.spark.snapshots.columns import parse_schema
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import LiveSnapshot
-from airflow_provider_statecheck.spark.sources.enumerator import ItemEnumerator, Pieces
-from airflow_provider_statecheck.spark.sources.source import Increment, SizeUnit
 from airflow_provider_statecheck.spark.stage_costs import disk_failures_named
 from airflow_provider_statecheck.spark.status_log import SmoothedRate, StageProgress
 from airflow_provider_statecheck.spark.steps import StageSteps, built

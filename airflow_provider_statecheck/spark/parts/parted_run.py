@@ -29,6 +29,19 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.code_digest import code_digest, is_constant
+from airflow_provider_statecheck.spark.connectors.enumerator import (
+    ItemEnumerator,
+    ItemReader,
+    ItemSplit,
+    Limits,
+    moved_pieces,
+    state_after,
+)
+from airflow_provider_statecheck.spark.connectors.files.listing import SourcePath, parse_paths
+from airflow_provider_statecheck.spark.connectors.files.source import FileReader, FileSource, ParquetReader
+from airflow_provider_statecheck.spark.connectors.item_source import ItemSource, Opening
+from airflow_provider_statecheck.spark.connectors.row_groups import CuttingReader, RowGroups, load_row_groups
+from airflow_provider_statecheck.spark.connectors.source import OnChange, Source
 from airflow_provider_statecheck.spark.driver.session import is_connect
 from airflow_provider_statecheck.spark.parts.part_jobs import PartBuilder, PartJobs, bad_text, failure_of
 from airflow_provider_statecheck.spark.plan_digest import combined_fingerprint, comparable, items
@@ -40,24 +53,6 @@ from airflow_provider_statecheck.spark.snapshots.columns import (
     transfer_schema,
 )
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot
-from airflow_provider_statecheck.spark.sources.enumerator import (
-    ItemEnumerator,
-    ItemReader,
-    ItemSplit,
-    Limits,
-    moved_pieces,
-    state_after,
-)
-from airflow_provider_statecheck.spark.sources.file_listing import SourcePath, parse_paths
-from airflow_provider_statecheck.spark.sources.file_source import FileReader, FileSource, ParquetReader
-from airflow_provider_statecheck.spark.sources.item_source import (
-    CuttingReader,
-    ItemSource,
-    Opening,
-    RowGroups,
-    load_row_groups,
-)
-from airflow_provider_statecheck.spark.sources.source import OnChange, Source
 from airflow_provider_statecheck.spark.step_kinds import is_cached
 from airflow_provider_statecheck.spark.steps import StageSteps
 from airflow_provider_statecheck.spark.tables.cutting import obstacle

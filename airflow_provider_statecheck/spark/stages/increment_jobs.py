@@ -39,7 +39,7 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from airflow_provider_statecheck.spark.sinks.sink import Sink
+    from airflow_provider_statecheck.spark.connectors.sink import Sink
 
 log = logging.getLogger(__name__)
 

@@ -23,11 +23,11 @@ from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSumm
 from airflow_provider_statecheck.exceptions import CheckpointDeclinedError, CoordinatorError, StoppedWithSavepointError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
+from airflow_provider_statecheck.spark.connectors.source import SizeUnit
 from airflow_provider_statecheck.spark.driver.session import TaggedJobs
 from airflow_provider_statecheck.spark.job_failures import task_errors_raised
 from airflow_provider_statecheck.spark.pacing import Pace
 from airflow_provider_statecheck.spark.snapshots.dataframes import explained
-from airflow_provider_statecheck.spark.sources.source import SizeUnit
 from airflow_provider_statecheck.spark.stage_costs import disk_failures_named
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
 from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from airflow_provider_statecheck.spark.sinks.places import Place
-    from airflow_provider_statecheck.spark.sinks.sink import Sink
-    from airflow_provider_statecheck.spark.sources.source import Increment, SplitEnumerator
+    from airflow_provider_statecheck.spark.connectors.commit.places import Place
+    from airflow_provider_statecheck.spark.connectors.sink import Sink
+    from airflow_provider_statecheck.spark.connectors.source import Increment, SplitEnumerator
 
 log = logging.getLogger(__name__)
 
@@ -378,7 +378,7 @@ def require_all_subtasks(
 
 def place_of(sink: object) -> Place | None:
     """Return the place of an opened sink; ``None`` for a sink that is not of this package, or derived from one."""
-    from airflow_provider_statecheck.spark.sinks.committing_sink import CommittingSink
+    from airflow_provider_statecheck.spark.connectors.commit.committing_sink import CommittingSink
 
     return sink.place if isinstance(sink, CommittingSink) else None
 

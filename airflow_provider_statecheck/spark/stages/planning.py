@@ -19,9 +19,9 @@ from airflow_provider_statecheck.checkpoint.ids import OperatorId, operator_id_o
 from airflow_provider_statecheck.checkpoint.states.handles import require_parallelism
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.lazy import pa
+from airflow_provider_statecheck.spark.connectors.sink import Sink
+from airflow_provider_statecheck.spark.connectors.source import Source
 from airflow_provider_statecheck.spark.plan_digest import expression_text
-from airflow_provider_statecheck.spark.sinks.sink import Sink
-from airflow_provider_statecheck.spark.sources.source import Source
 from airflow_provider_statecheck.spark.stages.aggregates import result_schema
 from airflow_provider_statecheck.spark.stages.ordered_types import PLAIN_TYPES, is_plain_text, uncompared_part
 from airflow_provider_statecheck.spark.stages.stage import (

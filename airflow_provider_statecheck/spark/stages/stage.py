@@ -23,8 +23,8 @@ from airflow_provider_statecheck.state.functions.user_functions import (
 )
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.spark.sinks.sink import Sink
-    from airflow_provider_statecheck.spark.sources.source import Source
+    from airflow_provider_statecheck.spark.connectors.sink import Sink
+    from airflow_provider_statecheck.spark.connectors.source import Source
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,8 @@ from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSumm
 from airflow_provider_statecheck.checkpoint.states.handles import default_max_parallelism
 from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError, StageExitError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.connectors.item_source import ItemSource
+from airflow_provider_statecheck.spark.connectors.source import SizeUnit
 from airflow_provider_statecheck.spark.driver.attempts import (
     DriverSettings,
     begin_submitted,
@@ -39,8 +41,6 @@ from airflow_provider_statecheck.spark.driver.readiness import check_driver_pack
 from airflow_provider_statecheck.spark.driver.session import TaggedJobs, run_interruptibly, tasks_at_once
 from airflow_provider_statecheck.spark.endings import message_of
 from airflow_provider_statecheck.spark.pacing import Pace, pace_of
-from airflow_provider_statecheck.spark.sources.item_source import ItemSource
-from airflow_provider_statecheck.spark.sources.source import SizeUnit
 from airflow_provider_statecheck.spark.stages.executor.operator_run import SubtaskContext
 from airflow_provider_statecheck.spark.stages.increment_jobs import Combining, IncrementTasks
 from airflow_provider_statecheck.spark.stages.increment_loop import IncrementLoop, SinkCommits, source_summary
@@ -70,7 +70,7 @@ from airflow_provider_statecheck.storage.views.loading import load_checkpoint_st
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from airflow_provider_statecheck.spark.sources.source import Source, SplitEnumerator
+    from airflow_provider_statecheck.spark.connectors.source import Source, SplitEnumerator
     from airflow_provider_statecheck.state.schemas import OperatorSchemas
 
 
@@ -331,7 +331,7 @@ class StageRun:
         sink = self._stage.output
         if sink is None:
             return
-        from airflow_provider_statecheck.spark.sinks.sink import SinkContext
+        from airflow_provider_statecheck.spark.connectors.sink import SinkContext
 
         grant = self._attempt.grant
         sink.open(

@@ -44,7 +44,7 @@ from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointSto
 from airflow_provider_statecheck.storage.views.state_files import read_state
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.spark.sinks.places import RestoredOutput
+    from airflow_provider_statecheck.spark.connectors.commit.places import RestoredOutput
 
 SINK = "sink"
 """Uid of the sink within the stage."""
@@ -98,7 +98,7 @@ class RestoredStageState:
         """
         if self._restored is None or not self.is_of_other_job or not self._restored.checkpoint.properties.part:
             return {}
-        from airflow_provider_statecheck.spark.sinks.sink import lineage_of
+        from airflow_provider_statecheck.spark.connectors.sink import lineage_of
 
         savepoint = load_whole(self._attempt.storage, self._restored.checkpoint)
         lineages = {lineage_of(JobId(part.job_id), f"{part.uid}/{SINK}"): part for part in savepoint.parts}
@@ -137,7 +137,7 @@ class RestoredStageState:
         """
         if self._restored is None or self.own_checkpoint_id is None:
             return None
-        from airflow_provider_statecheck.spark.sinks.places import Place, RestoredOutput
+        from airflow_provider_statecheck.spark.connectors.commit.places import Place, RestoredOutput
 
         # A savepoint does not tell whether the output of the checkpoint that it copies was committed later.
         checkpoint, is_copy = self._restored.checkpoint, self.checkpoint_id != self.own_checkpoint_id

@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_provider_statecheck.exceptions import SourceChangedError, SourceRestartRequiredError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.connectors.custom.data_frame_source import DataFrameSource
+from airflow_provider_statecheck.spark.connectors.enumerator import decode_source_state
+from airflow_provider_statecheck.spark.connectors.files.replaced_files import ReplacedFiles
+from airflow_provider_statecheck.spark.connectors.files.source import FileSource
+from airflow_provider_statecheck.spark.connectors.item_source import ItemSource
+from airflow_provider_statecheck.spark.connectors.source import REWIND, some_of
 from airflow_provider_statecheck.spark.restore import RestoredStage
-from airflow_provider_statecheck.spark.sources.enumerator import decode_source_state
-from airflow_provider_statecheck.spark.sources.file_source import FileSource
-from airflow_provider_statecheck.spark.sources.item_source import DataFrameSource, ItemSource
-from airflow_provider_statecheck.spark.sources.replaced_files import ReplacedFiles
-from airflow_provider_statecheck.spark.sources.source import REWIND, some_of
 from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState
 from airflow_provider_statecheck.state.source_items import Item, Ledger
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.spark.sources.source import SplitEnumerator
+    from airflow_provider_statecheck.spark.connectors.source import SplitEnumerator
 
 log = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_statecheck.exceptions import StorageError, UnsupportedStateError
-from airflow_provider_statecheck.spark.sinks.parquet_sink import committed_files, read_committed
-from airflow_provider_statecheck.spark.sinks.sink import SinkTaskContext
+from airflow_provider_statecheck.spark.connectors.files.sink import committed_files, read_committed
+from airflow_provider_statecheck.spark.connectors.sink import SinkTaskContext
 from airflow_provider_statecheck.testing.sink_contract import SinkAttempt
-from tests.unit.spark.sinks.attempts import Attempt, hidden_in
-from tests.unit.spark.sinks.delta.attempts import DeltaAttempt, keys_of, rows_of
+from tests.unit.spark.connectors.attempts import Attempt, hidden_in
+from tests.unit.spark.connectors.delta.attempts import DeltaAttempt, keys_of, rows_of
 
 SCHEMA = pa.schema([("key", pa.int64()), ("code", pa.string()), ("day", pa.date32())])
 

@@ -14,16 +14,22 @@ import pytest
 import sqlalchemy as sa
 from deltalake import DeltaTable, write_deltalake
 
-from airflow_provider_statecheck.spark.sources.delta_source import DeltaSource
-from airflow_provider_statecheck.spark.sources.file_source import CsvSource, JsonSource, ParquetSource
-from airflow_provider_statecheck.spark.sources.iceberg_source import IcebergSource
-from airflow_provider_statecheck.spark.sources.sql_source import SqlSource
-from airflow_provider_statecheck.spark.sources.stage_output_source import StageOutputSource
+from airflow_provider_statecheck.spark.connectors.delta.source import DeltaSource
+from airflow_provider_statecheck.spark.connectors.files.source import CsvSource, JsonSource, ParquetSource
+from airflow_provider_statecheck.spark.connectors.iceberg.source import IcebergSource
+from airflow_provider_statecheck.spark.connectors.sql.source import SqlSource
+from airflow_provider_statecheck.spark.connectors.stage_output.source import StageOutputSource
 from airflow_provider_statecheck.testing.source_contract import POLICIES, SourceContract
 from tests.docs.pages import ROOT, blocks_of
-from tests.unit.spark.sinks.attempts import Attempt
-from tests.unit.spark.sinks.iceberg.tables import TABLE, append_as_somebody_else, create_table, properties_in, table_in
-from tests.unit.spark.sources.sql_tables import Table
+from tests.unit.spark.connectors.attempts import Attempt
+from tests.unit.spark.connectors.iceberg.tables import (
+    TABLE,
+    append_as_somebody_else,
+    create_table,
+    properties_in,
+    table_in,
+)
+from tests.unit.spark.connectors.sql.source_tables import Table
 
 SECRET = "hush-hush"
 

@@ -7,11 +7,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.sources import item_source
-from airflow_provider_statecheck.spark.sources.file_source import CsvSource, JsonSource, ParquetSource
-from airflow_provider_statecheck.spark.sources.item_source import read_footer
+from airflow_provider_statecheck.spark.connectors import item_source
+from airflow_provider_statecheck.spark.connectors.files.source import CsvSource, JsonSource, ParquetSource
+from airflow_provider_statecheck.spark.connectors.row_groups import read_footer
 from tests.soak import rest_in_soak
-from tests.unit.spark.sources.runs import following, rows_read
+from tests.unit.spark.connectors.runs import following, rows_read
 
 EVERY_TYPE = """
     id, cast(id as string) as text, timestamp_seconds(id) as at, timestamp_ntz '2026-11-21 01:02:03' as local,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
-from airflow_provider_statecheck.spark.sources.item_source import DataFrameSource
+from airflow_provider_statecheck.spark.connectors.custom.data_frame_source import DataFrameSource
 from airflow_provider_statecheck.spark.stages.stage import Aggregate, Count, Max, Min, Stage, StageSettings, Sum
 from airflow_provider_statecheck.spark.tables.schemas import spark_schema
 from airflow_provider_statecheck.state.reading.state_reader import read_state

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 
-from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
-from airflow_provider_statecheck.spark.sources.file_source import ParquetSource
+from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
+from airflow_provider_statecheck.spark.connectors.files.source import ParquetSource
 from airflow_provider_statecheck.spark.stages.stage import Stage
 from airflow_provider_statecheck.spark.stages.stage_run import run_stage
 from tests.sessions import start_session

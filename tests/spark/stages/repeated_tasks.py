@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink, committed_files
-from airflow_provider_statecheck.spark.sources.file_source import ParquetSource
+from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink, committed_files
+from airflow_provider_statecheck.spark.connectors.files.source import ParquetSource
 from airflow_provider_statecheck.spark.stages.stage import Count, Stage, StageSettings, Sum
 from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, ValueStateDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField

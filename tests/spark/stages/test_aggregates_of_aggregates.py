@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.spark.sources.item_source import DataFrameSource
+from airflow_provider_statecheck.spark.connectors.custom.data_frame_source import DataFrameSource
 from airflow_provider_statecheck.spark.stages.stage import Count, Max, Min, Stage, Sum
 from airflow_provider_statecheck.state.reading.state_reader import read_state
 from tests.messages import make_owner

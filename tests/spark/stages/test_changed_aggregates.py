@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.exceptions import StateMigrationError
+from airflow_provider_statecheck.spark.connectors.custom.data_frame_source import DataFrameSource
 from airflow_provider_statecheck.spark.plan_digest import expression_text
-from airflow_provider_statecheck.spark.sources.item_source import DataFrameSource
 from airflow_provider_statecheck.spark.stages.stage import Max, Min, Stage, StageSettings, Sum
 from airflow_provider_statecheck.state.reading.state_reader import read_state
 from tests.messages import make_owner

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
-from airflow_provider_statecheck.spark.sinks.table_sinks import DeltaSink
-from airflow_provider_statecheck.spark.sources.delta_source import DeltaSource
+from airflow_provider_statecheck.spark.connectors.delta.sink import DeltaSink
+from airflow_provider_statecheck.spark.connectors.delta.source import DeltaSource
 from airflow_provider_statecheck.spark.stages.stage import Stage
 from tests.messages import make_owner
 from tests.spark.stages.functions import RunningBalance

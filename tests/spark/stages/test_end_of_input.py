@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
-from airflow_provider_statecheck.spark.sources.item_source import DataFrameSource
+from airflow_provider_statecheck.spark.connectors.custom.data_frame_source import DataFrameSource
+from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
 from airflow_provider_statecheck.spark.stages.stage import Stage
 from tests.messages import make_owner
 from tests.soak import rest_in_soak

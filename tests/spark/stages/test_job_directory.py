@@ -22,9 +22,9 @@ from airflow_provider_statecheck.maintenance.gc import CollectedJob, collect_job
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
-from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
+from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
+from airflow_provider_statecheck.spark.connectors.files.source import ParquetSource
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import StageSnapshots
-from airflow_provider_statecheck.spark.sources.file_source import ParquetSource
 from airflow_provider_statecheck.spark.stages.stage import Count, Stage, StageSettings
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import document_uris, load_document

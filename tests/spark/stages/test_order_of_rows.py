@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
-from airflow_provider_statecheck.spark.sources.item_source import DataFrameSource
+from airflow_provider_statecheck.spark.connectors.custom.data_frame_source import DataFrameSource
+from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
 from airflow_provider_statecheck.spark.stages.stage import Max, Min, Stage
 from airflow_provider_statecheck.state.functions.user_functions import KeyedProcessFunction
 from airflow_provider_statecheck.state.reading.state_reader import read_state

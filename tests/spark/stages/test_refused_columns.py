@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
-from airflow_provider_statecheck.spark.sources.item_source import DataFrameSource
+from airflow_provider_statecheck.spark.connectors.custom.data_frame_source import DataFrameSource
 from airflow_provider_statecheck.spark.stages.planning import StagePlanner, vertices_of
 from airflow_provider_statecheck.spark.stages.stage import Aggregate, Count, Max, Min, Stage, Sum
 from airflow_provider_statecheck.state.functions.user_functions import KeyedProcessFunction

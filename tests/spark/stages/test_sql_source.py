@@ -14,15 +14,15 @@ import pytest
 import sqlalchemy as sa
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
-from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
-from airflow_provider_statecheck.spark.sources.sql_source import SqlSource
+from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
+from airflow_provider_statecheck.spark.connectors.sql.source import SqlSource
 from airflow_provider_statecheck.spark.stages.stage import Stage
 from tests.messages import make_owner
 from tests.spark.stages.functions import FailingOnce
 from tests.spark.stages.stage_tries import StageTries
 from tests.spark.stages.test_stage import RUNNING, running
-from tests.unit.spark.sources.runs import following, rows_read, state_of
-from tests.unit.spark.sources.sql_tables import Table
+from tests.unit.spark.connectors.runs import following, rows_read, state_of
+from tests.unit.spark.connectors.sql.source_tables import Table
 
 NOON = datetime(2026, 11, 21, 12, 30, 0, 123456, tzinfo=UTC)
 

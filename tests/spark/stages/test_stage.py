@@ -14,9 +14,9 @@ import pytest
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.exceptions import StateMigrationError
-from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
-from airflow_provider_statecheck.spark.sources.file_source import ParquetSource
-from airflow_provider_statecheck.spark.sources.item_source import DataFrameSource
+from airflow_provider_statecheck.spark.connectors.custom.data_frame_source import DataFrameSource
+from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
+from airflow_provider_statecheck.spark.connectors.files.source import ParquetSource
 from airflow_provider_statecheck.spark.stages.stage import Count, Max, Min, Stage, StageSettings, Sum
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.storage.metadata_file import load_document, state_uris

@@ -11,16 +11,16 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.exceptions import SourceChangedError
-from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
-from airflow_provider_statecheck.spark.sources.file_source import ParquetSource
-from airflow_provider_statecheck.spark.sources.stage_output_source import StageOutputSource
+from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
+from airflow_provider_statecheck.spark.connectors.files.source import ParquetSource
+from airflow_provider_statecheck.spark.connectors.stage_output.source import StageOutputSource
 from airflow_provider_statecheck.spark.stages.stage import Count, Stage, Sum
 from tests.job_savepoints import save_job
 from tests.messages import make_owner, source_at
 from tests.spark.stages.functions import FailingOnce
 from tests.spark.stages.stage_tries import JOB
-from tests.unit.spark.sinks.attempts import Attempt
-from tests.unit.spark.sources.runs import following
+from tests.unit.spark.connectors.attempts import Attempt
+from tests.unit.spark.connectors.runs import following
 
 ACCOUNTS = 3
 OUTPUT = pa.schema([("account", pa.string()), ("number", pa.int64()), ("balance", pa.int64())])

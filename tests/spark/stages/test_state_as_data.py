@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.gateway.time_travel import find_checkpoint
-from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
+from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
 from airflow_provider_statecheck.spark.stages.stage import Sum
 from airflow_provider_statecheck.spark.state_dataframes import read_state, write_savepoint
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor

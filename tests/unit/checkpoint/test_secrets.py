@@ -46,9 +46,9 @@ from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.gateway.verbs import encode_error
 from airflow_provider_statecheck.hooks.spark_settings import checked_settings
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.spark.connectors.sql.databases import Database
 from airflow_provider_statecheck.spark.driver.session import mask_settings
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
-from airflow_provider_statecheck.spark.tables.databases import Database
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.messages import complete_checkpoint, make_registration
 from tests.sqlite_rows import new_engine

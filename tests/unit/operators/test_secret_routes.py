@@ -32,8 +32,8 @@ from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.operators import checkpointed
 from airflow_provider_statecheck.operators.links import push_link
 from airflow_provider_statecheck.plugins import statecheck as plugin
+from airflow_provider_statecheck.spark.connectors.sql.databases import Database
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
-from airflow_provider_statecheck.spark.tables.databases import Database
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests import leaks
 from tests.messages import ManualClock

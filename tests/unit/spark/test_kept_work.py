@@ -19,10 +19,10 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
+from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
+from airflow_provider_statecheck.spark.connectors.files.source import ParquetSource
+from airflow_provider_statecheck.spark.connectors.source import OnChange, reconcile
 from airflow_provider_statecheck.spark.context import StageContext
-from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
-from airflow_provider_statecheck.spark.sources.file_source import ParquetSource
-from airflow_provider_statecheck.spark.sources.source import OnChange, reconcile
 from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.increment_loop import SinkCommits
@@ -36,7 +36,7 @@ from airflow_provider_statecheck.state.source_items import Intervals, Item, Ledg
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.state_json import encode_state
 from tests.messages import make_owner
-from tests.unit.spark.sources.runs import increments_of, state_of
+from tests.unit.spark.connectors.runs import increments_of, state_of
 from tests.unit.spark.stages.loop_without_spark import LoopWithoutSpark, numbers_in, open_sink, staged
 from tests.unit.spark.test_savepoints import begin_from
 from tests.unit.written_stage import WrittenStage, parquet

@@ -53,7 +53,7 @@ from airflow_provider_statecheck.storage.views.state_files import (
 )
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.spark.sinks.sink import Sink, SinkWriter
+    from airflow_provider_statecheck.spark.connectors.sink import Sink, SinkWriter
     from airflow_provider_statecheck.state.schemas import OperatorSchemas
     from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
 
@@ -195,7 +195,7 @@ class VertexTask:
     def _writer(self, subtask: int) -> SinkWriter | None:
         if self.sink is None or not self.is_last:
             return None
-        from airflow_provider_statecheck.spark.sinks.sink import SinkTaskContext
+        from airflow_provider_statecheck.spark.connectors.sink import SinkTaskContext
 
         return self.sink.writer(
             SinkTaskContext(

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
+from airflow_provider_statecheck.spark.connectors.sink import SinkContext, SinkTaskContext
+from airflow_provider_statecheck.spark.connectors.source import Increment, Split
 from airflow_provider_statecheck.spark.pacing import Pace
-from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
-from airflow_provider_statecheck.spark.sinks.sink import SinkContext, SinkTaskContext
-from airflow_provider_statecheck.spark.sources.source import Increment, Split
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
 from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport

@@ -14,7 +14,7 @@ from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorSubtaskState
 from airflow_provider_statecheck.exceptions import CoordinatorError
-from airflow_provider_statecheck.spark.sources.source import Increment, SizeUnit, Split
+from airflow_provider_statecheck.spark.connectors.source import Increment, SizeUnit, Split
 from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment, SubtaskContext
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.increment_jobs import INLINE_BUDGET, Combining, IncrementTasks

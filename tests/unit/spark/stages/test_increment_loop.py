@@ -20,7 +20,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
+from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
 from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.increment_loop import SinkCommits

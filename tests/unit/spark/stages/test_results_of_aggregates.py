@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.spark.sources.item_source import DataFrameSource
+from airflow_provider_statecheck.spark.connectors.custom.data_frame_source import DataFrameSource
 from airflow_provider_statecheck.spark.stages.planning import vertices_of
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, Count, Stage, Sum
 from airflow_provider_statecheck.state.functions.user_functions import (

@@ -11,9 +11,9 @@ import pyarrow.parquet.encryption as pe
 import pytest
 from pyspark.sql import types as t
 
-from airflow_provider_statecheck.spark.sources.item_source import read_footer
+from airflow_provider_statecheck.spark.connectors.row_groups import read_footer
 from airflow_provider_statecheck.spark.tables.cutting import ReadingRules, obstacle
-from tests.unit.spark.sources.test_item_source import rows, task
+from tests.unit.spark.connectors.test_item_source import rows, task
 
 RULES = ReadingRules()
 SENSITIVE = ReadingRules(is_case_sensitive=True)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.sources.file_listing import require_same_partition_columns
+from airflow_provider_statecheck.spark.connectors.files.listing import require_same_partition_columns
 from airflow_provider_statecheck.spark.tables.partition_directories import (
     is_cast_like_a_directory,
     partition_names,

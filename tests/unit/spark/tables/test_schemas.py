@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.exceptions import SourceChangedError, StorageError, UnsupportedStateError
-from airflow_provider_statecheck.spark.tables.delta import library_options
-from airflow_provider_statecheck.spark.tables.delta_files import file_schema, statistics_of
+from airflow_provider_statecheck.spark.connectors.delta.table import library_options
+from airflow_provider_statecheck.spark.connectors.delta.table_files import file_schema, statistics_of
 from airflow_provider_statecheck.spark.tables.schemas import (
     TaskReader,
     concealed_failures,

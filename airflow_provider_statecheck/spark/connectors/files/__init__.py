@@ -1,0 +1,1 @@
+"""Files: Parquet, CSV, JSON, and others that Spark reads."""

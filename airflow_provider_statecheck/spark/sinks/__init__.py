@@ -1,1 +1,0 @@
-"""Sinks of stages, with exactly-once output."""

@@ -1,1 +1,0 @@
-"""Sources of a stage, each cut into splits and increments."""
