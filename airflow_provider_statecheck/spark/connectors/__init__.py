@@ -1,1 +1,1 @@
-"""Sources and sinks: one folder for each store, and beside them what all of them share."""
+"""Sources and sinks: one folder for each store, and the parts that all of them share."""

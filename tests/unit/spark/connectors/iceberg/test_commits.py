@@ -6,7 +6,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from airflow_provider_statecheck.spark.sinks import committer, iceberg_destination
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
@@ -18,6 +17,8 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StorageError,
 )
+from airflow_provider_statecheck.spark.connectors.commit import committer
+from airflow_provider_statecheck.spark.connectors.iceberg import destination
 from airflow_provider_statecheck.spark.connectors.iceberg.destination import TableLedger, files_of
 from airflow_provider_statecheck.spark.connectors.iceberg.source import IcebergSource
 from airflow_provider_statecheck.spark.tables.schemas import read_tasks
@@ -34,7 +35,7 @@ from tests.unit.spark.connectors.iceberg.tables import (
     table_in,
 )
 
-real_commit = iceberg_destination.commit_edit
+real_commit = destination.commit_edit
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +52,7 @@ def before_each_commit(monkeypatch, *acts):
             waiting.pop(0)()
         real_commit(*args)
 
-    monkeypatch.setattr(iceberg_destination, "commit_edit", commit)
+    monkeypatch.setattr(destination, "commit_edit", commit)
 
 
 def test_snapshot_names_its_checkpoint_and_one_without_rows_makes_none(folder):
@@ -280,7 +281,7 @@ def test_unknown_outcome_is_reported_and_deletes_nothing(folder, monkeypatch):
         raise ConnectionError("the connection broke")
 
     with monkeypatch.context() as patch:
-        patch.setattr(iceberg_destination, "commit_edit", commit)
+        patch.setattr(destination, "commit_edit", commit)
         with pytest.raises(CommitStateUnknownError, match="ConnectionError: the connection broke"):
             attempt.commit(1, written)
     second = Attempt(folder, 2, restored=1).open()
