@@ -9,13 +9,9 @@ JSON and YAML stay exact, as both have escapes of their own.
 
 from __future__ import annotations
 
-import logging
 import re
-import traceback
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-_PACKAGE: Final = __name__.partition(".")[0]
 _CONTROLS: Final = r"\x00-\x1f\x7f-\x9f"
 _INVISIBLE: Final = r"\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"
 """Marks that change the direction of the text around them, or take no space."""
@@ -46,54 +42,3 @@ class Lines(str):
     """Several lines, each of which is printable, for a message of a log that has more than one."""
 
     __slots__ = ()
-
-
-class _Shown:
-    """An argument of a message whose text is not printable as it is."""
-
-    def __init__(self, value: object) -> None:
-        self._value = value
-
-    def __str__(self) -> str:
-        return printable(str(self._value))
-
-    def __repr__(self) -> str:
-        return printable(repr(self._value))
-
-
-def _shown(value: Any) -> Any:
-    if value is None or isinstance(value, int | float | Lines):
-        return value
-    try:
-        return value if is_printable(str(value)) else _Shown(value)
-    except Exception:
-        return value  # logging reports an argument without a text when it formats the message
-
-
-def guard_logs() -> None:
-    """Let all loggers of this package write printable text, whatever the arguments of their messages are."""
-    make = logging.getLogRecordFactory()
-    if getattr(make, "is_guarded", False):
-        return
-
-    def made(name: str | None, *args: Any, **options: Any) -> logging.LogRecord:
-        record = make(name, *args, **options)
-        # A record that is made from another one has no name at first.
-        if name is not None and f"{name}.".startswith(f"{_PACKAGE}."):
-            _guard(record)
-        return record
-
-    made.is_guarded = True  # type: ignore[attr-defined]
-    logging.setLogRecordFactory(made)
-
-
-def _guard(record: logging.LogRecord) -> None:
-    if isinstance(record.args, Mapping):
-        record.args = {key: _shown(value) for key, value in record.args.items()}
-    elif record.args:
-        record.args = tuple(map(_shown, record.args))
-    error = record.exc_info[1] if record.exc_info else None
-    if error is not None and isinstance(_shown(error), _Shown):
-        # A formatter would write the text of the error as it is.
-        record.exc_text = printable_lines("".join(traceback.format_exception(error))).rstrip("\n")
-        record.exc_info = None

@@ -9,22 +9,21 @@ Airflow's maskers know the secrets of the connections and variables that a task 
 Airflow has loaded them. A driver on a Spark cluster has no masker, and masks the values that it was given and those of Spark's secret settings.
 
 What this process was given is also passed to Airflow's maskers, which mask the logs of a task with the errors of user code and
-of Spark. The records that this package logs are masked where they are made, so that they can go to any handler.
+of Spark. The records that this package logs are masked where they are made, by :mod:`.log_records`.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from threading import Lock
 from typing import Any, Final
 from urllib.parse import quote, quote_plus, unquote
 
+from airflow_provider_statecheck.checkpoint.log_records import guard_logs
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 # The package of the tasks and that of the servers have separate maskers, and a process may have both.
@@ -32,18 +31,20 @@ _MASKERS: Final = ("airflow.sdk._shared.secrets_masker", "airflow._shared.secret
 _MASKING: Final = ("airflow.sdk.log", "airflow._shared.secrets_masker")
 """Modules whose ``mask_secret`` tells the masker of a task and its supervisor, and the masker of a server."""
 MASK: Final = "***"
-_PACKAGE: Final = __name__.partition(".")[0]
 
 _SECRET_NAME = re.compile(
-    r"key|secret|token|passw|passphrase|pwd|auth|credential|signature|\bsig\b|connection_?string|sas(?![a-z])|delegation|\bcode\b"
+    r"key|secret|token|pass(?![a-z])|passw|passphrase|pwd|pw(?![a-z])|auth|credential|signature|\bsig\b|connection_?string|sas(?![a-z])|delegation|\bcode\b"
 )
 # A parameter of a URI: in its query, in its fragment, or after a semicolon as in those of JDBC and of matrix parameters.
-_PARAMETER = re.compile(r"([?&;#])([^?&;#=\s'\"]+)=([^&;#\s'\"]+)")
+# Its value may be in quotes or braces, and a question mark or semicolon in it ends it only if a parameter follows.
+_VALUE = r"""'[^'\s]*'?|"[^"\s]*"?|\{[^}\s]*\}?|(?:[^?&;#\s'"]|[?;](?![^?&;#=\s'"]+=))+"""
+_PARAMETER = re.compile(rf"""([?&;#])([^?&;#=\s'"]+)=({_VALUE})""")
 
 # Azure writes the container before the "@", which is part of the address, and HDFS the user that owns the files.
 _ADDRESS = r"\b(?:abfss?|az|wasbs?|(?:web)?hdfs)://[^/@:\s]+@(?![^/\s]*@)"
 # The second alternative is a password with an unescaped slash, as in S3 secret keys; a port does not match it.
 _USER_INFO = re.compile(rf"(?i)({_ADDRESS})|://(?:[^/\s]*|[^/@:\s]+:(?!\d+/)\S*)@")
+_WORD = re.compile(r"\S+")
 
 
 def is_secret_name(name: str) -> bool:
@@ -61,7 +62,13 @@ def redact(text: str) -> str:
 
     Parameters are those of queries and of fragments, with a name that tells a secret.
     """
-    return _PARAMETER.sub(_shown_parameter, _USER_INFO.sub(lambda found: found[1] or "://***@", text))
+    return _PARAMETER.sub(_shown_parameter, _WORD.sub(_without_user, text) if "@" in text else text)
+
+
+def _without_user(found: re.Match[str]) -> str:
+    # Behind the last "@" no user can be, and a search there would read the rest of the word once for each address in it.
+    head, at, rest = found[0].rpartition("@")
+    return _USER_INFO.sub(lambda address: address[1] or "://***@", head + at) + rest
 
 
 def _shown_parameter(found: re.Match[str]) -> str:
@@ -139,7 +146,7 @@ def remember_secrets(secrets: Iterable[str]) -> None:
     new = _known.add(secrets)
     if not new:
         return
-    _mask_records()
+    guard_logs()
     for name in _MASKING:
         masking = sys.modules.get(name)
         if masking is not None:
@@ -180,29 +187,3 @@ def _inside(encode: Callable[[bytes], bytes], raw: bytes, before: int) -> str:
     body = encoded.rstrip("=")
     start = before + 1 if before else 0
     return body[start : len(body) - (len(encoded) > len(body))]
-
-
-class _MaskedRecords:
-    """Makes records of logs, without secrets those of this package; handlers of any kind see them in this form only."""
-
-    def __init__(self, make: Callable[..., logging.LogRecord]) -> None:
-        self._make = make
-        self._format = logging.Formatter()
-
-    def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
-        record = self._make(*args, **kwargs)
-        # Formatters make records without a name, whose fields they set themselves.
-        if (record.name or "").partition(".")[0] == _PACKAGE:
-            # Logging itself reports arguments that do not fit the message.
-            with suppress(TypeError, ValueError, KeyError):
-                record.msg, record.args = masked(record.getMessage()), ()
-            if record.exc_info and record.exc_info[1] is not None:
-                record.exc_text = masked(self._format.formatException(record.exc_info))
-        return record
-
-
-def _mask_records() -> None:
-    # A program may have set a factory of its own, now or since the last call.
-    made_by = logging.getLogRecordFactory()
-    if not isinstance(made_by, _MaskedRecords):
-        logging.setLogRecordFactory(_MaskedRecords(made_by))

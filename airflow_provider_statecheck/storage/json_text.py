@@ -26,7 +26,9 @@ MOST_VALUES: Final = 1_000_000
 UNDECODABLE: Final = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, zlib.error)
 """Errors of code that decodes values of a form that it did not write."""
 
-_TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+# A text without an end reaches to that of the data, and nothing is matched twice: otherwise the search would start again at each
+# quote, and take hours for a megabyte.
+_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _TO_BRACKETS = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(each for each in range(256) if each not in b"[]{}")
 _DIGITS = 20

@@ -36,6 +36,7 @@ NAMES = (
         "token",
     ),
     *("access_token", "secret", "client_secret", "AccountKey", "SharedAccessSignature", "X-Amz-Security-Token", "auth"),
+    *("pass", "db-pass", "dbPass", "pw"),
     *("X-Amz-Credential", "credential", "connection_string", "delegation", "passphrase", "aws_secret_access_key"),
 )
 IN_NAMES = [f"{separator}{name}={SECRET}" for separator, name in product("#;&", NAMES)]
@@ -74,6 +75,22 @@ def test_no_text_shows_the_credentials_of_a_uri():
         for text in (uri, f"failed at {uri}", f"failed at '{uri}' twice", f'{{"uri": "{uri}"}}'):
             assert SECRET not in redact(text)
             assert SECRET not in masked(text)
+
+
+@pytest.mark.parametrize("form", ["'{}'", '"{}"', "{{{}}}", "a;{}", "a?{}", "'{}", "{};b", "{}?b"])
+def test_no_quote_and_no_separator_in_a_secret_parameter_shows_the_rest_of_it(form):
+    for separator in "?;&#":
+        uri = f"jdbc:x://host/a?x=1{separator}password={form.format(SECRET)}"
+        shown = redact(f"{uri}{separator}user=me")
+        assert SECRET not in shown
+        assert shown.endswith(f"{separator}user=me") or form == "'{}"  # a quote without an end
+
+
+@pytest.mark.parametrize(
+    "uri", ["s3://lake/a?passive=1", "s3://lake/a?passage=x;y", "s3://lake/?a=1?b=2;c", "'s3://b?a=1'"]
+)
+def test_parameters_that_are_no_secrets_stay(uri):
+    assert redact(uri) == uri
 
 
 def test_the_directories_of_earlier_rows_are_still_opened():

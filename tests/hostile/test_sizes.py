@@ -17,9 +17,11 @@ import pyarrow.parquet
 import pytest
 
 from airflow_provider_statecheck.api.requests import _message
+from airflow_provider_statecheck.checkpoint.codec import LONGEST_TEXT
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.ids import new_key
-from airflow_provider_statecheck.checkpoint.messages import TriggerCheckpoint
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef, FinishAttempt, TriggerCheckpoint
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     InvalidConfigurationError,
@@ -44,6 +46,7 @@ from tests.unit.written_stage import WrittenStage, local_path
 from tests.written_state import BACKENDS, StatefulJob
 
 MIB = 1024 * 1024
+ATTEMPT = AttemptRef(job_id=job_id_of("a"), operator_id=operator_id_of("a"), epoch=1)
 
 
 def _part(data: bytes, start: int, end: int) -> bytes:
@@ -170,6 +173,46 @@ def test_a_message_of_many_small_values_costs_no_seconds():
         with pytest.raises(InvalidConfigurationError, match="too many values"):
             _message(TriggerCheckpoint, body, 65_536)
     assert time.process_time() - began < 1
+
+
+_LONG = 300_000
+_UNENDED = [b'"', b'\\"', b'"a"', b'"\\', b'{"a":"']
+
+
+@pytest.mark.parametrize("end", [b"", b"\\", b'"'])
+@pytest.mark.parametrize("piece", _UNENDED)
+def test_a_text_in_json_without_an_end_is_searched_once(piece, end):
+    """A search that begins anew at each quote would take the server minutes, with its lock held."""
+    nested = b"[" * (DEEPEST + 1) + b'"'
+    with pytest.raises(CorruptStateError):
+        read_json(nested + piece * (_LONG // len(piece)) + end, "file:///x")
+    with pytest.raises(InvalidConfigurationError):
+        _message(TriggerCheckpoint, nested + piece * (_LONG // len(piece)) + end, 2 * _LONG)
+
+
+_ADDRESSES = [
+    "://a:",
+    "abfs://",
+    "abfs://a@",
+    "://a:1/",
+    "://a:1",
+    "?a=",
+    "?pass='",
+    ";",
+    "?",
+    "=?=",
+    "@",
+    "://@",
+    "?key={",
+]
+
+
+@pytest.mark.parametrize("piece", rest_in_soak(_ADDRESSES, "://a:", "abfs://", "?pass='"))
+def test_addresses_in_a_message_of_a_task_are_searched_once(piece):
+    text = piece * (_LONG // len(piece))
+    for each in (text, f"{text}@", f"?key={text}", f"{text}\n{text}"):
+        attempt = FinishAttempt(attempt=ATTEMPT, status=AttemptStatus.FAILED, message=each)
+        assert len(str(attempt.message)) <= LONGEST_TEXT
 
 
 @pytest.mark.parametrize(

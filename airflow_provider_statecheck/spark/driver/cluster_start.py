@@ -94,8 +94,8 @@ def _change(properties: Any, name: str, *, without: str = "", added: str = "") -
 def _run_script(application: str) -> None:
     parts = urlsplit(application)
     path = unquote(parts.path) if parts.scheme else application
-    # Python does the same for a script on its command line.
-    sys.path[sys.path.index("")] = str(Path(path).parent)
+    # Python does the same for a script on its command line, unless PYTHONSAFEPATH is set.
+    sys.path[:] = [each or str(Path(path).parent) for each in sys.path]
     main = sys.modules["__main__"]
     main.__file__ = path
     exec(compile(Path(path).read_bytes(), path, "exec"), vars(main))  # noqa: S102

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote, quote_plus
 
 import pytest
+import structlog
 from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.api.requests import public_text
@@ -287,6 +288,66 @@ def test_the_records_of_this_package_are_masked_with_their_errors_and_those_of_o
     assert own.getMessage() == "ValueError: cannot log in with *** again, 2 times"
     assert SECRET not in logging.Formatter().format(own)
     assert SECRET in logging.Formatter().format(other)
+
+
+def _as_airflow_does(record: logging.LogRecord) -> str:
+    chain: list[Any] = [
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+        structlog.processors.format_exc_info,
+        structlog.processors.JSONRenderer(),
+    ]
+    return structlog.stdlib.ProcessorFormatter(processors=chain).format(record)
+
+
+def _caused() -> None:
+    try:
+        raise ValueError(f"{TEXT}\nsecond line\x1b")
+    except ValueError as error:
+        raise KeyError("order") from error
+
+
+def _noted() -> None:
+    error = ValueError("no login")
+    error.add_note(f"with {SECRET}\n\x1b")
+    raise error
+
+
+def _circular() -> None:
+    first, second = ValueError(f"{TEXT}\x1b"), ValueError("a")
+    first.__cause__, second.__cause__ = second, first
+    raise second
+
+
+def _grouped() -> None:
+    raise ExceptionGroup("two", [ValueError(f"{TEXT}\x1b"), ValueError("a")])
+
+
+@pytest.mark.usefixtures("known_secret")
+@pytest.mark.parametrize("handler", [logging.Formatter().format, _as_airflow_does])
+@pytest.mark.parametrize("fail", [_caused, _noted, _circular, _grouped])
+def test_an_error_of_any_form_is_logged_masked_and_printable_with_its_traceback(
+    caplog: pytest.LogCaptureFixture, fail: Callable[[], None], handler: Callable[[logging.LogRecord], str]
+) -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        fail()
+    logging.getLogger("airflow_provider_statecheck.spark").error("failed", exc_info=caught.value)
+
+    shown = handler(caplog.records[0])
+    assert SECRET not in shown
+    assert "\x1b" not in shown
+    assert "u001b" not in shown
+    assert "***" in shown
+    assert f"in {fail.__name__}" in shown
+    assert type(caught.value).__name__ in shown
+
+
+def test_an_error_without_secrets_is_logged_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    error = ValueError("two\nlines")
+    logging.getLogger("airflow_provider_statecheck.spark").error("failed", exc_info=error)
+
+    record = caplog.records[0]
+    assert record.exc_info is not None
+    assert record.exc_info[1] is error
 
 
 @pytest.mark.usefixtures("known_secret")

@@ -29,8 +29,8 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
 
 
 @pytest.fixture
-def masked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    found: list[str] = []
+def masked(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    found: list[object] = []
     monkeypatch.setattr("airflow.sdk.log.mask_secret", found.append)
     return found
 
@@ -56,7 +56,7 @@ def test_without_a_connection_the_filesystem_finds_its_own_credentials() -> None
     assert dict(open_storage("memory://ck").options) == {}
 
 
-def test_options_in_the_extra_are_taken_and_masked(connect, masked: list[str]) -> None:
+def test_options_in_the_extra_are_taken_and_masked(connect, masked: list[object]) -> None:
     options = {"token": SECRET, "skip_instance_cache": True}
     storage = open_storage("memory://ck", connect(extra=json.dumps({"storage_options": options})))
     assert storage.options == options
@@ -95,7 +95,7 @@ def test_a_scheme_that_no_provider_has_asks_for_options(connect) -> None:
         open_storage("memory://ck", connect())
 
 
-def test_options_come_from_the_filesystem_that_airflow_makes(connect, provided, masked: list[str]) -> None:
+def test_options_come_from_the_filesystem_that_airflow_makes(connect, provided, masked: list[object]) -> None:
     provided("memory", lambda conn_id, options: MemoryFileSystem(token=SECRET, project=None, skip_instance_cache=True))
     assert dict(open_storage("memory://ck", connect()).options) == {"token": SECRET}
     assert [each for each in masked if isinstance(each, str)] == [SECRET]
@@ -108,7 +108,7 @@ def test_an_option_that_only_this_process_can_use_is_refused(connect, provided) 
 
 
 @pytest.mark.parametrize("token", [None, "session-token"])
-def test_a_session_of_aws_becomes_its_credentials(connect, provided, masked: list[str], token: str | None) -> None:
+def test_a_session_of_aws_becomes_its_credentials(connect, provided, masked: list[object], token: str | None) -> None:
     from aiobotocore.session import AioSession
     from s3fs import S3FileSystem
 

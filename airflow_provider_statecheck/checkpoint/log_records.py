@@ -1,0 +1,128 @@
+"""
+Log records of this package: without the secrets that the process knows, and in printable text.
+
+Records are changed where they are made, so that handlers of any kind get them in this form only: those of logging, which format
+the arguments of a message and the text of an error, and those of Airflow, which read the error itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from airflow_provider_statecheck.checkpoint.printable import Lines, is_printable, printable, printable_lines
+
+_PACKAGE: Final = __name__.partition(".")[0]
+
+
+def guard_logs() -> None:
+    """Mask the records of all loggers of this package, and let them have printable text only, from now on."""
+    # A program may have set a factory of its own since the last call.
+    made_by = logging.getLogRecordFactory()
+    if not isinstance(made_by, _GuardedRecords):
+        logging.setLogRecordFactory(_GuardedRecords(made_by))
+
+
+class _GuardedRecords:
+    """Makes records as another factory does, and guards those of this package."""
+
+    def __init__(self, make: Callable[..., logging.LogRecord]) -> None:
+        self._make = make
+
+    def __call__(self, *args: Any, **options: Any) -> logging.LogRecord:
+        record = self._make(*args, **options)
+        # Formatters make records without a name, whose fields they set themselves.
+        if (record.name or "").partition(".")[0] == _PACKAGE:
+            _guard(record)
+        return record
+
+
+def _guard(record: logging.LogRecord) -> None:
+    from airflow_provider_statecheck.checkpoint.secrets import masked  # not before something is logged
+
+    if isinstance(record.args, Mapping):
+        record.args = {key: _shown(value) for key, value in record.args.items()}
+    elif record.args:
+        record.args = tuple(map(_shown, record.args))
+    # Logging itself reports arguments that do not fit the message.
+    with suppress(Exception):
+        message = record.getMessage()
+        shown = masked(message)
+        if shown != message:
+            record.msg, record.args = shown, ()
+    error = record.exc_info[1] if record.exc_info else None
+    if error is not None:
+        guarded = _guarded(error, lambda text: printable_lines(masked(text)))
+        record.exc_info = (type(guarded), guarded, error.__traceback__)
+
+
+class _Shown:
+    """An argument of a message whose text is not printable as it is."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __str__(self) -> str:
+        return printable(str(self._value))
+
+    def __repr__(self) -> str:
+        return printable(repr(self._value))
+
+
+def _shown(value: Any) -> Any:
+    if value is None or isinstance(value, int | float | Lines):
+        return value
+    try:
+        return value if is_printable(str(value)) else _Shown(value)
+    except Exception:
+        return value  # logging reports an argument without a text when it formats the message
+
+
+def _guarded(error: BaseException, show: Callable[[str], str]) -> BaseException:
+    """Return an error with texts, notes and causes as a function shows them: the error itself if they are so already."""
+    chain = _chain_of(error)
+    texts = [_texts_of(each) for each in chain]
+    shown = [[show(text) for text in found] for found in texts]
+    if shown == texts:
+        return error
+    stand_ins = [_stand_in(each, found) for each, found in zip(chain, shown, strict=True)]
+    by_id = dict(zip(map(id, chain), stand_ins, strict=True))
+    for each, stand_in in zip(chain, stand_ins, strict=True):
+        stand_in.__cause__, stand_in.__context__ = by_id.get(id(each.__cause__)), by_id.get(id(each.__context__))
+        stand_in.__suppress_context__ = each.__suppress_context__
+    return stand_ins[0]
+
+
+def _chain_of(error: BaseException) -> list[BaseException]:
+    """Return an error with its causes, which may be causes of each other."""
+    found: list[BaseException] = []
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        each = waiting.pop()
+        if each is not None and not any(each is other for other in found):
+            found.append(each)
+            waiting += [each.__cause__, each.__context__]
+    return found
+
+
+def _texts_of(error: BaseException) -> list[str]:
+    """Return the text of an error, its notes, and the errors of a group as a traceback shows them."""
+    parts = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    notes = [str(note) for note in getattr(error, "__notes__", ())]
+    try:
+        return [str(error), *notes, *("".join(traceback.format_exception(part)) for part in parts)]
+    except Exception:
+        return [f"<{type(error).__name__} without a text>"]
+
+
+def _stand_in(error: BaseException, texts: list[str]) -> BaseException:
+    # Handlers name the class of an error, and format its text themselves.
+    kind, (text, *notes) = type(error), texts
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__str__": lambda _: text}
+    shown: BaseException = type(kind.__name__, (Exception,), names)()
+    for note in notes:
+        shown.add_note(note)
+    return shown.with_traceback(error.__traceback__)
