@@ -36,8 +36,7 @@ _COMPRESSION = 1000
 """Divides the distances of clamped times, so that the times of before the clock was ahead remain the earlier ones."""
 ROLLED_BACK = "rolled back"
 """Why no state contains the work of a checkpoint that was complete."""
-_TRY = re.compile(r", try (\d{1,9})$")
-"""End of the label of a task."""
+_TRY_IN_LABEL = re.compile(r", try (\d{1,9})$")
 SCRIPT_PREFIX = "script/"
 """Prefix of the logical task of a script or notebook."""
 
@@ -127,12 +126,14 @@ class AttemptOwner:
     """Date of the partition in ISO format, which orders runs; empty without one."""
     task_state: TaskState = TaskState.UNKNOWN
     """What a clear has done to the task state; also tells whether later tries find an entry of this one."""
+    try_number: int | None = None
+    """Number of Airflow's try; ``None`` for an attempt that no task has started."""
 
-    @property
-    def try_number(self) -> int | None:
-        """Return the number of Airflow's try; ``None`` for an attempt that no task has started."""
-        stated = _TRY.search(self.label)
-        return int(stated[1]) if stated and self.airflow else None
+    def __post_init__(self) -> None:
+        # Rows and drivers of earlier versions have the number in the label only.
+        stated = _TRY_IN_LABEL.search(self.label) if self.airflow and self.try_number is None else None
+        if stated is not None:
+            object.__setattr__(self, "try_number", int(stated[1]))
 
     @property
     def is_script(self) -> bool:

@@ -141,6 +141,7 @@ def owner_of(context: Mapping[str, Any], map_key: str | None) -> AttemptOwner:
         ti_id=str(getattr(ti, "id", None) or ""),
         is_of_partition=is_of_partition,
         partition_date="" if partition_date is None else partition_date.isoformat(),
+        try_number=int(ti.try_number),
     )
 
 
