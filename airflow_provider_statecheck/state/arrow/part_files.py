@@ -149,7 +149,7 @@ class PartBytes:
         :raises LocationNotAllowedError: if the file is not in an allowed location.
         """
         if not isinstance(handle, ByteStreamStateHandle):
-            self._storage.allowed.require(_location(handle)[0])
+            self._storage.require_allowed(_location(handle)[0])
 
     def close(self) -> None:
         """Close the open local files."""
@@ -161,8 +161,12 @@ class PartBytes:
         about_to_wait()
         uri, begin = _location(handle)
         if scheme_of(uri) in LOCAL_SCHEMES:
-            self._storage.allowed.require(uri)
-            return [self._files.read(uri, begin + start, length) for start, length in ranges]
+            read = self._files.read
+            return self._storage.reading(
+                uri,
+                lambda: [read(uri, begin + start, length) for start, length in ranges],
+                sum(length for _, length in ranges),
+            )
         if len(ranges) <= 1:
             return [self._read_remote(uri, begin, piece) for piece in ranges]
         with ThreadPoolExecutor(min(_MAX_REQUESTS, len(ranges))) as pool:
