@@ -219,7 +219,7 @@ def test_damaged_file_is_named(tmp_path: Path, damage: str) -> None:
     [("offset", -5), ("length", -5), ("offset", 1 << 62), ("offset", (1 << 63) - 1), ("length", 1 << 30), ("rows", -1)],
 )
 def test_block_outside_its_file_is_corrupt_before_anything_is_read(tmp_path: Path, field: str, value: int) -> None:
-    job = Job(tmp_path, inline=20_480)
+    job = Job(tmp_path, settings=ArrowStateSettings(), inline=20_480)
     handle = job.save(job.filled(range(20)))
     assert isinstance(handle.meta, ByteStreamStateHandle)
     meta = decode_meta(handle.meta.data, dict(handle.shared), "")
