@@ -126,9 +126,8 @@ def guarded_locations(*given: str) -> AllowedLocations:
     :raises InvalidConfigurationError: if an option is not a URI.
     """
     base, locations = _configured_base_and_locations()
-    directories = (base, configured_savepoint_dir())
-    known = AllowedLocations().below(*(each for each in directories if each is not None), *locations)
-    return known.around(*given).fixed()
+    directories = (each for each in (base, configured_savepoint_dir()) if each is not None)
+    return AllowedLocations.only((*directories, *locations), around=given)
 
 
 def _configured_base_and_locations() -> tuple[str | None, tuple[str, ...]]:

@@ -7,6 +7,7 @@ import math
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import httpx
@@ -21,6 +22,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.gateway.http import HttpClient
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.guarded_places import GuardedPlaces
 from airflow_provider_statecheck.storage.patience import PATIENCE
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, normalise_base, scheme_of, secrets_in
 
@@ -246,15 +248,20 @@ def guarded_storage_opener(conn_id: str | None = None, *given: str | None) -> Ca
     allowed = guarded_locations(*(normalise_base(each) for each in given if each is not None))
 
     def open_guarded(base_uri: str) -> CheckpointStorage:
-        base = normalise_base(base_uri)
-        allowed.require(base)
-        host = allowed.host_of(base)
+        # Dots in a local path are resolved, wherever it leads.
+        base = PATIENCE.call("the directory of the job", partial(normalise_base, base_uri), probe=_no_host)
+        places = GuardedPlaces(allowed, PATIENCE)
+        places.require(base)
         # The clients of some stores connect when they are created.
-        storage = PATIENCE.call(host, lambda: open_storage(base, storage_conn_id)).guarded(allowed, PATIENCE)
-        PATIENCE.require_answer(host, lambda: storage.exists(base))
+        storage = places.ask(base, lambda: open_storage(base, storage_conn_id)).guarded(allowed, PATIENCE)
+        storage.require_answer()
         return storage
 
     return open_guarded
+
+
+def _no_host() -> None:
+    """Answer for paths that share no host, so that one of them makes none of the others silent."""
 
 
 def _options_of(conn_id: str, scheme: str) -> dict[str, Any]:

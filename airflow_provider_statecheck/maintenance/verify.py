@@ -20,6 +20,7 @@ from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, Corr
 from airflow_provider_statecheck.maintenance.gc import OpenStorage, base_of
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
 from airflow_provider_statecheck.spark.restore import StateVerifier
+from airflow_provider_statecheck.storage.bounds import bounded_decoding
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
     LARGEST_VALUES,
@@ -193,7 +194,7 @@ class CheckpointVerifier:
 
     def _read_snapshot(self, handle: SnapshotHandle) -> Verification:
         data_uri = f"{handle.uri}/{DATA_DIRECTORY}"
-        manifest, problem = _try(lambda: read_manifest(self._storage, handle))
+        manifest, problem = _try(lambda: _bounded_manifest(self._storage, handle))
         if manifest is None:
             return Verification(pointer=handle.uri, problems=(f"snapshot {handle.name!r}: {problem}",))
         for check in (verify_files, verify_footers):
@@ -260,3 +261,9 @@ def _try(call: Callable[[], Value]) -> tuple[Value | None, str]:
         if error.retryable:
             raise  # no evidence against a checkpoint
         return None, str(error)
+
+
+def _bounded_manifest(storage: CheckpointStorage, handle: SnapshotHandle) -> SnapshotManifest:
+    # Maintenance reads the manifests of all jobs.
+    with bounded_decoding():
+        return read_manifest(storage, handle)

@@ -36,6 +36,7 @@ from airflow_provider_statecheck.storage.metadata_file import (
     read_values,
 )
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotManifest, read_verified_manifest
+from airflow_provider_statecheck.storage.uris import redact
 
 log = logging.getLogger(__name__)
 
@@ -223,8 +224,8 @@ class StateVerifier:
             return
         if not is_as_expected:
             raise CorruptStateError(
-                f"Expected {expected} in {stream.uri}, found another size; the file was changed or truncated.",
-                uri=stream.uri,
+                f"Expected {expected} in {redact(stream.uri)}, found another size; the file was changed or truncated.",
+                uri=redact(stream.uri),
             )
         if self._is_deep and stream.sha256:
             _require_digest(self._storage, stream.uri, start, end, stream.sha256)
@@ -242,7 +243,7 @@ def _require_digest(storage: CheckpointStorage, uri: str, start: int, end: int, 
         digest.update(storage.read_range(uri, begin, min(begin + _CHUNK_BYTES, end)))
     if digest.hexdigest() != expected:
         raise CorruptStateError(
-            f"Expected bytes {start} to {end} of {uri} to have the digest {expected[:12]}…, found "
-            f"{digest.hexdigest()[:12]}…; they were changed after they were written.",
-            uri=uri,
+            f"Expected bytes {start} to {end} of {redact(uri)} to have the digest {expected[:12]}…, found another one; they "
+            f"were changed after they were written.",
+            uri=redact(uri),
         )

@@ -68,16 +68,21 @@ def unpack_items(packed: Mapping[str, Any]) -> tuple[Item, ...]:
     with decoding("the listing of a source"):
         sizes = array("Q")
         sizes.frombytes(inflated(packed["sizes"], "the listing of a source", weight=_BYTES_PER_ITEM // _SIZE_BYTES))
-        names = (
-            inflated(packed["names"], "the listing of a source").decode("utf-8", "surrogatepass").split(_SEPARATOR)
-            if sizes
-            else []
-        )
         digests, length = packed["digests"], _DIGEST_BYTES
         if len(digests) != length * len(sizes):
             raise ValueError(f"{len(digests)} bytes of digests for {len(sizes)} files")
         each = (digests[i * length : (i + 1) * length] for i in range(len(sizes)))
-        return tuple(Item(*fields) for fields in zip(names, sizes, each, strict=True))
+        return tuple(Item(*fields) for fields in zip(_names_in(packed["names"], len(sizes)), sizes, each, strict=True))
+
+
+def _names_in(packed: bytes, count: int) -> list[str]:
+    if not count:
+        return []
+    names = inflated(packed, "the listing of a source")
+    # A name takes a hundred times the memory of the separator that ends it.
+    if (found := names.count(_SEPARATOR.encode()) + 1) != count:
+        raise ValueError(f"{found} names for {count} files")
+    return [name.decode("utf-8", "surrogatepass") for name in names.split(_SEPARATOR.encode())]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
@@ -20,6 +20,8 @@ from airflow_provider_statecheck.lazy import pa
 
 LARGEST_DECODED: Final = 64 * 1024 * 1024
 """Largest size in bytes of one piece of state, such as a block, after its decompression."""
+_READ_AT_ONCE: Final = 2
+"""How many times this size the pieces of one look-up may have together: 64 blocks of a mebibyte each, and their headers."""
 _limit: ContextVar[int | None] = ContextVar("statecheck_decoding_limit", default=None)
 
 
@@ -47,10 +49,30 @@ def require_decodable(size: int, what: str) -> None:
     """
     limit = _limit.get()
     if limit is not None and size > limit:
-        raise RequestLimitError(
-            f"Expected {what} of at most {limit} bytes, found {size} declared; read it in a process of your own, with "
-            f"read_state or read_snapshot."
-        )
+        raise _too_large(f"{what} of at most {limit} bytes", size)
+
+
+def require_readable(sizes: Iterable[int], what: str) -> None:
+    """
+    Refuse pieces of a file that are too large for a server, one of them or all together, before any is read.
+
+    :param sizes: Sizes in bytes, as declared by the writer.
+    :raises RequestLimitError: if they are too large.
+    """
+    if (limit := _limit.get()) is None:
+        return
+    total = 0
+    for size in sizes:
+        require_decodable(size, what)
+        total += size
+    if total > _READ_AT_ONCE * limit:
+        raise _too_large(f"{what} of at most {_READ_AT_ONCE * limit} bytes together", total)
+
+
+def _too_large(expected: str, declared: int) -> RequestLimitError:
+    return RequestLimitError(
+        f"Expected {expected}, found {declared} declared; read it in a process of your own, with read_state or read_snapshot."
+    )
 
 
 def inflated(data: bytes, what: str, *, weight: int = 1) -> bytes:

@@ -11,6 +11,7 @@ import hashlib
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self, TypeVar
@@ -25,6 +26,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.storage import file_operations, own_files
 from airflow_provider_statecheck.storage.failures import RetryPolicy, advice, is_missing_bucket, is_taken, judged_alone
 from airflow_provider_statecheck.storage.file_operations import ignoring_missing
+from airflow_provider_statecheck.storage.guarded_places import GuardedPlaces, look_at
 from airflow_provider_statecheck.storage.own_files import OwnDirectory
 from airflow_provider_statecheck.storage.patience import CALL_SECONDS, DIRECTORY_SECONDS, HostPatience, seconds_for
 from airflow_provider_statecheck.storage.uris import (
@@ -36,6 +38,7 @@ from airflow_provider_statecheck.storage.uris import (
     normalise_base,
     open_filesystem,
     redact,
+    root_of_host,
     secrets_in,
     serves,
 )
@@ -135,13 +138,43 @@ class CheckpointStorage:
         other._patience = patience
         return other
 
+    @property
+    def _places(self) -> GuardedPlaces | None:
+        return None if self._patience is None else GuardedPlaces(self.allowed, self._patience)
+
+    def require_allowed(self, uri: str) -> None:
+        """
+        Require that this storage may read a URI; a guarded storage asks the location of the URI within a deadline.
+
+        :raises LocationNotAllowedError: if the URI is not in an allowed location.
+        :raises StorageError: if the storage is guarded, and the location does not answer.
+        """
+        (self._places or self.allowed).require(uri)
+
+    def require_answer(self) -> None:
+        """
+        Require that the host of the checkpoint directory answers; only a guarded storage asks it.
+
+        :raises StorageError: if it does not answer in time, or did not recently.
+        """
+        if self._patience is not None:
+            self._patience.require_answer(self.allowed.host_of(self.base_uri), self._probe(self.base_uri))
+
+    def reading(self, uri: str, action: Callable[[], Result], size: int) -> Result:
+        """
+        Run the read of a local file by other means than this storage, in an allowed location only.
+
+        :param size: Number of bytes for the deadline of a guarded storage.
+        :raises LocationNotAllowedError: if the file is not in an allowed location.
+        """
+        self.require_allowed(uri)
+        return action() if self._places is None else self._places.ask(uri, action, seconds_for(size))
+
     def free_bytes(self) -> int | None:
         """Return the free space of the checkpoint directory in bytes; ``None`` if the storage is not local."""
         if not self.is_local:
             return None
-        with self._translating_errors(self.base_uri):
-            path = Path(self.locate(self.base_uri)[1])
-            return shutil.disk_usage(next(p for p in (path, *path.parents) if p.exists())).free
+        return self.call(self.base_uri, _free_bytes)
 
     def write_bytes(self, uri: str, data: bytes, *, overwrite: bool = False) -> None:
         """
@@ -158,11 +191,12 @@ class CheckpointStorage:
 
         :raises CheckpointNotFoundError: if the source is missing.
         """
-        self.allowed.require(source_uri)
-        source_filesystem, source = self.locate(source_uri)
+        self.require_allowed(source_uri)
         seconds = self._seconds(lambda: self.size(source_uri))
         if not self.call(
-            target_uri, lambda filesystem, path: _copy(source_filesystem, source, filesystem, path, target_uri), seconds
+            target_uri,
+            lambda filesystem, path: _copy(*self._place_of(source_uri), filesystem, path, target_uri),
+            seconds,
         ):
             raise _not_found_error(source_uri)
 
@@ -273,8 +307,10 @@ class CheckpointStorage:
     def list_directories(self, directory: str) -> list[str]:
         """Return the names of the direct subdirectories of a directory; empty if it is missing."""
         if is_local(directory):
-            return self._read(directory, lambda _, root: file_operations.list_directories(Path(root)))
-        return self._read(directory, _list_directories)
+            return self._read(
+                directory, lambda _, root: file_operations.list_directories(Path(root)), DIRECTORY_SECONDS
+            )
+        return self._read(directory, _list_directories, DIRECTORY_SECONDS)
 
     def delete_file(self, uri: str) -> None:
         """
@@ -328,10 +364,11 @@ class CheckpointStorage:
         together with its files.
         """
         if is_local(uri):
-            self.call(uri, lambda _, path: own_files.remove_empty_directories(OwnDirectory(Path(path))))
+            operation = own_files.remove_empty_directories
+            self.call(uri, lambda _, path: operation(OwnDirectory(Path(path))), DIRECTORY_SECONDS)
 
     def _below(self, root: str, operation: Callable[[OwnDirectory, Path], None]) -> Callable[[Any, str], None]:
-        directory = OwnDirectory(Path(self.locate(root)[1]), is_chosen=root == self.base_uri)
+        directory = OwnDirectory(Path(self._place_of(root)[1]), is_chosen=root == self.base_uri)
         return lambda _, path: operation(directory, Path(path))
 
     def _info(self, uri: str) -> dict[str, Any] | None:
@@ -339,7 +376,8 @@ class CheckpointStorage:
         return self._read(uri, _info_or_none)
 
     def _read(self, uri: str, operation: Callable[[Any, str], Result], seconds: float = CALL_SECONDS) -> Result:
-        self.allowed.require(uri)
+        if self._patience is None:
+            self.allowed.require(uri)
         return self.call(uri, lambda filesystem, path: _reading(operation, filesystem, path), seconds)
 
     def _seconds(self, size: Callable[[], int]) -> float:
@@ -354,13 +392,24 @@ class CheckpointStorage:
         :param seconds: Deadline of each try of a guarded storage.
         """
         with self._translating_errors(uri):
-            if self._patience is None:
-                filesystem, path = self.locate(uri)
+            places = self._places
+            if places is None:
+                filesystem, path = self._place_of(uri)
                 return self._retries.call(lambda: operation(filesystem, path), redact(uri))
-            patience, host = self._patience, self.allowed.host_of(uri)
-            return self._retries.call(
-                lambda: patience.call(host, lambda: operation(*self.locate(uri)), seconds), redact(uri)
-            )
+            return self._retries.call(lambda: self._asking(places, uri, operation, seconds), redact(uri))
+
+    def _asking(
+        self, places: GuardedPlaces, uri: str, operation: Callable[[Any, str], Result], seconds: float
+    ) -> Result:
+        places.require(uri)
+        # The clients of some stores connect when they are created.
+        return places.ask(uri, lambda: operation(*self._place_of(uri)), seconds, probe=self._probe(uri))
+
+    def _probe(self, uri: str) -> Callable[[], object]:
+        """Return a short call to the host of a URI that does not depend on its path."""
+        if is_local(uri):
+            return partial(look_at, self.allowed.host_of(uri))
+        return lambda: _info_or_none(*self._place_of(root_of_host(uri)))
 
     def locate(self, uri: str) -> tuple[Any, str]:
         """
@@ -369,7 +418,10 @@ class CheckpointStorage:
         :raises LocationNotAllowedError: if the storage is guarded, and the URI is not in an allowed location.
         """
         if self._patience is not None:
-            self.allowed.require(uri)
+            self.require_allowed(uri)
+        return self._place_of(uri)
+
+    def _place_of(self, uri: str) -> tuple[Any, str]:
         filesystem = self._fs if serves(self._fs, self.base_uri, uri) else open_filesystem(uri, {})
         return filesystem, str(filesystem._strip_protocol(uri))
 
@@ -396,6 +448,11 @@ def _reopened(
 ) -> CheckpointStorage:
     filesystem = open_filesystem(base_uri, options)
     return CheckpointStorage(filesystem, base_uri, options=options, retries=retries).within(allowed)
+
+
+def _free_bytes(_: Any, root: str) -> int:
+    path = Path(root)
+    return shutil.disk_usage(next(p for p in (path, *path.parents) if p.exists())).free
 
 
 def verified(data: bytes, uri: str, *, size: int, sha256: str | None) -> bytes:

@@ -1,9 +1,10 @@
 """
 Deadlines of calls to storage for servers and maintenance, which serve many jobs.
 
-A storage may never answer, and clients repeat calls for minutes. A call that takes too long is given up, and its host is not
-asked again for some time, so that it delays one call instead of every call of every job. The thread of the call remains until
-the client gives up; it does not keep the process from ending. All calls that are given up are idempotent.
+A storage may never answer, and clients repeat calls for minutes. A call that takes too long is given up. If its host does not
+answer a short call either, it is not asked again for some time, so that it delays one call instead of every call of every
+job; if it does, only that call fails, because a very large directory of one job must not stop the others. The thread of a
+call remains until the client gives up; it does not keep the process from ending. All calls that are given up are idempotent.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ CALL_SECONDS = 20.0
 """Deadline of a call that transfers little."""
 DIRECTORY_SECONDS = 300.0
 """Deadline of a call that lists or deletes a directory."""
+PROBE_SECONDS = 10.0
+"""Deadline of the short call that tells whether a host answers at all."""
 _BYTES_PER_SECOND = 1 << 20
 _SILENT_SECONDS = 300.0
 """Time for which a host that did not answer is not asked again."""
@@ -51,32 +54,54 @@ class HostPatience:
     _silent_until: dict[str, float] = field(default_factory=dict)
     _answered_at: dict[str, float] = field(default_factory=dict)
 
-    def call(self, host: str, action: Callable[[], Result], seconds: float = CALL_SECONDS) -> Result:
+    def call(
+        self,
+        host: str,
+        action: Callable[[], Result],
+        seconds: float = CALL_SECONDS,
+        *,
+        probe: Callable[[], object] | None = None,
+    ) -> Result:
         """
         Return the result of a call, or raise its error.
 
         :param host: Name of the host for the error, without credentials.
+        :param probe: Short call to the same host that does not depend on the job, for which an error is an answer, too. By
+            default a host whose call takes too long is not asked again for some time.
         :raises StorageError: It does not answer in time, or did not recently.
         """
         self._require_not_silent(host)
         seconds = min(seconds, self.longest_seconds)
-        answer: Future[Result] = Future()
-        run = copy_context().run
-        # A thread of its own for each call: a pool would wait for the calls that do not answer.
-        threading.Thread(target=run, args=(_answer, action, answer), name=f"statecheck-{host}", daemon=True).start()
+        answer = _started(host, action)
         try:
             return answer.result(seconds)
         except TimeoutError:
             if answer.done():
                 raise
-            self._silent_until[host] = self.monotonic() + _SILENT_SECONDS
-            raise StorageError(
-                f"Expected an answer of {host} within {seconds:g} seconds, found none; it is asked again in "
-                f"{_SILENT_SECONDS:g} seconds. Check the storage and the network."
-            ) from None
+            raise self._given_up(host, seconds, probe) from None
         finally:
             if answer.done():
                 self._answered_at[host] = self.monotonic()
+
+    def _given_up(self, host: str, seconds: float, probe: Callable[[], object] | None) -> StorageError:
+        if probe is not None and self._answers(host, probe):
+            return StorageError(
+                f"Expected an answer of {host} within {seconds:g} seconds, found that it answers other calls only; a directory "
+                "may be too large, or a link may lead elsewhere. Check the storage and the network."
+            )
+        self._silent_until[host] = self.monotonic() + _SILENT_SECONDS
+        return StorageError(
+            f"Expected an answer of {host} within {seconds:g} seconds, found none; it is asked again in "
+            f"{_SILENT_SECONDS:g} seconds. Check the storage and the network."
+        )
+
+    def _answers(self, host: str, probe: Callable[[], object]) -> bool:
+        try:
+            _started(host, lambda: _ignoring_errors(probe)).result(min(PROBE_SECONDS, self.longest_seconds))
+        except TimeoutError:
+            return False
+        self._answered_at[host] = self.monotonic()
+        return True
 
     def require_answer(self, host: str, test: Callable[[], object]) -> None:
         """
@@ -96,6 +121,14 @@ class HostPatience:
                 f"Expected an answer of {host}, found that it did not answer; it is asked again in {left:.0f} seconds. "
                 "Check the storage and the network."
             )
+
+
+def _started(host: str, action: Callable[[], Result]) -> Future[Result]:
+    answer: Future[Result] = Future()
+    run = copy_context().run
+    # A thread of its own for each call: a pool would wait for the calls that do not answer.
+    threading.Thread(target=run, args=(_answer, action, answer), name=f"statecheck-{host}", daemon=True).start()
+    return answer
 
 
 def _answer(action: Callable[[], Result], answer: Future[Result]) -> None:

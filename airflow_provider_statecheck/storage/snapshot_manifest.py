@@ -22,12 +22,14 @@ from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     EnvironmentNotReadyError,
     IncompatibleCheckpointError,
+    RequestLimitError,
 )
 from airflow_provider_statecheck.lazy import pa, parquet
 from airflow_provider_statecheck.overriding import override
+from airflow_provider_statecheck.storage.bounds import is_bounded
 from airflow_provider_statecheck.storage.file_operations import in_parallel
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.json_text import UNDECODABLE, parse
+from airflow_provider_statecheck.storage.json_text import MOST_VALUES, UNDECODABLE, parse
 from airflow_provider_statecheck.storage.metadata_file import LARGEST_METADATA, SnapshotHandle
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -94,13 +96,13 @@ class SnapshotManifest:
     @classmethod
     def decode(cls, content: bytes) -> SnapshotManifest:
         """
-        Return the manifest in the content of a file.
+        Return the manifest in the content of a file, with any number of files.
 
         :raises CorruptStateError: if the file is damaged.
         :raises IncompatibleCheckpointError: if another version of this package wrote it.
         """
         try:
-            document = parse(content)
+            document = parse(content, is_bounded=False)
             version = document["format_version"]
             if version == FORMAT_VERSION:
                 return decode(cls, document)
@@ -140,15 +142,27 @@ def build_manifest(storage: CheckpointStorage, data_uri: str, schema_json: str) 
 
 def read_manifest(storage: CheckpointStorage, handle: SnapshotHandle) -> SnapshotManifest:
     """
-    Return the manifest of a snapshot.
+    Return the manifest of a snapshot. A driver, which has written it, reads one with any number of files.
 
     :raises CorruptStateError: if its size or digest differs from the handle.
     :raises CheckpointNotFoundError: if it is missing.
+    :raises RequestLimitError: if it is too large for a server.
     """
+    if is_bounded():
+        _require_few(handle.manifest_size, LARGEST_METADATA, "bytes")
     uri = f"{handle.uri}/{MANIFEST_FILE}"
-    return SnapshotManifest.decode(
-        storage.read_verified(uri, size=handle.manifest_size, sha256=handle.manifest_sha256, limit=LARGEST_METADATA)
-    )
+    content = storage.read_verified(uri, size=handle.manifest_size, sha256=handle.manifest_sha256)
+    if is_bounded():
+        _require_few(content.count(b",") + content.count(b"[") + content.count(b"{"), MOST_VALUES, "values")
+    return SnapshotManifest.decode(content)
+
+
+def _require_few(found: int, most: int, what: str) -> None:
+    if found > most:
+        raise RequestLimitError(
+            f"Expected a snapshot manifest of at most {most} {what}, found {found}; read the snapshot in a process of your own, "
+            f"with read_snapshot, or write it with fewer files."
+        )
 
 
 def read_verified_manifest(storage: CheckpointStorage, handle: SnapshotHandle) -> SnapshotManifest:
@@ -213,7 +227,7 @@ def verify_footer(storage: CheckpointStorage, uri: str, file: SnapshotFile) -> N
     found = footer_digest(partial(storage.read_range, uri), uri, file.size_bytes)
     if found != file.footer_sha256:
         raise CorruptStateError(
-            f"Expected the footer of {redact(uri)} to have the digest {file.footer_sha256[:12]}…, found {found[:12]}…; the "
+            f"Expected the footer of {redact(uri)} to have the digest {file.footer_sha256[:12]}…, found another one; the "
             f"file was changed after it was written.",
             uri=redact(uri),
         )

@@ -392,6 +392,17 @@ class AllowedLocations:
     places: tuple[str, ...] = ()
     is_fixed: bool = False
 
+    @classmethod
+    def only(cls, below: Iterable[str], around: Iterable[str] = ()) -> Self:
+        """
+        Return locations to which no others can be added, without opening any of them.
+
+        :param below: URIs from the configuration.
+        :param around: URIs of directories named by the user.
+        """
+        places = (*map(_place_below, below), *map(_place_around, around))
+        return cls(tuple(dict.fromkeys(places)), is_fixed=True)
+
     def around(self, *uris: str | None) -> Self:
         """Return the locations plus those of directories named by the user or the coordinator."""
         return self._with(_place_around(uri) for uri in uris if uri is not None)
@@ -410,25 +421,41 @@ class AllowedLocations:
 
         :raises LocationNotAllowedError: if it is not.
         """
-        if not self._cover(uri):
-            places = redact(", ".join(place.removesuffix("/") for place in self.places))
-            raise LocationNotAllowedError(
-                f"Expected files of checkpoints and savepoints in {places or 'the configured locations'}, found "
-                f"{redact(uri)!r}, which was not opened. If you trust the checkpoint that references it, add its "
-                f"location to {SETTING}, in the section [statecheck] or as an argument.",
-                uri=redact(uri),
-            )
+        if not self.covers(uri):
+            raise self.refused(uri)
 
-    def _cover(self, uri: str) -> bool:
+    def refused(self, uri: str) -> LocationNotAllowedError:
+        """Return the error of a URI in no allowed location."""
+        places = redact(", ".join(place.removesuffix("/") for place in self.places))
+        return LocationNotAllowedError(
+            f"Expected files of checkpoints and savepoints in {places or 'the configured locations'}, found "
+            f"{redact(uri)!r}, which was not opened. If you trust the checkpoint that references it, add its "
+            f"location to {SETTING}, in the section [statecheck] or as an argument.",
+            uri=redact(uri),
+        )
+
+    def covers(self, uri: str) -> bool:
+        """Return whether a URI is in an allowed location, after resolving symbolic links and dots."""
         try:
-            place = _resolved(_place_below(uri))
+            place = resolved(uri)
             has_dots = bool({".", ".."} & set(place.split("/")))
-            return not has_dots and any(place.startswith(_resolved(known)) for known in self.places)
+            return not has_dots and any(place.startswith(_resolved(known)) for known in self.near(uri))
         except ValueError:
             return False
 
+    def near(self, uri: str) -> list[str]:
+        """
+        Return the locations with the scheme of a URI, first those that contain it by their names, the innermost first.
+
+        Nothing is opened: a local location may be on a server that does not answer.
+        """
+        place = _place_below(uri)
+        scheme = place.partition("://")[0]
+        same = (known for known in self.places if known.partition("://")[0] == scheme)
+        return sorted(same, key=lambda known: (not place.startswith(known), -len(known)))
+
     def _with(self, places: Iterable[str]) -> Self:
-        new = [] if self.is_fixed else [place for place in dict.fromkeys(places) if not self._cover(place)]
+        new = [] if self.is_fixed else [place for place in dict.fromkeys(places) if not self.covers(place)]
         return type(self)((*self.places, *new)) if new else self
 
     def fixed(self) -> Self:
@@ -440,13 +467,24 @@ class AllowedLocations:
         return type(self)((*self.places, _place_below(uri)), is_fixed=self.is_fixed)
 
     def host_of(self, uri: str) -> str:
-        """Return what a URI shares a host with: the bucket or host, or the location of a local file."""
+        """
+        Return what a URI shares a host with: the bucket or host, or the location that contains a local file by its name.
+
+        A local file in no location shares its topmost directory.
+        """
         around = _place_around(uri)
         scheme, _, rest = around.partition("://")
         if scheme not in LOCAL_SCHEMES:
             return redact(f"{scheme}://{rest.partition('/')[0]}")
-        place = _resolved(_place_below(uri))
-        return next((known for known in self.places if place.startswith(_resolved(known))), around).rstrip("/")
+        place = _place_below(uri)
+        inner = next((known for known in self.near(uri) if place.startswith(known)), None)
+        return f"{scheme}:///{rest.lstrip('/').partition('/')[0]}" if inner is None else inner.rstrip("/")
+
+
+def root_of_host(uri: str) -> str:
+    """Return the URI of the root of the bucket or host of a remote URI."""
+    scheme, separator, rest = uri.partition("://")
+    return f"{scheme}{separator}{rest.partition('/')[0]}/"
 
 
 def _place_below(uri: str) -> str:
@@ -477,6 +515,15 @@ def _place_around(uri: str) -> str:
         return f"{scheme}://{path.partition('/')[0]}/"
     parent, _, name = path.rstrip("/").rpartition("/")
     return place if checkpoint_id_of(name) is None or not parent else f"{scheme}://{parent}/"
+
+
+def resolved(uri: str) -> str:
+    """
+    Return the location of all files below a URI without symbolic links, which opens local directories.
+
+    :raises ValueError: if no filesystem accepts the path.
+    """
+    return _resolved(_place_below(uri))
 
 
 def _resolved(place: str) -> str:

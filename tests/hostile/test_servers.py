@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import socket
 import threading
 import time
@@ -15,10 +16,17 @@ from fsspec.implementations.memory import MemoryFileSystem
 from airflow_provider_statecheck.api.state_reads import storage_here
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, StorageError
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
+from airflow_provider_statecheck.exceptions import (
+    CorruptStateError,
+    InvalidConfigurationError,
+    StateCheckError,
+    StorageError,
+)
 from airflow_provider_statecheck.hooks.connection import guarded_storage_opener
 from airflow_provider_statecheck.maintenance.gc import collect_job
 from airflow_provider_statecheck.maintenance.verify import verify_job
+from airflow_provider_statecheck.spark.restore import StateVerifier
 from airflow_provider_statecheck.storage.failures import RetryPolicy
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.patience import HostPatience
@@ -193,7 +201,8 @@ def test_storage_that_never_answers_delays_one_call_and_not_each_job(stage: Writ
         report = collect_job(stage.maintenance, job_id_of(job), lambda _: guarded)
         assert len(report.unreachable) == 1
         assert "Check the storage and the network" in report.unreachable[0]
-    assert _Silent.asked == 1
+    # The call, and the short one that tells whether the host answers at all.
+    assert _Silent.asked == 2
     assert time.monotonic() - began < 5
 
 
@@ -220,3 +229,16 @@ def test_error_of_a_call_is_raised_as_it_is_and_time_outs_of_clients_are_no_sile
     with pytest.raises(TimeoutError, match="of the client"):
         patience.call("s3://a", fail)
     assert patience.call("s3://a", lambda: 1) == 1
+
+
+def test_error_about_changed_state_names_neither_a_digest_of_what_was_found_nor_credentials(tmp_path: Path) -> None:
+    storage = CheckpointStorage.open(tmp_path.as_uri())
+    uri = f"{storage.base_uri}/f?sas_token=hush"
+    storage.write_bytes(uri, b"found")
+    for verify in (StateVerifier(storage).require_digest, StateVerifier(storage, is_deep=True).require_digest):
+        for size in (5, 6):
+            with pytest.raises(CorruptStateError, match="found another") as caught:
+                verify(FileStateHandle(uri, size, "ab" * 32))
+            shown = f"{caught.value} {vars(caught.value)}"
+            assert "hush" not in shown
+            assert hashlib.sha256(b"found").hexdigest()[:6] not in shown

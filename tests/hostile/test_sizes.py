@@ -22,6 +22,7 @@ from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinato
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, FinishAttempt, TriggerCheckpoint
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, FileStateHandle
 from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     InvalidConfigurationError,
@@ -30,6 +31,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.queryable import preview as previews
 from airflow_provider_statecheck.queryable.preview import preview
+from airflow_provider_statecheck.state.arrow.part_files import PartBytes
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.reading.snapshot_reader import SnapshotReader, find_snapshot
 from airflow_provider_statecheck.state.reading.state_reader import read_state
@@ -143,6 +145,57 @@ def test_a_listing_of_a_source_that_inflates_to_more_than_a_server_reads_is_refu
     items = tuple(Item.of(str(i), 1, 1) for i in range(1000))
     with bounded_decoding():
         assert unpack_items(pack_items(items)) == items
+
+
+def test_names_of_a_listing_are_counted_before_they_are_split():
+    packed = pack_items([Item.of("a", 1, 1)])
+    inflating = {**packed, "names": zlib.compress(bytes(3 * MIB), 9)}
+    for wrong in (inflating, {**packed, "digests": b""}, {**inflating, "digests": b""}):
+        tracemalloc.start()
+        try:
+            with bounded_decoding(4 * MIB), pytest.raises(CorruptStateError):
+                unpack_items(wrong)
+            assert tracemalloc.get_traced_memory()[1] < 12 * MIB
+        finally:
+            tracemalloc.stop()
+
+
+def _sparse(tmp_path, size):
+    path = tmp_path / "state"
+    with path.open("wb") as file:
+        file.truncate(size)
+    return CheckpointStorage.open(tmp_path.as_uri()), FileStateHandle(path.as_uri(), size, "")
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [(0, 400 * MIB)],
+        [(0, 1), (1, 65 * MIB)],
+        [(i * 40 * MIB, 40 * MIB) for i in range(10)],
+        [(0, 40 * MIB)] * 10,
+        [(i * 100_000, 99_000) for i in range(4000)],
+        [(0, 2 * MIB)] * 100,
+    ],
+    ids=["one", "second", "together", "the same", "coalesced", "overlapping"],
+)
+@pytest.mark.parametrize("is_inline", [False, True])
+def test_pieces_of_state_that_are_too_large_for_a_server_are_refused_before_they_are_read(
+    tmp_path, monkeypatch, pieces, is_inline
+):
+    storage, handle = _sparse(tmp_path, 400 * MIB)
+    handle = ByteStreamStateHandle("x", b"few bytes") if is_inline else handle
+    monkeypatch.setattr(PartBytes, "_read_ranges", lambda *_: pytest.fail("read"))
+    with bounded_decoding(), pytest.raises(RequestLimitError, match="declared"):
+        PartBytes(storage).read(handle, pieces)
+
+
+def test_a_server_reads_a_look_up_of_64_ordinary_blocks_and_a_driver_any(tmp_path):
+    storage, handle = _sparse(tmp_path, 70 * MIB)
+    files = PartBytes(storage)
+    with bounded_decoding():
+        assert sum(map(len, files.read(handle, [(i * (MIB + 500), MIB + 500) for i in range(64)]))) == 64 * (MIB + 500)
+    assert list(map(len, files.read(handle, [(0, 65 * MIB)]))) == [65 * MIB]
 
 
 def test_json_within_the_bounds_is_read_as_it_is():

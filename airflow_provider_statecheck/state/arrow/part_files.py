@@ -34,7 +34,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.lazy import np, pa
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas, encode_schemas
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
-from airflow_provider_statecheck.storage.bounds import require_decodable_file
+from airflow_provider_statecheck.storage.bounds import require_decodable_file, require_readable
 from airflow_provider_statecheck.storage.file_operations import NotAFileError, open_local
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.json_text import UNDECODABLE, parse
@@ -45,6 +45,7 @@ _MAX_GAP = 64 << 10
 """Maximum number of unused bytes between two pieces that one request reads."""
 _MAX_RANGE = 8 << 20
 _MAX_REQUESTS = 4
+_PIECES = "pieces of a file of state"
 
 
 BLOCK_FIELDS = [("offset", "i8"), ("length", "i4"), ("rows", "i4"), ("checksum", "u4")]
@@ -132,9 +133,12 @@ class PartBytes:
         Return pieces of a file in ascending order. Pieces beyond the end of the file are shorter.
 
         :raises CheckpointNotFoundError: if the file is missing.
+        :raises RequestLimitError: if the pieces are too large for a server; nothing is read.
         :raises StorageError: if the storage fails.
         """
+        require_readable((length for _, length in pieces), _PIECES)
         ranges = _coalesced(pieces)
+        require_readable((length for _, length, _ in ranges), _PIECES)
         found = self._read_ranges(handle, [(start, length) for start, length, _ in ranges])
         return [
             memoryview(data)[offset - start : offset - start + length]
@@ -149,7 +153,7 @@ class PartBytes:
         :raises LocationNotAllowedError: if the file is not in an allowed location.
         """
         if not isinstance(handle, ByteStreamStateHandle):
-            self._storage.allowed.require(_location(handle)[0])
+            self._storage.require_allowed(_location(handle)[0])
 
     def close(self) -> None:
         """Close the open local files."""
@@ -161,8 +165,12 @@ class PartBytes:
         about_to_wait()
         uri, begin = _location(handle)
         if scheme_of(uri) in LOCAL_SCHEMES:
-            self._storage.allowed.require(uri)
-            return [self._files.read(uri, begin + start, length) for start, length in ranges]
+            read = self._files.read
+            return self._storage.reading(
+                uri,
+                lambda: [read(uri, begin + start, length) for start, length in ranges],
+                sum(length for _, length in ranges),
+            )
         if len(ranges) <= 1:
             return [self._read_remote(uri, begin, piece) for piece in ranges]
         with ThreadPoolExecutor(min(_MAX_REQUESTS, len(ranges))) as pool:
@@ -383,6 +391,7 @@ def _decode_part(
     blocks = np.empty(table.num_rows, BLOCK_FIELDS)
     for name, _ in BLOCK_FIELDS:
         blocks[name] = table.column(name).to_numpy()
+    _require_within(blocks, streams[described["path"]])
     return Part(
         path=described["path"],
         handle=streams[described["path"]],
@@ -394,6 +403,14 @@ def _decode_part(
         deletions=described["deletions"],
         footer=_footer_of(described, streams[described["path"]]) if "footer" in described else None,
     )
+
+
+def _require_within(blocks: Any, stream: StreamStateHandle) -> None:
+    offsets, lengths = blocks["offset"], blocks["length"].astype(np.int64)
+    is_within = (offsets >= 0) & (lengths >= 0) & (blocks["rows"] >= 0) & (offsets <= stream.state_size - lengths)
+    if not is_within.all():
+        wrong = blocks[int(np.argmin(is_within))]
+        raise ValueError(f"a block {wrong.item()} in a file of {stream.state_size} bytes")
 
 
 def _footer_of(described: Mapping[str, Any], stream: StreamStateHandle) -> Footer:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,16 +15,22 @@ from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     EnvironmentNotReadyError,
     IncompatibleCheckpointError,
+    RequestLimitError,
 )
 from airflow_provider_statecheck.spark.snapshots.columns import parse_schema
+from airflow_provider_statecheck.storage.bounds import bounded_decoding
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle
 from airflow_provider_statecheck.storage.snapshot_manifest import (
     FORMAT_VERSION,
     SnapshotFile,
     SnapshotManifest,
     SnapshotWriter,
     build_manifest,
+    footer_digest,
+    read_manifest,
     verify_files,
+    verify_footer,
 )
 
 
@@ -162,3 +171,51 @@ def test_a_schema_cannot_make_a_restore_load_code(udt, is_nested):
 def test_a_damaged_schema_is_found(text):
     with pytest.raises(CorruptStateError):
         parse_schema(text)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """Return the storage, the handle and the manifest of a snapshot of more files than a server reads."""
+    storage = CheckpointStorage.open(tmp_path_factory.mktemp("large").as_uri())
+    files = (SnapshotFile(f"part-{number:06}.parquet", 4, "ab" * 32) for number in range(260_000))
+    manifest = make_manifest(files=tuple(files))
+    data = manifest.encode()
+    storage.write_bytes(f"{storage.base_uri}/s/_manifest", data)
+    handle = SnapshotHandle(
+        name="s",
+        uri=f"{storage.base_uri}/s",
+        epoch=1,
+        rows=1,
+        size_bytes=manifest.size_bytes,
+        files=len(manifest.files),
+        fingerprint="",
+        seconds=1.0,
+        created_at=datetime(2026, 1, 1, tzinfo=UTC),
+        manifest_size=len(data),
+        manifest_sha256=hashlib.sha256(data).hexdigest(),
+    )
+    return storage, handle, manifest
+
+
+def test_driver_reads_the_manifest_that_it_wrote_however_many_files_it_has(large):
+    storage, handle, manifest = large
+    assert read_manifest(storage, handle) == manifest
+
+
+def test_server_refuses_a_manifest_that_is_too_large_without_calling_it_corrupt(large, monkeypatch):
+    storage, handle, _ = large
+    monkeypatch.setattr(SnapshotManifest, "decode", lambda _: pytest.fail("decoded"))
+    with bounded_decoding(), pytest.raises(RequestLimitError, match="at most 1000000 values, found"):
+        read_manifest(storage, handle)
+    monkeypatch.setattr(CheckpointStorage, "read_verified", lambda *_, **__: pytest.fail("read"))
+    with bounded_decoding(), pytest.raises(RequestLimitError, match="at most 33554432 bytes, found"):
+        read_manifest(storage, replace(handle, manifest_size=35 << 20))
+
+
+def test_error_about_a_changed_footer_names_no_digest_of_what_was_found():
+    data = parquet(10)
+    expected = SnapshotFile("part-0.parquet", len(data), "ab" * 32)
+    with pytest.raises(CorruptStateError, match="found another one") as caught:
+        verify_footer(Files({"part-0.parquet": data}), "x://data/part-0.parquet", expected)
+    found = footer_digest(lambda start, end: data[start:end], "x", len(data))
+    assert found[:6] not in str(caught.value)

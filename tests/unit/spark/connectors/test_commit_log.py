@@ -219,6 +219,15 @@ def test_a_sealed_file_without_a_field_is_refused(tmp_path):
         file.write_bytes(kept)
 
 
+def test_an_error_about_a_changed_record_names_no_digest_of_what_was_found():
+    sealed = json.loads(seal({"epoch": 1}))
+    digest = json.loads(seal({"epoch": 2}))["sha256"]
+    assert digest != sealed["sha256"]
+    with pytest.raises(CorruptStateError, match="another one") as caught:
+        unseal(json.dumps({**sealed, "epoch": 2}).encode(), "a record", "file:///x")
+    assert digest[:6] not in str(caught.value)
+
+
 def test_a_file_without_a_digest_is_refused(tmp_path):
     opened(tmp_path, 1).add(1, 1)
     (record,) = (tmp_path / "log").rglob("commits/1-1.json")

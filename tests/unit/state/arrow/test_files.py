@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, FileStateHandle, KeyGroupRange
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
-from airflow_provider_statecheck.state.arrow.part_files import PartBytes
+from airflow_provider_statecheck.state.arrow.part_files import PartBytes, decode_meta, encode_meta
 from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
@@ -211,6 +212,24 @@ def test_damaged_file_is_named(tmp_path: Path, damage: str) -> None:
         Job.state(backend, VALUE).value()
     with pytest.raises(CorruptStateError, match=path.name):
         list(backend.get_keys("value"))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("offset", -5), ("length", -5), ("offset", 1 << 62), ("offset", (1 << 63) - 1), ("length", 1 << 30), ("rows", -1)],
+)
+def test_block_outside_its_file_is_corrupt_before_anything_is_read(tmp_path: Path, field: str, value: int) -> None:
+    job = Job(tmp_path, settings=ArrowStateSettings(), inline=20_480)
+    handle = job.save(job.filled(range(20)))
+    assert isinstance(handle.meta, ByteStreamStateHandle)
+    meta = decode_meta(handle.meta.data, dict(handle.shared), "")
+    [files] = meta.states
+    [[part]] = files.runs
+    blocks = part.blocks.copy()
+    blocks[field][-1] = value
+    forged = replace(meta, states=(replace(files, runs=((replace(part, blocks=blocks),),)),))
+    with pytest.raises(CorruptStateError, match="a block"):
+        decode_meta(encode_meta(forged), dict(handle.shared), "")
 
 
 def test_small_state_travels_in_its_handles(tmp_path: Path) -> None:
