@@ -317,7 +317,7 @@ def each_job(
 
     :param job_ids: Jobs, in order of processing.
     :param failed: Makes a report of the id of a job and its ``problems``, or the ``unreachable`` storage or coordinator.
-    :raises AccessDeniedError: if the caller may not maintain jobs; that it may not work on one job is said by its report.
+    :raises AccessDeniedError: if the caller may not maintain jobs; a refusal that concerns one job is in the report of that job.
     :raises EnvironmentNotReadyError: if the tables are missing.
     """
     in_a_row = 0
