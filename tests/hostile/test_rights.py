@@ -288,7 +288,8 @@ def test_a_user_disposes_of_no_savepoint_of_a_job_that_the_user_may_not_edit(the
 
 
 def _savepoint_of_theirs(there: Neighbours) -> CheckpointRecord:
-    coordinator, savepoints = (kind(SqlJobStore(there.engine)) for kind in (AttemptCoordinator, JobSavepoints))
+    store = SqlJobStore(there.engine)
+    coordinator, savepoints = AttemptCoordinator(store), JobSavepoints(store)
     owner = there.owner(THEIRS)
     attempt = coordinator.register(make_registration(job_name="archive", uid=SECRET_UID, owner=owner)).attempt
     complete_checkpoint(coordinator, attempt)
