@@ -14,7 +14,7 @@ from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
 
 from airflow_provider_statecheck.api.checked_rows import Checked, JobGrant, bearer_token
-from airflow_provider_statecheck.api.holders import TaskDirectory
+from airflow_provider_statecheck.api.holders import TaskDirectory, job_of
 from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.checkpoint.aligned.rows import PutHandle, TakeLeadership
 from airflow_provider_statecheck.checkpoint.ids import (
@@ -26,10 +26,11 @@ from airflow_provider_statecheck.checkpoint.ids import (
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.checkpoint.store import JobView
-from airflow_provider_statecheck.exceptions import AccessDeniedError
+from airflow_provider_statecheck.exceptions import AccessDeniedError, CheckpointNotFoundError
 from airflow_provider_statecheck.maintenance.job_restore import RestoreJob
+from airflow_provider_statecheck.maintenance.savepoints import jobs_with_savepoint
 from airflow_provider_statecheck.metadata.tables import Caller, TokenRecord, UserCaller
-from airflow_provider_statecheck.storage.uris import normalise_pointer, normalise_savepoint_dir
+from airflow_provider_statecheck.storage.uris import normalise_pointer, normalise_savepoint_dir, redact
 
 
 def services_of(request: Request) -> Services:
@@ -99,8 +100,11 @@ def permitted(call: Call, path: str, message: Any) -> Any:
     """
     rule = _WHO_MAY.get(path) or _WHO_MAY[path.partition("/")[0]]
     allowed = rule(call, message)
-    if call.token.job_id is None:
-        call.services.holders.require_workable(call.token.task, allowed, may_be_new=path in _OF_NEW_JOBS)
+    token, job_id = call.token, job_of(allowed)
+    # What a task has proved holds for its attempt. The permissions of a user, and the Dags of the job, may change.
+    if job_id is not None and (token.job_id is None or token.task.login):
+        knows_job = token.job_id is not None or path in _OF_NEW_JOBS
+        call.services.holders.require_workable(token.task, job_id, knows_job=knows_job)
     return _normalised(allowed)
 
 
@@ -163,6 +167,21 @@ def _maintenance_task(call: Call, message: Any) -> Any:
     return message
 
 
+def _disposing_task(call: Call, message: Any) -> Any:
+    # The message names a savepoint, whose rows may be those of another job than it says.
+    _maintenance_task(call, message)
+    concerned = jobs_with_savepoint(call.services.rows, message.pointer, message.job_id)
+    for job_id in (each for each in concerned if each != message.job_id):
+        try:
+            call.services.holders.require_workable(call.token.task, job_id, knows_job=False)
+        except (AccessDeniedError, CheckpointNotFoundError):
+            raise AccessDeniedError(
+                f"Expected a savepoint of jobs whose Dags the caller may all edit, found that {redact(message.pointer)} belongs to "
+                f"another job, or is restored by one; nothing was changed. Name another savepoint, or grant the permission."
+            ) from None
+    return message
+
+
 def _restoring_task(call: Call, message: RestoreJob) -> RestoreJob:
     _maintenance_task(call, message)
     task = call.token.task
@@ -194,6 +213,7 @@ _WHO_MAY: dict[str, Callable[[Call, Any], Any]] = {
     "attempts/adopt": _adopting_task,
     "maintenance": _maintenance_task,
     "savepoints": _maintenance_task,
+    "savepoints/dispose": _disposing_task,
     "savepoints/restore": _restoring_task,
     "aligned": _leader,
     "aligned/lead": _new_leader,

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from airflow_provider_statecheck.api import examples
 from airflow_provider_statecheck.api.requests import MessageRoute
-from airflow_provider_statecheck.api.state_reads import StateGrantDep, read_in_thread
+from airflow_provider_statecheck.api.state_reads import StateGrantDep, preview_in_thread, read_in_thread
 from airflow_provider_statecheck.api.state_routes import ERRORS, AsOfDep, json_answer
 from airflow_provider_statecheck.api.task_routes import JobPath
 from airflow_provider_statecheck.checkpoint.ids import JobId
@@ -92,7 +92,14 @@ class JobReads:
 
     async def answer(self, read: Callable[..., Any], **options: Any) -> Response:
         """Return what a read of the contents of the checkpoints, made in a thread, has found."""
-        return await read_in_thread(lambda: json_answer(read(self.contents(), **self.chosen, **options)))
+        return await read_in_thread(lambda: self._read(read, **options))
+
+    async def preview(self, answer: Callable[..., Any]) -> Response:
+        """Return what a function makes of the checkpoints, whose rows another process decodes."""
+        return await preview_in_thread(lambda: self._read(JobContents.read, answer=answer))
+
+    def _read(self, read: Callable[..., Any], **options: Any) -> Response:
+        return json_answer(read(self.contents(), **self.chosen, **options))
 
 
 async def _job_reads(
@@ -138,7 +145,7 @@ async def rows(
             **_checkpoint_of(stage), name=name, columns=found.columns, rows=found.rows, has_more=found.has_more
         )
 
-    return await reads.answer(JobContents.read, answer=answer)
+    return await reads.preview(answer)
 
 
 @router.get("/items", response_model=ItemsAnswer, responses=ERRORS)

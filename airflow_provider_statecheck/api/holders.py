@@ -2,8 +2,9 @@
 What the holders of tokens may do now: tasks while they run, users by their permissions.
 
 A token is the proof of who received it. What its holder may read and change is decided at each call: a task must still run,
-and a user who obtained a token for a task must still be permitted to edit the task instances of its Dag. Until a token is
-bound to an attempt, the same holds for each job that it reads or works on. From then on, it is a token of this attempt.
+and a user who obtained a token for a task must still be permitted to edit the task instances of its Dag. The same holds for
+each job that a token reads or works on, until a token that a task obtained by itself is bound to an attempt: from then on, it
+is a token of this attempt. That of a user remains one of the user, as Dags of others may join a job at any time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
 from airflow_provider_statecheck.checkpoint.job_list import LARGEST_JOB_PAGE, JobList, JobsPage
 from airflow_provider_statecheck.checkpoint.records import JobRecord
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobView
-from airflow_provider_statecheck.exceptions import AccessDeniedError, CheckpointNotFoundError
+from airflow_provider_statecheck.exceptions import AccessDeniedError, CheckpointNotFoundError, CorruptRowError
 from airflow_provider_statecheck.metadata.tables import Caller, TokenRecord, UserCaller
 
 
@@ -130,12 +131,10 @@ class Holders:
             raise AccessDeniedError(
                 f"Expected a token of job {job_id}, found one of job {token.job_id}; request a new token."
             )
-        if token.attempt is not None:
-            return
         caller = token.caller
         if caller.login:
-            self._jobs_of(caller).view(job_id)
-        elif isinstance(caller, Caller) and self._is_limited(caller):
+            self._require_of_user(self._jobs_of(caller), token, job_id)
+        elif token.attempt is None and isinstance(caller, Caller) and self._is_limited(caller):
             self._require_of_task(caller, self.rows().describe(job_id))
 
     def readable(self, caller: Caller, jobs: Collection[JobRecord]) -> tuple[JobRecord, ...]:
@@ -145,40 +144,57 @@ class Holders:
         listed = {*self._ids(caller)}
         return tuple(job for job in jobs if job.job_id in listed)
 
-    def require_workable(self, caller: Caller, message: Any, *, may_be_new: bool) -> None:
+    def require_workable(self, caller: Caller, job_id: JobId, *, knows_job: bool) -> None:
         """
-        Require a task that may work on the job of a message, whether or not an operator of the job is its own.
+        Require a task that may work on a job, whether or not an operator of the job is its own.
 
-        :param may_be_new: Whether the message may be the first one of its job.
+        :param knows_job: Whether the caller knows that there is the job, or may open it. For other users, it need not exist.
         :raises AccessDeniedError: if the task, or the user who obtained its token, may not work on the job.
         :raises CheckpointNotFoundError: if the user who obtained the token may not read the job.
         """
-        job_id = job_of(message)
-        if job_id is None or not (caller.login or self._is_of_team(caller)):
+        if not (caller.login or self._is_of_team(caller)):
             return
+        jobs = self._jobs_of(caller) if caller.login else None
         try:
-            view = self.rows().describe(job_id)
+            view = self.rows().describe(job_id) if knows_job or jobs is None else jobs.view(job_id)
         except CheckpointNotFoundError:
-            if may_be_new:
+            if knows_job:
                 return
             raise
-        if caller.login and not may_be_new:
-            self._jobs_of(caller).view(job_id)
-        if not self._may_work_on(caller, view):
+        except CorruptRowError:
+            if jobs is not None:
+                jobs.view(job_id)  # which hides it from a user who may not read the job
+            raise
+        if not self._may_work_on(caller, view, jobs):
             raise AccessDeniedError(
                 f"Expected a job whose Dags the caller may all edit, found that task {caller.task_id!r} of Dag {caller.dag_id!r} "
-                f"may not work on job {job_id}; name another job, or grant the permission."
+                f"may not work on job {job_id}; name another job, or grant the permission.",
+                job_id=job_id,
             )
 
     def is_of_maintenance(self, caller: Caller) -> bool:
         """Return whether a task belongs to a Dag that does maintenance."""
         return caller.dag_id in self.maintenance_dags()
 
-    def _may_work_on(self, caller: Caller, view: JobView) -> bool:
-        if caller.login:
-            return self._jobs_of(caller).may_work_on(view, caller.dag_id)
+    def _may_work_on(self, caller: Caller, view: JobView, jobs: JobsOfUser | None) -> bool:
+        if jobs is not None:
+            return jobs.may_work_on(view, caller.dag_id)
         others = {*view.dag_ids} - {caller.dag_id}
         return others <= self.tasks.of_team(caller.dag_id, others)
+
+    def _require_of_user(self, jobs: JobsOfUser, token: TokenRecord, job_id: JobId) -> None:
+        try:
+            jobs.view(job_id)
+        except CheckpointNotFoundError:
+            # The driver of a job reads it also while the Dags of other operators are unknown, as after a recovery.
+            if token.attempt is None or not self._is_worked_on(jobs, token.task, job_id):
+                raise
+
+    def _is_worked_on(self, jobs: JobsOfUser, caller: Caller, job_id: JobId) -> bool:
+        try:
+            return jobs.may_work_on(self.rows().describe(job_id), caller.dag_id)
+        except CorruptRowError:
+            return False
 
     def _is_limited(self, caller: Caller) -> bool:
         return self._is_of_team(caller) or not (self.is_of_maintenance(caller) or self.reads_other_jobs())
@@ -192,12 +208,14 @@ class Holders:
         if not is_own and not self.reads_other_jobs():
             raise AccessDeniedError(
                 f"Expected a job on which Dag {dag_id!r} works, found {view.job.name!r}; set [statecheck] read_other_jobs on the "
-                f"api-server to let tasks read the jobs of other Dags."
+                f"api-server to let tasks read the jobs of other Dags.",
+                job_id=view.job.job_id,
             )
         is_unknown = view.is_of_unknown_dag and not is_own
         if self.tasks.has_teams() and (is_unknown or not others <= self.tasks.of_team(dag_id, others)):
             raise AccessDeniedError(
-                f"Expected a job of the team of Dag {dag_id!r}, found {view.job.name!r}; only tasks of its own team read a job."
+                f"Expected a job of the team of Dag {dag_id!r}, found {view.job.name!r}; only tasks of its own team read a job.",
+                job_id=view.job.job_id,
             )
 
     def _ids(self, caller: Caller) -> Iterator[JobId]:

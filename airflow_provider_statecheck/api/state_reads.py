@@ -36,8 +36,14 @@ Answer = TypeVar("Answer")
 
 MAX_READS_AT_ONCE = 8
 """Maximum number of threads of an event loop that read the storage."""
-_limits: RunVar[CapacityLimiter | None] = RunVar("_limits", None)
-"""Limit of the threads of each event loop."""
+MAX_PREVIEWS_AT_ONCE = 2
+"""
+Maximum number of further threads of an event loop that let another process decode rows.
+
+Such a process takes up to a minute for what a hostile job wrote. Reads of state must not wait for it.
+"""
+_limits: RunVar[dict[int, CapacityLimiter] | None] = RunVar("_limits", None)
+"""Limits of the threads of each event loop, by their number."""
 
 
 class ProxyReads:
@@ -129,6 +135,11 @@ def _is_here(storage: CheckpointStorage, pointer: str) -> bool:
         return True
 
 
+async def preview_in_thread(read: Callable[[], Answer]) -> Answer:
+    """Return the result of a read with :func:`preview` as :func:`read_in_thread`; other previews wait, and no other reads."""
+    return await to_thread.run_sync(_reading, read, limiter=_limit_of_loop(MAX_PREVIEWS_AT_ONCE))
+
+
 async def read_in_thread(read: Callable[[], Answer]) -> Answer:
     """
     Return the result of a read of the storage, which a thread makes.
@@ -138,15 +149,15 @@ async def read_in_thread(read: Callable[[], Answer]) -> Answer:
 
     :raises EnvironmentNotReadyError: if the storage refuses this server.
     """
-    return await to_thread.run_sync(_reading, read, limiter=_limit_of_loop())
+    return await to_thread.run_sync(_reading, read, limiter=_limit_of_loop(MAX_READS_AT_ONCE))
 
 
-def _limit_of_loop() -> CapacityLimiter:
-    limit = _limits.get(None)
-    if limit is None:
-        limit = CapacityLimiter(MAX_READS_AT_ONCE)
-        _limits.set(limit)
-    return limit
+def _limit_of_loop(threads: int) -> CapacityLimiter:
+    limits = _limits.get(None)
+    if limits is None:
+        limits = {each: CapacityLimiter(each) for each in (MAX_READS_AT_ONCE, MAX_PREVIEWS_AT_ONCE)}
+        _limits.set(limits)
+    return limits[threads]
 
 
 def _reading(read: Callable[[], Answer]) -> Answer:

@@ -134,7 +134,7 @@ def recover(args: Namespace) -> Exit:
     """Rebuild the rows of jobs from the checkpoints in a directory."""
     from airflow_provider_statecheck.maintenance.recover import Recoveries
 
-    opener = storage_opener(args.storage_conn_id)
+    opener = guarded_storage_opener(args.storage_conn_id, args.directory, args.savepoints)
     recoveries = Recoveries(job_recovery(), opener, savepoints=args.savepoints, dry_run=args.dry_run)
     recovered = recoveries.recover(args.directory, args.job)
     print_rows([_recovered_row(each) for each in recovered], args.output)

@@ -21,7 +21,7 @@ from airflow_provider_statecheck.cli.output import (
     print_values,
 )
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
-from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID, storage_opener
+from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID, guarded_storage_opener, storage_opener
 from airflow_provider_statecheck.hooks.transport import airflow_gateway, find_job, maintenance_gateway
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -331,7 +331,8 @@ def _client(args: Namespace) -> tuple[LocalStateClient, JobId]:
 
     gateway = airflow_gateway(DEFAULT_CONN_ID)
     job_id = find_job(gateway, args.job).job.job_id
-    return LocalStateClient(gateway, storage_opener(args.storage_conn_id)), job_id
+    # The rows of the job, which its tasks wrote, say what is opened, and the user names at most a pointer.
+    return LocalStateClient(gateway, guarded_storage_opener(args.storage_conn_id, args.pointer)), job_id
 
 
 def _as_of(args: Namespace) -> AsOf:
@@ -433,7 +434,7 @@ def _job_contents(args: Namespace) -> tuple[JobContents, JobId, AsOf]:
     from airflow_provider_statecheck.queryable.job_contents import JobContents
 
     gateway = airflow_gateway(DEFAULT_CONN_ID)
-    contents = JobContents(gateway, storage_opener(args.storage_conn_id))
+    contents = JobContents(gateway, guarded_storage_opener(args.storage_conn_id))
     return contents, find_job(gateway, args.job).job.job_id, AsOf(checkpoint_id=args.checkpoint)
 
 

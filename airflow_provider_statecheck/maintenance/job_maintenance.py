@@ -77,7 +77,7 @@ Report = TypeVar("Report")
 _GIVEN_UP = 3
 """Number of jobs one after the other for which the coordinator does not answer, before the others are not tried."""
 _OF_ALL_JOBS = (AccessDeniedError, EnvironmentNotReadyError)
-"""Errors that say nothing about a job."""
+"""Errors that say nothing about a job, unless their ``job_id`` names it."""
 
 
 class RunDirectory(Protocol):
@@ -317,7 +317,7 @@ def each_job(
 
     :param job_ids: Jobs, in order of processing.
     :param failed: Makes a report of the id of a job and its ``problems``, or the ``unreachable`` storage or coordinator.
-    :raises AccessDeniedError: if the caller may not maintain jobs.
+    :raises AccessDeniedError: if the caller may not maintain jobs; a refusal that concerns one job is in the report of that job.
     :raises EnvironmentNotReadyError: if the tables are missing.
     """
     in_a_row = 0
@@ -344,10 +344,11 @@ def report_of(
     """Return the report of one job as :func:`each_job`, or ``None`` if the job was removed."""
     try:
         return _Reported(work(job_id))
-    except _OF_ALL_JOBS:
-        raise
     except StateCheckError as error:
-        if isinstance(error, CheckpointNotFoundError) and vars(error).get("job_id") == job_id:
+        is_of_job = vars(error).get("job_id") == job_id
+        if isinstance(error, _OF_ALL_JOBS) and not is_of_job:
+            raise
+        if isinstance(error, CheckpointNotFoundError) and is_of_job:
             return None
         # Nothing is known about files that were not opened.
         is_unopened = error.retryable or isinstance(error, LocationNotAllowedError)

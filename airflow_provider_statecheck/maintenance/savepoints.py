@@ -171,13 +171,9 @@ class JobSavepoints:
         :raises ConcurrentAttemptError: An operator of its job restores the savepoint, or will restore it in place.
         """
         _require_disposable(self._store.claim(pointer), pointer)
-        disposed = (self._dispose_in(each, pointer, dry_run=dry_run) for each in self._jobs_of(pointer, job_id))
+        jobs = jobs_with_savepoint(self._store, pointer, job_id)
+        disposed = (self._dispose_in(each, pointer, dry_run=dry_run) for each in jobs)
         return next((row for row in disposed if row is not None), None)
-
-    def _jobs_of(self, pointer: str, job_id: JobId) -> list[JobId]:
-        known = [job.job_id for job in self._store.jobs()]
-        # Metadata may be missing or forged. The row of a job decides whether the savepoint is its own.
-        return [i for i in known if i == job_id or is_savepoint_of(pointer, i)]
 
     def _dispose_in(self, job_id: JobId, pointer: str, *, dry_run: bool) -> CheckpointRecord | None:
         with changing(self._store, job_id, dry_run=dry_run) as tx:
@@ -204,6 +200,20 @@ def _end(tx: JobTransaction, savepoint: CheckpointRecord, request: EndSavepoint)
     transitions.complete(tx, savepoint, completed)
 
 
+def jobs_with_savepoint(store: JobStore, pointer: str, job_id: JobId) -> tuple[JobId, ...]:
+    """
+    Return the jobs that a disposal of a savepoint concerns: those that have taken it, or that need it.
+
+    :param job_id: Job that the savepoint says it is of; its metadata may be missing or forged, so that rows decide.
+    """
+    named = [job.job_id for job in store.jobs() if job.job_id == job_id or is_savepoint_of(pointer, job.job_id)]
+    return tuple(each for each in named if _is_concerned(store.describe(each), pointer))
+
+
+def _is_concerned(view: JobView, pointer: str) -> bool:
+    return row_of(view, pointer) is not None or any(_need(view, operator, pointer) for operator in view.operators)
+
+
 def dispose_in(tx: JobTransaction, pointer: str) -> CheckpointRecord | None:
     """
     Dispose of a savepoint in a transaction of its job; its files may then be deleted.
@@ -216,14 +226,14 @@ def dispose_in(tx: JobTransaction, pointer: str) -> CheckpointRecord | None:
     claim, view = tx.claim(pointer), tx.view()
     _require_disposable(claim, pointer)
     _require_unneeded(view, pointer)
-    if claim is None:
-        # The files are deleted later, and no job may claim them in the meantime.
-        none = OperatorId("")
-        tx.save_claim(ClaimRecord(pointer=pointer, job_id=tx.job.job_id, operator_id=none, claimed_at=tx.now))
     row = row_of(view, pointer)
     if row is None:
         return None
     savepoint = _require_savepoint(tx, row.checkpoint_id)
+    if claim is None:
+        # The files are deleted later, and no job may claim them in the meantime.
+        none = OperatorId("")
+        tx.save_claim(ClaimRecord(pointer=pointer, job_id=tx.job.job_id, operator_id=none, claimed_at=tx.now))
     if savepoint.is_in_progress:
         # Aborted first, so that its writer cannot complete a savepoint without files.
         reason = CheckpointFailureReason.CHECKPOINT_SUBSUMED
@@ -248,13 +258,17 @@ def row_of(view: JobView, pointer: str) -> CheckpointRecord | None:
 
 def _require_unneeded(view: JobView, pointer: str) -> None:
     for operator in view.operators:
-        need = _running_need(view, operator, pointer) or _waiting_need(view, operator, pointer)
+        need = _need(view, operator, pointer)
         if need is not None:
             raise ConcurrentAttemptError(
                 f"Expected no operator of job {view.job.name!r} to need the savepoint {redact(pointer)}, found {need}; then "
                 "dispose of the savepoint again.",
                 uid=operator.uid,
             )
+
+
+def _need(view: JobView, operator: OperatorRecord, pointer: str) -> str | None:
+    return _running_need(view, operator, pointer) or _waiting_need(view, operator, pointer)
 
 
 def _running_need(view: JobView, operator: OperatorRecord, pointer: str) -> str | None:

@@ -25,8 +25,11 @@ from tests.unit.api.action_page import airflow_app, log_in
 from tests.unit.api.airflow_rows import SECRET, RunningTask, add_dag, remove_dag
 from tests.unit.api.server import accepted
 
-OWN, FOREIGN, MISSING = "sales", "payroll", "no such job"
-"""Names of the jobs that belong to both Dags' users, tasks and drivers, and of one that does not exist."""
+OWN, FOREIGN, MISSING, JOINED = "sales", "payroll", "no such job", "stock"
+"""
+Names of the jobs that belong to both Dags' users, tasks and drivers, and of one that does not exist. The last one was opened
+for one Dag, and then joined by the other.
+"""
 MINE, THEIRS, KEEPING = "dag_of_mine", "dag_of_theirs", "statecheck_maintenance"
 SECRET_UID = "uid-that-only-theirs-know"
 """Uid of an operator of the foreign job, by which a reply that tells something of the job is recognised."""
@@ -191,10 +194,31 @@ def _obtain(made: Neighbours) -> None:
     leader = AttemptRef(**accepted(made.ask("POST", "/v1/aligned/lead", made.tokens["leader"], leading)))
     made.leaders["leader"] = made.leaders[OWN] = leader
     made.tokens["ended_task"] = _of_ended_task(made)
-    for holder in ("task", "login", "attempt", "attempt_by_login", "leader", "ended_task"):
+    _join(made)
+    mine = ("task", "login", "attempt", "attempt_by_login", "leader", "ended_task")
+    for holder in (*mine, "joined_attempt", "joined_attempt_by_login", "joined_leader_by_login"):
         made.owners[holder] = made.owner(MINE)
     for holder in ("maintenance", "login_of_maintenance"):
         made.owners[holder] = made.owner(KEEPING)
+
+
+def _join(made: Neighbours) -> None:
+    """Let the tokens of one Dag be bound to a job before an operator of the other Dag joins it."""
+    for holder, token in (
+        ("joined_attempt", made.task_token(MINE)),
+        ("joined_attempt_by_login", _token(made.login("editor"))),
+    ):
+        asked = make_registration(job_name=JOINED, uid=holder, owner=made.owner(MINE))
+        grant = accepted(made.ask("POST", "/v1/attempts/register", token, encode(asked)))
+        made.tokens[holder], made.attempts[holder] = token, AttemptRef(**grant["attempt"])
+    leading = encode(make_leadership(job_name=JOINED, owner=made.owner(MINE)))
+    made.tokens["joined_leader_by_login"] = token = _token(made.login("editor"))
+    made.leaders[JOINED] = AttemptRef(**accepted(made.ask("POST", "/v1/aligned/lead", token, leading)))
+    coordinator = AttemptCoordinator(SqlJobStore(made.engine))
+    asked = make_registration(job_name=JOINED, uid=SECRET_UID, owner=made.owner(THEIRS))
+    made.attempts[JOINED] = attempt = coordinator.register(asked).attempt
+    for _ in range(COMPLETED):
+        complete_checkpoint(coordinator, attempt)
 
 
 def _of_ended_task(made: Neighbours) -> str:

@@ -93,6 +93,21 @@ def test_savepoint_is_disposed_of_in_the_row_of_its_owner_although_its_metadata_
     assert row.discarded_at is not None
 
 
+def test_a_disposal_leaves_no_claim_in_the_name_of_a_job_that_has_no_row_of_the_savepoint(stage: WrittenStage) -> None:
+    owner, thief = jobs_with_one_beginning(11)
+    taken = savepoint_of(stage, owner)
+    stage.run(thief, checkpoints=1)
+    for pointer, job in ((f"{taken.location[:-4]}0000", thief), (taken.location, thief)):
+        stage.savepoints.dispose(pointer, job_id_of(job), dry_run=True)
+        assert stage.store.claim(pointer) is None
+    stage.savepoints.dispose(f"{taken.location[:-4]}0000", job_id_of(thief))
+    assert stage.store.claim(f"{taken.location[:-4]}0000") is None
+    stage.savepoints.dispose(taken.location, job_id_of(thief))
+    claim = stage.store.claim(taken.location)
+    assert claim is not None
+    assert claim.job_id == taken.job_id
+
+
 def _forge(stage: WrittenStage, taken: CheckpointRecord, job_id: JobId) -> None:
 
     document = replace(load_document(stage.storage, taken), job_id=job_id)

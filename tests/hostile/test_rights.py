@@ -19,9 +19,31 @@ import pytest
 from sqlalchemy import Engine
 
 from airflow_provider_statecheck.checkpoint.codec import encode
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.messages import EndSavepoint, FinishAttempt
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
 from airflow_provider_statecheck.checkpoint.store import no_such_job
-from tests.hostile.neighbours import COMPLETED, FOREIGN, MINE, MISSING, OWN, SECRET_UID, THEIRS, Neighbours, neighbours
+from airflow_provider_statecheck.exceptions import AccessDeniedError
+from airflow_provider_statecheck.gateway.verbs import decode_error
+from airflow_provider_statecheck.maintenance.gc import JobReport
+from airflow_provider_statecheck.maintenance.job_maintenance import each_job
+from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
+from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from tests.hostile.neighbours import (
+    COMPLETED,
+    FOREIGN,
+    JOINED,
+    MAY,
+    MINE,
+    MISSING,
+    OWN,
+    SECRET_UID,
+    THEIRS,
+    Neighbours,
+    neighbours,
+)
+from tests.messages import complete_checkpoint, make_registration, make_savepoint_request
 from tests.soak import rest_in_soak
 from tests.unit.api.server import accepted
 
@@ -44,7 +66,10 @@ FREE = ("task", "login", "maintenance", "login_of_maintenance")
 """Tokens of tasks that are not bound to an attempt: each obtained by the task or by a user."""
 DRIVERS = ("attempt", "attempt_by_login")
 STRANGERS = ("nobody", "forged", "ended_task")
-HOLDERS = (*USERS, *READERS, *FREE, *DRIVERS, "leader", *STRANGERS)
+JOINED_BY_LOGIN = ("joined_attempt_by_login", "joined_leader_by_login")
+"""Tokens that a user obtained and that are bound to a job, which then a Dag has joined that the user may not read."""
+OF_JOINED = ("joined_attempt", *JOINED_BY_LOGIN)
+HOLDERS = (*USERS, *READERS, *FREE, *DRIVERS, "leader", *STRANGERS, *OF_JOINED)
 
 
 @dataclass(frozen=True)
@@ -54,22 +79,31 @@ class Right:
     own: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    joined: tuple[str, ...] = ()
     hidden_own: tuple[str, ...] = ()
     hidden_foreign: tuple[str, ...] = ()
     hidden_missing: tuple[str, ...] = ()
+    hidden_joined: tuple[str, ...] = ()
     empty: tuple[str, ...] = ()
     """Other holders who may ask, and whose call finds nothing and has no effect."""
 
     def outcome(self, holder: str, job: str) -> Outcome:
-        if holder in {OWN: self.own, FOREIGN: self.foreign, MISSING: self.missing}[job]:
+        answered = {OWN: self.own, FOREIGN: self.foreign, MISSING: self.missing, JOINED: self.joined}
+        hidden = {
+            OWN: self.hidden_own,
+            FOREIGN: self.hidden_foreign,
+            MISSING: self.hidden_missing,
+            JOINED: self.hidden_joined,
+        }
+        if holder in answered[job]:
             return ANSWERED
-        if holder in {OWN: self.hidden_own, FOREIGN: self.hidden_foreign, MISSING: self.hidden_missing}[job]:
+        if holder in hidden[job]:
             return HIDDEN
         return EMPTY if holder in self.empty else REFUSED
 
 
 def _always(*holders: str) -> Right:
-    return Right(own=holders, foreign=holders, missing=holders)
+    return Right(own=holders, foreign=holders, missing=holders, joined=holders)
 
 
 READ = Right(
@@ -77,6 +111,8 @@ READ = Right(
     foreign=("administrator", "task", "maintenance"),
     hidden_foreign=("viewer", "editor", "login", "login_of_maintenance"),
     hidden_missing=(*USERS, "login", "login_of_maintenance"),
+    joined=("joined_attempt",),
+    hidden_joined=("login", *JOINED_BY_LOGIN),
     empty=("task", "maintenance"),
 )
 VIEW = Right(own=USERS, foreign=("administrator",), hidden_foreign=("viewer", "editor"), hidden_missing=USERS)
@@ -91,8 +127,8 @@ LIST = _always(*USERS)
 LOG_IN = Right(own=("editor", "administrator"), foreign=("administrator",))
 TASK = _always(*FREE)
 RENEW = _always("task_reader")
-ATTEMPT = Right(own=DRIVERS)
-ADOPT = Right(own=("task", "login", *DRIVERS), empty=FREE)
+ATTEMPT = Right(own=DRIVERS, joined=("joined_attempt",))
+ADOPT = Right(own=("task", "login", *DRIVERS), joined=("joined_attempt",), empty=FREE)
 JOIN = Right(own=FREE, foreign=("task", "maintenance"), missing=FREE)
 """A named job belongs to all Dags for their tasks, and to the users who may edit all of its Dags."""
 MAINTAIN = Right(
@@ -193,12 +229,13 @@ def test_each_holder_has_the_rights_of_the_table_and_no_others(
     changed = there.changes()
     kept = there.rows_of(job_id_of(FOREIGN))
     offset, problems = HOLDERS.index(holder), list[str]()
-    for route, job in list(product(RIGHTS, (OWN, FOREIGN, MISSING)))[(share + offset) % SHARES :: SHARES]:
+    for route, job in list(product(RIGHTS, _jobs_of(holder)))[(share + offset) % SHARES :: SHARES]:
         outcome, case = RIGHTS[route].outcome(holder, job), f"{holder}: {' '.join(route)} of {job!r}"
         response = _send(there, operations[route], route, holder, job)
         if not _is_as_expected(response, outcome, job):
             problems.append(f"{case}: {response.status_code} {response.text[:200]} instead of {outcome.name}")
-        if not _may_read_theirs(holder) and SECRET_UID in response.text:
+        may_read = READ.outcome(holder, JOINED if job == JOINED else FOREIGN) is ANSWERED
+        if not may_read and SECRET_UID in response.text:
             problems.append(f"{case}: tells of the other job")
         if changed():
             if outcome is not ANSWERED:
@@ -210,10 +247,87 @@ def test_each_holder_has_the_rights_of_the_table_and_no_others(
     assert problems == []
 
 
+def _jobs_of(holder: str) -> tuple[str, ...]:
+    if holder in OF_JOINED:
+        return (JOINED, FOREIGN)
+    return (OWN, FOREIGN, MISSING, JOINED) if holder == "login" else (OWN, FOREIGN, MISSING)
+
+
+@pytest.mark.parametrize("holder", OF_JOINED)
+def test_a_token_by_login_ends_with_the_right_on_a_job_that_another_dag_joins_and_that_of_a_task_does_not(
+    there: Neighbours, holder: str
+) -> None:
+    token, job_id = there.tokens[holder], job_id_of(JOINED)
+    read = there.ask("GET", f"/v1/jobs/{job_id}", token)
+    if holder == "joined_leader_by_login":
+        path, body = "aligned/count-ids", {"leader": encode(there.leaders[JOINED]), "at_least": 15}
+    else:
+        path, body = "attempts/trigger", {"attempt": encode(there.attempts[holder]), "request_key": new_key()}
+    written = there.ask("POST", f"/v1/{path}", token, body)
+    there.restore()
+    expected = (200, 200) if holder == "joined_attempt" else (404, 403)
+    assert (read.status_code, written.status_code) == expected, written.text
+    assert (SECRET_UID in read.text) is (holder == "joined_attempt")
+
+
+@pytest.mark.parametrize("named", [OWN, "archive"])
+def test_a_user_disposes_of_no_savepoint_of_a_job_that_the_user_may_not_edit(there: Neighbours, named: str) -> None:
+    store, owner = SqlJobStore(there.engine), job_id_of("archive")
+    savepoint = _savepoint_of_theirs(there)
+    kept = there.rows_of(owner)
+    message = {"pointer": savepoint.location, "job_id": job_id_of(named), "dry_run": False}
+    refused = there.ask("POST", "/v1/savepoints/dispose", there.tokens["login_of_maintenance"], message)
+    assert refused.status_code == (403 if named == OWN else 404), refused.text
+    assert named != OWN or owner not in refused.text
+    assert SECRET_UID not in refused.text
+    assert there.rows_of(owner) == kept
+    assert store.claim(savepoint.location) is None
+    disposed = accepted(there.ask("POST", "/v1/savepoints/dispose", there.tokens["maintenance"], message))
+    assert disposed["status"] == "disposed"
+    there.restore()
+
+
+def _savepoint_of_theirs(there: Neighbours) -> CheckpointRecord:
+    store = SqlJobStore(there.engine)
+    coordinator, savepoints = AttemptCoordinator(store), JobSavepoints(store)
+    owner = there.owner(THEIRS)
+    attempt = coordinator.register(make_registration(job_name="archive", uid=SECRET_UID, owner=owner)).attempt
+    complete_checkpoint(coordinator, attempt)
+    coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FAILED))
+    request = savepoints.request(make_savepoint_request(attempt))
+    begun = savepoints.begin(attempt.job_id, request.request_key, "s3://lake", new_key())
+    metadata_uri = f"{begun.location}/_metadata"
+    ended = EndSavepoint(job_id=attempt.job_id, checkpoint_id=begun.checkpoint_id, metadata_uri=metadata_uri)
+    return savepoints.end(ended)
+
+
+def test_a_job_that_the_user_of_a_maintenance_token_may_not_edit_stops_no_maintenance_of_others(
+    there: Neighbours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MAY["keeper"], THEIRS, frozenset({"GET"}))
+    token = there.tokens["login_of_maintenance"]
+
+    def close(job_id: JobId) -> JobReport:
+        reply = there.ask("POST", "/v1/maintenance/close-abandoned", token, {"job_id": job_id})
+        if not reply.is_success:
+            raise decode_error(reply.json())
+        return JobReport(job=job_id)
+
+    listed = [JobId(job["job_id"]) for job in accepted(there.ask("GET", "/v1/jobs", token))]
+    reports = {report.job: report for report in each_job(listed, close, JobReport)}
+    assert {job_id_of(job) for job in (OWN, FOREIGN)} <= reports.keys()
+    assert reports[job_id_of(OWN)].problems == []
+    [problem] = reports[job_id_of(FOREIGN)].problems
+    assert "may not work on job" in problem
+    token = there.tokens["task"]
+    with pytest.raises(AccessDeniedError, match="maintenance_dags"):
+        list(each_job(listed, close, JobReport))
+
+
 def _send(there: Neighbours, operation: dict[str, Any], route: Route, holder: str, job: str) -> Any:
     method, template = route
     action = "rewind" if "{action}" in template else ""
-    dag_id = {OWN: MINE, FOREIGN: THEIRS, MISSING: "dag_of_none"}[job]
+    dag_id = {FOREIGN: THEIRS, MISSING: "dag_of_none"}.get(job, MINE)
     path = template.format(
         job_id=job_id_of(job),
         operator_id=there.attempts[job].operator_id,
@@ -240,7 +354,7 @@ def _body(there: Neighbours, operation: dict[str, Any], route: Route, holder: st
         "job_id": job_id_of(job),
         "job_name": job,
         "operator_id": attempts[job].operator_id,
-        "attempt": encode(attempts.get(holder, attempts[OWN]) if job == OWN else attempts[job]),
+        "attempt": encode(attempts.get(holder, attempts[job]) if job in (OWN, JOINED) else attempts[job]),
         "leader": encode(leaders[job]),
         "owner": encode(there.owners.get(holder, there.owner(MINE))),
         "run_key": "2026-01-01",
@@ -271,7 +385,3 @@ def _is_hidden(response: Any, job: str) -> bool:
         return False
     is_page = "text/html" in response.headers["content-type"]
     return is_page or response.json()["message"] == str(no_such_job(job_id_of(job)))
-
-
-def _may_read_theirs(holder: str) -> bool:
-    return READ.outcome(holder, FOREIGN) is ANSWERED

@@ -29,14 +29,17 @@ from airflow_provider_statecheck.exceptions import (
     RequestLimitError,
     StateCheckError,
 )
-from airflow_provider_statecheck.queryable import preview as previews
 from airflow_provider_statecheck.queryable.preview import preview
+from airflow_provider_statecheck.state.arrow import part_writer
 from airflow_provider_statecheck.state.arrow.part_files import PartBytes
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
+from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.state.reading.snapshot_reader import SnapshotReader, find_snapshot
 from airflow_provider_statecheck.state.reading.state_reader import read_state
 from airflow_provider_statecheck.state.source_items import Item, pack_items, unpack_items
-from airflow_provider_statecheck.storage.bounds import bounded_decoding
+from airflow_provider_statecheck.state.writing.canonical import rescale_max_parallelism
+from airflow_provider_statecheck.storage import bounded_process
+from airflow_provider_statecheck.storage.bounds import LARGEST_DECODED, bounded_decoding
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.json_text import DEEPEST, MOST_VALUES, read_json
 from airflow_provider_statecheck.storage.metadata_file import LARGEST_METADATA, load_document
@@ -77,7 +80,7 @@ def _snapshot(tmp_path: Path, column: Any) -> SnapshotReader:
 
 
 def test_a_page_of_kilobytes_that_decodes_to_more_than_a_server_has_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(previews, "_MEMORY_BYTES", 32 * MIB)
+    monkeypatch.setattr(bounded_process, "_MEMORY_BYTES", 32 * MIB)
     reader = _snapshot(tmp_path, ["a" * 100 * MIB, "b"])
     assert sum(file.stat().st_size for file in tmp_path.rglob("*.parquet")) < 100_000
     with bounded_decoding(), pytest.raises(RequestLimitError, match="bytes of memory"):
@@ -111,6 +114,45 @@ def test_a_state_value_that_declares_more_than_a_server_reads_is_refused_and_a_d
     with bounded_decoding(), pytest.raises(RequestLimitError, match="declared"):
         read_state(pointer, "value").read_all()
     assert read_state(pointer, "value").read_all().num_rows == 1
+
+
+def test_a_row_group_of_kilobytes_that_decodes_to_more_than_a_server_has_is_refused(monkeypatch):
+    monkeypatch.setattr(bounded_process, "_MEMORY_BYTES", 32 * MIB)
+    sink = pa.BufferOutputStream()
+    pyarrow.parquet.write_table(pa.table({"value": ["a" * MIB] * 500}), sink, compression="zstd")
+    data = bytes(sink.getvalue())
+    assert len(data) < 10_000
+    metadata = pyarrow.parquet.read_metadata(pa.BufferReader(data))
+    with pytest.raises(RequestLimitError, match="bytes of memory"):
+        part_writer._read_elsewhere(metadata, 0, 4, data[4:])
+
+
+@pytest.mark.parametrize("size", [1000, 80 * MIB])
+def test_a_canonical_savepoint_is_decoded_by_a_server_within_its_bound_and_by_a_driver_in_any_size(tmp_path, size):
+    job = StatefulJob(
+        CheckpointStorage.open(tmp_path.as_uri()), BACKENDS["arrow"](), [ValueStateDescriptor("value", str)]
+    )
+    job.open(1)
+    job.state("ann", "value").update("a" * size)
+    states = CheckpointStates.load(job.save())
+    job.close()
+    pointer = f"{tmp_path.as_uri()}/savepoint"
+    rescale_max_parallelism(states.storage, states.document, directory=pointer, max_parallelism=64)
+    plain = read_state(pointer, "value").read_all()
+    with bounded_decoding():
+        if size > LARGEST_DECODED:
+            with pytest.raises(RequestLimitError, match="bytes of memory"):
+                read_state(pointer, "value").read_all()
+        else:
+            assert read_state(pointer, "value").read_all().equals(plain)
+    assert plain.num_rows == 1
+
+
+def test_reads_of_canonical_savepoints_beyond_those_that_a_server_decodes_at_once_are_to_be_sent_again(monkeypatch):
+    monkeypatch.setattr(part_writer, "_WAIT_SECONDS", 0.01)
+    with part_writer._ELSEWHERE, part_writer._ELSEWHERE, pytest.raises(RequestLimitError) as refused:
+        part_writer._read_elsewhere(None, 0, 4, b"")
+    assert refused.value.retry_after_seconds is not None
 
 
 @pytest.mark.parametrize(

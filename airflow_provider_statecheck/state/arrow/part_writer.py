@@ -14,10 +14,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from threading import BoundedSemaphore
+from typing import Any, Final
 
 from airflow_provider_statecheck.checkpoint.states.handles import StreamStateHandle
-from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.exceptions import RequestLimitError, StorageError
 from airflow_provider_statecheck.lazy import np, pa, parquet
 from airflow_provider_statecheck.state.arrow.layout import (
     DELETED,
@@ -38,6 +39,8 @@ from airflow_provider_statecheck.state.arrow.part_files import (
 from airflow_provider_statecheck.state.keyed.expiry import timed_cells
 from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.state.serializers.nested_columns import conformed, with_elements
+from airflow_provider_statecheck.storage.bounded_process import run_bounded
+from airflow_provider_statecheck.storage.bounds import LARGEST_DECODED, is_bounded
 from airflow_provider_statecheck.storage.snapshot_manifest import RangeReader
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream
 
@@ -300,14 +303,57 @@ class RowGroups:
         Return the rows of a block as a table with the columns of the backend.
 
         :param data: Bytes of the row group.
+        :raises RequestLimitError: if this process decodes state of any job, and the rows are too large for it, or if too many
+            are decoded at once.
         """
         offset = int(part.offsets[block])
-        # Of the file, only the bytes of this row group are known.
-        known = memoryview(data)
-        window = RangeReader(lambda start, end: known[start - offset : end - offset], offset + len(known))
-        source = pa.PythonFile(window, mode="r")
-        file = parquet.ParquetFile(source, metadata=self.metadata)
-        return _in_layout(part, file.read_row_group(self.numbers[offset], use_threads=False))
+        group = (self.metadata, self.numbers[offset], offset)
+        read = _read_elsewhere if is_bounded() else _read_row_group
+        return _in_layout(part, read(*group, data))
+
+
+def _read_row_group(metadata: Any, number: int, offset: int, data: memoryview | bytes) -> Any:
+    # Of the file, only the bytes of this row group are known.
+    known = memoryview(data)
+    window = RangeReader(lambda start, end: known[start - offset : end - offset], offset + len(known))
+    file = parquet.ParquetFile(pa.PythonFile(window, mode="r"), metadata=metadata)
+    return file.read_row_group(number, use_threads=False)
+
+
+_ELSEWHERE: Final = BoundedSemaphore(2)
+_SECONDS: Final = 30
+_WAIT_SECONDS: Final = 2.0
+"""Time for which a thread of a server waits for its turn, as the reads of other jobs need the thread."""
+
+
+def _read_elsewhere(metadata: Any, number: int, offset: int, data: memoryview | bytes) -> Any:
+    if not _ELSEWHERE.acquire(timeout=_WAIT_SECONDS):
+        raise RequestLimitError(
+            "Expected few reads of canonical savepoints at once, found more than this server decodes; send the request again.",
+            retry_after_seconds=_WAIT_SECONDS,
+        )
+    try:
+        reply = run_bounded(_stream_of_row_group, metadata, number, offset, bytes(data), seconds=_SECONDS)
+    finally:
+        _ELSEWHERE.release()
+    table = pa.ipc.open_stream(reply).read_all()
+    table.validate(full=True)
+    return table
+
+
+def _stream_of_row_group(metadata: Any, number: int, offset: int, data: bytes) -> bytes:
+    try:
+        table = _read_row_group(metadata, number, offset, data)
+    except (pa.ArrowException, OSError, LookupError) as error:
+        if isinstance(error, MemoryError):
+            raise
+        return b""  # which is no stream either
+    if table.nbytes > LARGEST_DECODED:
+        raise MemoryError
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
 
 
 def _offset_of(row_group: Any) -> int:

@@ -8,14 +8,14 @@ import sqlite3
 from contextlib import closing
 from datetime import date
 from pathlib import Path
-from threading import Event
+from threading import Event, Semaphore
 from typing import Any
 
 import httpx
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from airflow_provider_statecheck.api.state_reads import MAX_READS_AT_ONCE
+from airflow_provider_statecheck.api.state_reads import MAX_PREVIEWS_AT_ONCE, MAX_READS_AT_ONCE
 from airflow_provider_statecheck.api.state_server import StateServerSettings, create_state_app
 from airflow_provider_statecheck.checkpoint.records import RowsVersion
 from airflow_provider_statecheck.exceptions import (
@@ -23,6 +23,7 @@ from airflow_provider_statecheck.exceptions import (
     UnknownKvStateLocationError,
     UnsupportedStateError,
 )
+from airflow_provider_statecheck.queryable import preview
 from airflow_provider_statecheck.queryable.answers import decode_reply
 from airflow_provider_statecheck.queryable.client import AsyncQueryableStateClient
 from airflow_provider_statecheck.queryable.locations import OpenStorage
@@ -124,6 +125,41 @@ def test_contents_are_served(tmp_path: Path) -> None:
         )
         assert accepted(listed) == accepted(served.get("snapshots"))
         assert accepted(rows)["rows"] == [[0, "row 0"]]
+    served.api.engine.dispose()
+
+
+def test_previews_that_take_long_stop_no_read_of_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    running, end, at_once = Semaphore(0), Event(), list[int]()
+
+    def decoding(*_: Any, **__: Any) -> bytes:
+        at_once.append(1)
+        running.release()
+        end.wait()
+        at_once.pop()
+        return b'{"columns": [], "rows": [], "has_more": false}'
+
+    async def scenario(served: ServedContents) -> None:
+        token = {"Authorization": f"Bearer {served.api.reading_token(served.job_id)}"}
+        job = f"{ROOT}/v1/jobs/{served.job_id}"
+        transport = httpx.ASGITransport(served.api.client.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://api", headers=token) as client:
+            wanted = range(2 * MAX_READS_AT_ONCE)
+            previews = [asyncio.create_task(client.get(f"{job}/snapshots/sessions")) for _ in wanted]
+            try:
+                for _ in range(MAX_PREVIEWS_AT_ONCE):
+                    assert await asyncio.to_thread(running.acquire, timeout=30)
+                accepted(await asyncio.wait_for(client.get(f"{job}/snapshots"), 30))
+                assert len(at_once) == MAX_PREVIEWS_AT_ONCE
+            finally:
+                end.set()
+                replies = await asyncio.gather(*previews)
+            assert [reply.status_code for reply in replies] == [200 for _ in wanted]
+
+    monkeypatch.setattr(preview, "run_bounded", decoding)
+    served = ServedContents(tmp_path)
+    with served.api:
+        served.take("sessions")
+        asyncio.run(scenario(served))
     served.api.engine.dispose()
 
 

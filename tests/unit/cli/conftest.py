@@ -84,7 +84,8 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WrittenSt
         monkeypatch.setattr(module, "maintenance_gateway", lambda: stage.maintenance)
         monkeypatch.setattr(module, "job_savepoints", lambda **_: taking)
         monkeypatch.setattr(module, "storage_opener", lambda conn_id: CheckpointStorage.open)
-    monkeypatch.setattr(maintenance_commands, "guarded_storage_opener", lambda conn_id: CheckpointStorage.open)
+    for module in (maintenance_commands, state_commands):
+        monkeypatch.setattr(module, "guarded_storage_opener", lambda conn_id, *given: CheckpointStorage.open)
     monkeypatch.setattr(savepoint_commands, "savepoint_gateway", lambda: stage.savepoints)
     monkeypatch.setattr(savepoint_commands, "configured_savepoint_dir", lambda: f"file://{tmp_path}/savepoints")
     monkeypatch.setattr(state_commands, "storage_opener", lambda conn_id: CheckpointStorage.open)

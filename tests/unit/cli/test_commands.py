@@ -18,8 +18,10 @@ from airflow_provider_statecheck.exceptions import (
     CommitStateUnknownError,
     CoordinatorUnavailableError,
     EnvironmentNotReadyError,
+    InvalidConfigurationError,
     StorageError,
 )
+from airflow_provider_statecheck.hooks import connection
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.unit.cli.conftest import InterruptedTerminal, Terminal, parse, rows
 from tests.unit.written_stage import JOB, WrittenStage, local_path
@@ -396,6 +398,25 @@ def test_jobs_are_recovered_and_can_be_listed(stage, run):
     assert (outcome.status, row["job"], row["recovered"], len(row["checkpoints"])) == (0, JOB, True, 3)
     assert run("verify", JOB).status == 0
     assert stage.attempt().restore() is not None
+
+
+def test_recover_opens_the_given_directory_and_configured_locations_alone(stage, run, monkeypatch, tmp_path):
+    lost(stage)
+    monkeypatch.setenv("AIRFLOW__STATECHECK__CHECKPOINT_DIR", f"{tmp_path}/another")
+    opened = []
+
+    def guarded(*given: Any) -> Any:
+        opened.append(connection.guarded_storage_opener(*given))
+        return opened[-1]
+
+    monkeypatch.setattr(maintenance_commands, "guarded_storage_opener", guarded)
+    outcome = run("recover", stage.storage.base_uri, "--dry-run", "--savepoints", f"file://{tmp_path}/saved")
+    assert f"Expected savepoints in file://{tmp_path}/saved" in outcome.err
+    [opener] = opened
+    for known in ("base", "saved", "another"):
+        opener(f"file://{tmp_path}/{known}")
+    with pytest.raises(InvalidConfigurationError):
+        opener("file:///etc")
 
 
 def test_a_dry_run_of_recover_makes_nothing(stage, run):

@@ -152,7 +152,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[QueriedSt
     storage = CheckpointStorage.open((tmp_path / "base").as_uri())
     written = StatefulJob(storage, BACKENDS["arrow"](), DESCRIPTORS, job_name="sales", keys=KEYS)
     monkeypatch.setattr(state_commands, "airflow_gateway", lambda conn_id: AttemptCoordinator(store))
-    monkeypatch.setattr(state_commands, "storage_opener", lambda conn_id: CheckpointStorage.open)
+    monkeypatch.setenv("AIRFLOW__STATECHECK__CHECKPOINT_DIR", storage.base_uri)
     stage = QueriedStage(store, (written,), num_retained=2)
     stage.begin()
     stage.put("account", {OSLO: Account(Decimal("1.5"), date(2026, 1, 2), b"\x01\xff")})
@@ -237,3 +237,21 @@ def test_what_is_not_there_or_does_not_fit_is_wrong_usage(
 
 def test_a_time_without_a_zone_is_refused(stage: QueriedStage, run: Run) -> None:
     assert run("state", "names", "sales", "--at", "2026-01-31T12:00:00").status == 2
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("state", "get", "sales", "accounts", "oslo", "2026-01-31"), ("state", "names", "sales"), ("show", "sales")],
+)
+def test_what_the_rows_of_a_job_name_is_opened_only_in_configured_locations(
+    stage: QueriedStage, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    assert run(*command).status == 0
+    monkeypatch.setenv("AIRFLOW__STATECHECK__CHECKPOINT_DIR", f"{tmp_path}/another")
+    outcome = run(*command)
+    assert "accounts" not in outcome.out
+    # The names of a job are those of the checkpoints that can be read.
+    assert command[1] == "names" or (outcome.status == 2 and "allowed_locations" in outcome.err)
+    pointer = next(str(path.parent) for path in (tmp_path / "base").rglob("_metadata"))
+    if command[0] == "state":
+        assert run(*command, "--pointer", f"file://{pointer}").status == 0
