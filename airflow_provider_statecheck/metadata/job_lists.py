@@ -80,9 +80,7 @@ def job_list(connection: Connection, page: JobsPage) -> JobList:
     return JobList(jobs=jobs, counts=counts, following=following)
 
 
-def _page_of(
-    connection: Connection, page: JobsPage
-) -> tuple[Sequence[Row[Any]], str | None, dict[ListedStatus, int]]:
+def _page_of(connection: Connection, page: JobsPage) -> tuple[Sequence[Row[Any]], str | None, dict[ListedStatus, int]]:
     """
     Return the rows of a page, the position after it, and the numbers of jobs by status.
 
@@ -114,11 +112,18 @@ def _page_query(page: JobsPage, limit: int) -> Select[Any]:
     # Databases compute a table of this kind once if a statement uses it twice.
     matching = select(*_SHOWN, _VALUES[page.sort].label("sort_value")).where(*_conditions(page)).cte("matching").c
     counted = select(matching.status, func.count().label("jobs")).group_by(matching.status).subquery("counted").c
-    is_on_page = _after(page, matching) if page.status is None else [*_after(page, matching), _is_listed(matching, page.status)]
+    is_on_page = (
+        _after(page, matching) if page.status is None else [*_after(page, matching), _is_listed(matching, page.status)]
+    )
     job = select(*matching).where(*is_on_page).order_by(*_order(page, matching)).limit(limit).subquery("shown")
     # A status of no job on the page is in a row of its own.
     joined = counted.status.table.outerjoin(job, job.c.status == counted.status)
-    columns = (counted.status.label("counted_status"), counted.jobs.label("counted_jobs"), *job.c, *_details(page, job.c))
+    columns = (
+        counted.status.label("counted_status"),
+        counted.jobs.label("counted_jobs"),
+        *job.c,
+        *_details(page, job.c),
+    )
     return select(*columns).select_from(joined).order_by(job.c.job_id.is_(None), *_order(page, job.c))
 
 
