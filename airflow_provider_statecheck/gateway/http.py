@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import httpx
 
@@ -313,7 +313,7 @@ class HttpCalls:
         with self._lock:
             if self._token in (None, expired):
                 self._token = self._credentials.obtain()
-            return cast("str", self._token)
+            return self._token
 
 
 class HttpGateway(HttpCalls):

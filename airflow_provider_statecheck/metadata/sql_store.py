@@ -380,10 +380,10 @@ class SqlJobTransaction:
 
     def last_checkpoints_of_runs(self, operator_id: OperatorId, generation: int) -> dict[str, int]:
         rows = self._rows.execute(statements.last_checkpoints_of_runs(operator_id, generation))
-        key = {"job_id": self._job.job_id}
+        job = {"job_id": self._job.job_id}
         return {
-            CHECKPOINTS.value("run_key", run, **key): CHECKPOINTS.value("checkpoint_id", last, **key)
-            for run, last in rows
+            CHECKPOINTS.value("run_key", row[0], **job): CHECKPOINTS.value("checkpoint_id", row[1], **job)
+            for row in rows
         }
 
     def runs_of(self, checkpoint_ids: Sequence[int]) -> frozenset[str]:
@@ -392,7 +392,8 @@ class SqlJobTransaction:
 
     def are_in_state(self, generation: int, checkpoint_ids: AbstractSet[int]) -> bool:
         queries = (statements.count_in_state(generation, some) for some in _parts(sorted(checkpoint_ids)))
-        return sum(self._rows.execute(query).scalar_one() for query in queries) == len(checkpoint_ids)
+        found = sum(self._rows.execute(query).scalar_one() for query in queries)
+        return bool(found == len(checkpoint_ids))
 
     def completed_after(self, operator_id: OperatorId, generation: int, checkpoint_id: int) -> list[CheckpointRecord]:
         values = {"operator_id": operator_id, "generation": generation, "checkpoint_id": checkpoint_id}

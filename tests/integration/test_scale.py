@@ -106,12 +106,12 @@ def test_lists_of_2000_jobs_with_100000_operators_are_fast_for_every_reader(engi
     for sort in JobSort:
         for readable in (None, dags, frozenset(sorted(dags)[:-1])):
             page = JobsPage(sort=sort, readable_dag_ids=readable)
-            readings = []
+            counts, readings = {}, []
             for _ in range(4):
                 began = time.perf_counter()
-                listed = store.job_overviews(page)
+                counts = store.job_overviews(page).counts
                 readings.append(time.perf_counter() - began)
-            assert sum(listed.counts.values()) >= JOBS_COUNT - 1
+            assert sum(counts.values()) >= JOBS_COUNT - 1
             # Without the first one, for which the statement is compiled.
             assert min(readings[1:]) < LIST_SECONDS, (sort, len(readable or ()), readings)
 
@@ -169,7 +169,7 @@ def test_checkpoints_of_a_stage_wait_briefly_while_100000_old_rows_are_removed(e
 def add_old_rows(engine: Engine, coordinator: AttemptCoordinator, attempt: AttemptRef) -> None:
     model = coordinator.checkpoints(attempt.job_id, CheckpointPage(limit=1))[0]
     past = model.triggered_at - timedelta(days=60)
-    times = dict.fromkeys(("completed_at", "ended_at", "discarded_at"), past)
+    times: dict[str, Any] = dict.fromkeys(("completed_at", "ended_at", "discarded_at"), past)
     values = CHECKPOINTS.values_of(replace(model, epoch=0, status=CheckpointStatus.SUBSUMED, **times))
     rows = (
         values | {"checkpoint_id": 10**6 + n, "request_key": new_key(), "run_key": f"run {n // 50}"}
