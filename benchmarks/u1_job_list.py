@@ -128,7 +128,7 @@ def _copied(row: dict[str, Any], number: int) -> dict[str, Any]:
     if "name" in row:
         changes |= {
             "name": name,
-            "status": _STATUSES[number % len(_STATUSES)].value,
+            "status": _STATUSES[number % len(_STATUSES)],
             "completed_at": row["completed_at"] - timedelta(minutes=number % 500),
             "failed_at": None if number % 4 else row["failed_at"] - timedelta(hours=number),
             "full_size_bytes": number % 100 << 20,
@@ -144,7 +144,7 @@ def _history(row: dict[str, Any], count: int) -> Iterator[dict[str, Any]]:
         yield row | {
             "checkpoint_id": _FIRST_OLD + number,
             "request_key": new_key(),
-            "status": CheckpointStatus.SUBSUMED.value,
+            "status": CheckpointStatus.SUBSUMED,
             **dict.fromkeys(("triggered_at", "completed_at", "ended_at", "discarded_at"), at),
         }
 

@@ -62,7 +62,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointStatus,
 )
 from airflow_provider_statecheck.checkpoint.renamed_operators import UnaskedDagsError
-from airflow_provider_statecheck.checkpoint.retention import BATCH_SIZE, DEFAULT_AGE, forgettable_rows, remove_rows
+from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE, OldRows, remove_rows
 from airflow_provider_statecheck.checkpoint.run_order import ONE_RUN_AT_A_TIME
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.store import (
@@ -201,12 +201,11 @@ class AttemptCoordinator(StoredJobs):
 
     def _remove_old_rows(self, ended: AttemptRecord) -> None:
         try:
+            old = OldRows(ended.operator_id, storage_base=ended.storage_base)
             for _ in range(_MAX_BATCHES_AT_END):
                 with self._store.transaction(ended.job_id) as tx:
-                    before = tx.now - DEFAULT_AGE
-                    rows = forgettable_rows(tx, ended.operator_id, before, storage_base=ended.storage_base)
-                    remove_rows(tx, rows)
-                if len(rows) < BATCH_SIZE:
+                    remove_rows(tx, old.batch(tx, tx.now - DEFAULT_AGE))
+                if old.is_complete:
                     return
         except StateCheckError as error:
             # The attempt has ended anyway. The next attempt that ends, or prune, removes the rows.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
@@ -32,7 +32,13 @@ from airflow_provider_statecheck.checkpoint.records import (
     OperatorRecord,
     RequestStatus,
 )
-from airflow_provider_statecheck.checkpoint.store import EndedAttempts, EndedCheckpoints, JobTransaction, JobView
+from airflow_provider_statecheck.checkpoint.store import (
+    KNOWN_RUNS,
+    EndedAttempts,
+    EndedCheckpoints,
+    JobTransaction,
+    JobView,
+)
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, ConcurrentAttemptError
 
 log = logging.getLogger(__name__)
@@ -65,56 +71,84 @@ class ForgettableRows:
         )
 
 
-def forgettable_rows(
-    tx: JobTransaction,
-    operator_id: OperatorId,
-    before: datetime,
-    *,
-    limit: int | None = BATCH_SIZE,
-    storage_base: str | None = None,
-) -> ForgettableRows:
+@dataclass(slots=True)
+class OldRows:
     """
-    Return rows of an operator that ended before a time and that neither a restore nor a running attempt needs.
+    The removable rows of an operator, in batches of which each is removed in a transaction of its own.
 
-    :param before: Exclusive upper bound of the time at which a row ended.
-    :param limit: Maximum number of rows of each kind; ``None`` for all.
+    The last checkpoint of each run in the state stays. Finding these takes a look at all checkpoints of the operator. The first
+    batch finds them, and a later one only asks whether those of its runs are still in the state: then no earlier checkpoint of
+    their runs is the last one.
+
+    :param limit: Maximum number of rows of each kind in a batch; ``None`` for all.
     :param storage_base: Checkpoint directory of the attempts; ``None`` for any. Garbage collection finds directories in the
         rows of attempts, so an attempt with another directory is retained until that directory has been collected.
     """
-    operator = tx.operator(operator_id)
-    if operator is None:
-        return ForgettableRows()
-    return ForgettableRows(
-        checkpoint_ids=_checkpoint_ids(tx, operator, before, limit),
-        attempts=_attempts(tx, operator, before, limit, storage_base),
-        requests=tx.ended_requests(operator_id, before, limit),
-    )
+
+    operator_id: OperatorId
+    limit: int | None = BATCH_SIZE
+    storage_base: str | None = None
+    is_complete: bool = False
+    """Whether there is no further batch."""
+    _generation: int = -1
+    _last_of_runs: dict[str, int] = field(default_factory=dict)
+    """The last checkpoint of each run in the state of this generation."""
+    _skipped: int = 0
+    """Number of these that the batches have found so far, and that remain."""
+
+    def batch(self, tx: JobTransaction, before: datetime) -> ForgettableRows:
+        """Return rows that ended before a time and that neither a restore nor a running attempt needs."""
+        operator = tx.operator(self.operator_id)
+        if operator is None:
+            self.is_complete = True
+            return ForgettableRows()
+        if operator.generation != self._generation:
+            self._find_last(tx, operator.generation)
+        ended = _ended_checkpoints(tx, operator, before)
+        discarded = tx.discarded_checkpoints(ended, self.limit, self._skipped)
+        if not self._are_last(tx, discarded):
+            self._find_last(tx, operator.generation)
+            discarded = tx.discarded_checkpoints(ended, self.limit, self._skipped)
+        attempts = _attempts(tx, operator, before, self.limit, self.storage_base)
+        requests = tx.ended_requests(self.operator_id, before, self.limit)
+        self.is_complete = self.limit is None or max(map(len, (discarded, attempts, requests))) < self.limit
+        # Their rows prove that a run has advanced the state, and must not do so again when a user clears it.
+        proofs = frozenset(self._last_of_runs.values())
+        self._skipped += len(proofs.intersection(discarded))
+        # Unclaimed snapshots are never discarded, so their rows are removed after their end.
+        undiscarded = {c.checkpoint_id for c in tx.open_checkpoints(self.operator_id) if ended.includes(c)}
+        checkpoint_ids = tuple(sorted(undiscarded.union(discarded) - proofs))
+        return ForgettableRows(checkpoint_ids=checkpoint_ids, attempts=attempts, requests=requests)
+
+    def _find_last(self, tx: JobTransaction, generation: int) -> None:
+        self._generation, self._skipped = generation, 0
+        self._last_of_runs = tx.last_checkpoints_of_runs(self.operator_id, generation)
+
+    def _are_last(self, tx: JobTransaction, checkpoint_ids: tuple[int, ...]) -> bool:
+        runs = tx.runs_of(checkpoint_ids)
+        if len(self._last_of_runs) >= KNOWN_RUNS and not runs <= self._last_of_runs.keys():
+            # A run that is not among the newest ones may be, after others were taken out of the state.
+            runs = frozenset(self._last_of_runs)
+        last = frozenset(self._last_of_runs[run] for run in runs & self._last_of_runs.keys())
+        return tx.are_in_state(self._generation, last)
 
 
 def remove_rows(tx: JobTransaction, rows: ForgettableRows) -> None:
-    """Remove the rows from :func:`forgettable_rows` in the same transaction."""
+    """Remove the rows of a batch of :class:`OldRows` in the same transaction."""
     tx.remove_checkpoints(rows.checkpoint_ids)
     tx.remove_attempts(rows.attempts)
     tx.remove_requests(rows.requests)
 
 
-def _checkpoint_ids(
-    tx: JobTransaction, operator: OperatorRecord, before: datetime, limit: int | None
-) -> tuple[int, ...]:
+def _ended_checkpoints(tx: JobTransaction, operator: OperatorRecord, before: datetime) -> EndedCheckpoints:
     attempt = transitions.open_attempt(tx, operator)
     has_restorable = bool(transitions.restorable(tx, operator))
-    ended = EndedCheckpoints(
+    return EndedCheckpoints(
         operator_id=operator.operator_id,
         before=before,
         running_epoch=None if attempt is None else attempt.epoch,
         witness_generation=None if has_restorable else operator.generation,
-        run_generation=operator.generation,
     )
-    # Unclaimed snapshots are never discarded, so their rows are removed after their end.
-    undiscarded = {c.checkpoint_id for c in tx.open_checkpoints(operator.operator_id) if ended.includes(c)}
-    if undiscarded:
-        undiscarded -= tx.last_checkpoints_of_runs(operator.operator_id, operator.generation)
-    return tuple(sorted((*undiscarded, *tx.discarded_checkpoints(ended, limit))))
 
 
 def _attempts(

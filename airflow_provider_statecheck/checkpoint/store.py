@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set as AbstractSet
+from collections.abc import Iterator, Sequence, Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -182,12 +182,6 @@ class EndedCheckpoints:
 
     Their rows prove that the operator had state. Without them the next attempt would silently start empty.
     """
-    run_generation: int
-    """
-    Generation of which the last checkpoint of each run is retained; see :meth:`JobTransaction.last_checkpoints_of_runs`.
-
-    Their rows prove that a run has advanced the state, and must not do so again when a user clears it.
-    """
 
     def includes(self, checkpoint: CheckpointRecord) -> bool:
         """Return whether a checkpoint matches the filter."""
@@ -285,8 +279,12 @@ class JobTransaction(Protocol):
         They may lack their figures, which no decision uses and an update then leaves as they are; see :meth:`summary`.
         """
 
-    def discarded_checkpoints(self, wanted: EndedCheckpoints, limit: int | None) -> tuple[int, ...]:
-        """Return the ids of at most `limit` discarded checkpoints."""
+    def discarded_checkpoints(self, wanted: EndedCheckpoints, limit: int | None, skipped: int = 0) -> tuple[int, ...]:
+        """
+        Return the ids of checkpoints of a filter whose files were deleted, those whose files were deleted first at first.
+
+        :param skipped: Number of the first checkpoints to leave out.
+        """
 
     def has_completed(self, operator_id: OperatorId, generation: int | None = None) -> bool:
         """
@@ -298,8 +296,18 @@ class JobTransaction(Protocol):
     def advanced_runs(self, operator_id: OperatorId, generation: int) -> frozenset[str]:
         """Return the keys of the runs whose complete checkpoints the state of a generation contains."""
 
-    def last_checkpoints_of_runs(self, operator_id: OperatorId, generation: int) -> frozenset[int]:
-        """Return the last complete checkpoint of each of the newest ``KNOWN_RUNS`` runs in the state of a generation."""
+    def last_checkpoints_of_runs(self, operator_id: OperatorId, generation: int) -> dict[str, int]:
+        """
+        Return the last complete checkpoint of each of the newest ``KNOWN_RUNS`` runs in the state of a generation, by run.
+
+        This looks at all checkpoints of the operator.
+        """
+
+    def runs_of(self, checkpoint_ids: Sequence[int]) -> frozenset[str]:
+        """Return the runs of checkpoints."""
+
+    def are_in_state(self, generation: int, checkpoint_ids: AbstractSet[int]) -> bool:
+        """Return whether all of these checkpoints are complete and in the state of a generation."""
 
     def completed_after(self, operator_id: OperatorId, generation: int, checkpoint_id: int) -> list[CheckpointRecord]:
         """Return the complete checkpoints of a generation with higher ids that no rollback or restore has marked."""

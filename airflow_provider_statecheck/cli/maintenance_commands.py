@@ -51,7 +51,7 @@ from airflow_provider_statecheck.maintenance.gc import (
     collect_job,
     prune_job,
 )
-from airflow_provider_statecheck.maintenance.job_maintenance import each_job
+from airflow_provider_statecheck.maintenance.job_maintenance import SIDE_BY_SIDE, each_job
 from airflow_provider_statecheck.maintenance.rewind import RewindJob
 from airflow_provider_statecheck.maintenance.verify import verify_job
 from airflow_provider_statecheck.storage.orphans import SHORTEST_STAY
@@ -160,6 +160,7 @@ def gc(args: Namespace) -> Exit:
             job_ids,
             lambda job_id: collect_job(gateway, job_id, opener, quarantine=quarantine, dry_run=args.dry_run),
             CollectedJob,
+            side_by_side=SIDE_BY_SIDE,
         )
     )
     print_rows([_collected_row(each) for each in collected if _has_news(each)], args.output)
@@ -217,7 +218,14 @@ def rewind(args: Namespace) -> Exit:
 def _prune(args: Namespace, gateway: JobMaintenance, request: PruneRequest) -> Exit:
     opener = guarded_storage_opener(args.storage_conn_id)
     job_ids = request.job_ids or _job_ids(gateway, [])
-    pruned = list(each_job(job_ids, lambda job_id: prune_job(gateway, job_id, request, opener), PrunedJob))
+    pruned = list(
+        each_job(
+            job_ids,
+            lambda job_id: prune_job(gateway, job_id, request, opener),
+            PrunedJob,
+            side_by_side=SIDE_BY_SIDE,
+        )
+    )
     print_rows([_pruned_row(each) for each in pruned if each.has_changes], args.output)
     tokens = 0 if request.job_ids else _drop_tokens(gateway, request)
     verb = "would be removed" if request.dry_run else "removed"

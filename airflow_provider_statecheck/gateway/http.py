@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -290,6 +291,7 @@ class HttpCalls:
         self._client = client
         self._credentials = credentials
         self._token: str | None = None
+        self._lock = threading.Lock()
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_") or name not in self._verbs:
@@ -300,16 +302,18 @@ class HttpCalls:
         return self._as_task(lambda token: self._client.call(verb, token, *arguments, **named))
 
     def _as_task(self, send: Callable[[str], Any]) -> Any:
+        token = self._task_token()
         try:
-            return send(self._task_token())
+            return send(token)
         except TokenExpiredError:
-            self._token = None
-            return send(self._task_token())
+            return send(self._task_token(expired=token))
 
-    def _task_token(self) -> str:
-        if self._token is None:
-            self._token = self._credentials.obtain()
-        return self._token
+    def _task_token(self, expired: str | None = None) -> str:
+        # Maintenance calls in several threads, and a task can answer one challenge at a time.
+        with self._lock:
+            if self._token in (None, expired):
+                self._token = self._credentials.obtain()
+            return self._token
 
 
 class HttpGateway(HttpCalls):

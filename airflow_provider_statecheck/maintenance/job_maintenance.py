@@ -14,6 +14,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Generic, Protocol, TypeVar
@@ -33,12 +35,11 @@ from airflow_provider_statecheck.checkpoint.records import (
     OperatorRecord,
 )
 from airflow_provider_statecheck.checkpoint.retention import (
-    BATCH_SIZE,
     ForgettableRows,
+    OldRows,
     awaited_savepoints,
     begin_removal,
     complete_removal,
-    forgettable_rows,
     is_emptied,
     is_silent,
     last_active,
@@ -74,6 +75,13 @@ _BETWEEN_BATCHES_SECONDS = 0.05
 _LONGEST_AGE = timedelta(days=36500)
 
 Report = TypeVar("Report")
+Result = TypeVar("Result")
+SIDE_BY_SIDE = 8
+"""
+Number of jobs that are collected or pruned at the same time, because most of the time they wait for the storage.
+
+It is less than the connections that Airflow's pool opens by default.
+"""
 _GIVEN_UP = 3
 """Number of jobs one after the other for which the coordinator does not answer, before the others are not tried."""
 _OF_ALL_JOBS = (AccessDeniedError, EnvironmentNotReadyError)
@@ -224,7 +232,8 @@ class JobMaintenance(StoredJobs):
 
     def _forgettable(self, job_id: JobId, operators: list[OperatorId], age: timedelta) -> ForgettableRows:
         with rolled_back(self._store, job_id) as tx:
-            return sum((forgettable_rows(tx, each, tx.now - age, limit=None) for each in operators), ForgettableRows())
+            found = (OldRows(each, limit=None).batch(tx, tx.now - age) for each in operators)
+            return sum(found, ForgettableRows())
 
     def refusal(self, request: RetireJob) -> tuple[str, ...]:
         """Return why a job cannot be retired, without changing anything."""
@@ -272,17 +281,19 @@ class JobMaintenance(StoredJobs):
             return reasons or step(tx, view)
 
     def _forget_batches(self, job_id: JobId, operator_id: OperatorId, age: timedelta) -> Iterator[ForgettableRows]:
+        old = OldRows(operator_id)
         while True:
+            began = time.monotonic()
             with self._store.transaction(job_id) as tx:
-                rows = forgettable_rows(tx, operator_id, tx.now - age)
+                rows = old.batch(tx, tx.now - age)
                 remove_rows(tx, rows)
                 tx.remove_actions(tx.now - age)
             if rows:
                 yield rows
-            if len(rows) < BATCH_SIZE:
+            if old.is_complete:
                 return
             # SQLite does not queue writers; without a pause, another writer could wait until the last batch.
-            self._pause(_BETWEEN_BATCHES_SECONDS)
+            self._pause(max(_BETWEEN_BATCHES_SECONDS, time.monotonic() - began))
 
     def _unserved_requests(self, view: JobView) -> Iterator[str]:
         # An attempt requests the savepoint at its end under its own key.
@@ -308,27 +319,46 @@ class JobMaintenance(StoredJobs):
 
 
 def each_job(
-    job_ids: Iterable[JobId], work: Callable[[JobId], Report], failed: Callable[..., Report]
+    job_ids: Iterable[JobId],
+    work: Callable[[JobId], Report],
+    failed: Callable[..., Report],
+    *,
+    side_by_side: int = 1,
 ) -> Iterator[Report]:
     """
-    Call ``work`` for each job and yield its reports, skipping jobs that were removed since ``job_ids`` was read.
+    Call ``work`` for each job and yield its reports in order, skipping jobs that were removed since ``job_ids`` was read.
 
     No job stops the others, whatever its rows and files contain: the report of one that fails says why.
 
     :param job_ids: Jobs, in order of processing.
     :param failed: Makes a report of the id of a job and its ``problems``, or the ``unreachable`` storage or coordinator.
+    :param side_by_side: Number of jobs that are worked on at the same time, each in a thread.
     :raises AccessDeniedError: if the caller may not maintain jobs; a refusal that concerns one job is in the report of that job.
     :raises EnvironmentNotReadyError: if the tables are missing.
     """
     in_a_row = 0
-    for job_id in job_ids:
-        if in_a_row == _GIVEN_UP:
-            yield failed(job=job_id, unreachable=["not tried, because the coordinator did not answer"])
-            continue
+
+    def one(job_id: JobId) -> Report | None:
+        nonlocal in_a_row
+        if in_a_row >= _GIVEN_UP:
+            return failed(job=job_id, unreachable=["not tried, because the coordinator did not answer"])
         report = report_of(job_id, work, failed)
         in_a_row = 0 if report is None or not report.is_unanswered else in_a_row + 1
-        if report is not None:
-            yield report.of_job
+        return None if report is None else report.of_job
+
+    yield from (report for report in _in_threads(one, job_ids, side_by_side) if report is not None)
+
+
+def _in_threads(work: Callable[[JobId], Result], job_ids: Iterable[JobId], count: int) -> Iterator[Result]:
+    with ThreadPoolExecutor(count, thread_name_prefix="statecheck-job") as pool:
+        results = [pool.submit(copy_context().run, work, job_id) for job_id in job_ids]
+        try:
+            for result in results:
+                yield result.result()
+        finally:
+            # After an error that says nothing about a job, the others are not begun.
+            for result in results:
+                result.cancel()
 
 
 @dataclass(frozen=True, slots=True)

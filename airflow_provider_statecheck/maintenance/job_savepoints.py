@@ -49,7 +49,7 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.maintenance.gc import JobReport, OpenStorage
-from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance, each_job
+from airflow_provider_statecheck.maintenance.job_maintenance import SIDE_BY_SIDE, JobMaintenance, each_job
 from airflow_provider_statecheck.maintenance.parts import Member, PartChoice, Positions, members_of, require_members
 from airflow_provider_statecheck.maintenance.savepoints import (
     JobSavepoints,
@@ -204,7 +204,7 @@ class WholeJobSavepoints:
 
     def take_all(self, job_ids: Iterable[JobId]) -> list[JobReport]:
         """Take the requested savepoints of several jobs as :meth:`take`; return the jobs whose savepoints failed."""
-        reports = each_job(job_ids, self._taken, JobReport)
+        reports = each_job(job_ids, self._taken, JobReport, side_by_side=SIDE_BY_SIDE)
         return [each for each in reports if each.problems or each.unreachable]
 
     def _taken(self, job_id: JobId) -> JobReport:

@@ -1,8 +1,9 @@
 """
 Lists of all jobs, which go on without the values that cannot be read, and their queries.
 
-A page of the list takes three statements: the jobs with their figures, their Dags, and the numbers of jobs by status. The first one looks
-at the operators and checkpoints of the jobs on the page only.
+A page of the list takes two statements: the jobs with their figures and the numbers of jobs by status, and the Dags of these jobs.
+The first one finds the jobs that match the filter once, for the page and for the numbers. It looks at the checkpoints of the jobs on
+the page only, and at the operators of all jobs only if the reader may not read all Dags.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
-from sqlalchemy import ColumnElement, Row, Select, and_, case, exists, func, not_, or_, select
+from sqlalchemy import ColumnElement, Row, Select, and_, case, exists, false, func, not_, or_, select
 from sqlalchemy.engine import Connection
 
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, TEST_NAMESPACE
@@ -45,6 +46,7 @@ _VALUES: dict[JobSort, ColumnElement[Any]] = {
     JobSort.FAILED_AT: _job.failed_at,
 }
 _SHOWN = (_job.job_id, _job.name, _job.seen_at, *JOB_FIGURES.columns)
+_NOT_SHOWN = ("sort_value", "counted_status", "counted_jobs")
 
 
 _UNKNOWN = datetime.fromtimestamp(0, UTC)
@@ -72,28 +74,29 @@ def listed_jobs(connection: Connection) -> tuple[JobRecord, ...]:
 
 def job_list(connection: Connection, page: JobsPage) -> JobList:
     """Return a page of the list of jobs."""
-    shown, following = _page_of(connection, page)
+    shown, following, counts = _page_of(connection, page)
     dags = _dags_of(connection, [row.job_id for row in shown if isinstance(row.job_id, str)])
-    counts = select(_job.status, func.count()).where(*_conditions(page)).group_by(_job.status)
-    return JobList(
-        jobs=tuple(_overview(row, dags[row.job_id]) for row in shown),
-        counts=_counts(connection.execute(counts).all()),
-        following=following,
-    )
+    jobs = tuple(_overview(row, dags[row.job_id]) for row in shown)
+    return JobList(jobs=jobs, counts=counts, following=following)
 
 
-def _page_of(connection: Connection, page: JobsPage) -> tuple[Sequence[Row[Any]], str | None]:
-    """Return the rows of a page and the position after it. It ends with a row that is a position, and is longer if need be."""
+def _page_of(connection: Connection, page: JobsPage) -> tuple[Sequence[Row[Any]], str | None, dict[ListedStatus, int]]:
+    """
+    Return the rows of a page, the position after it, and the numbers of jobs by status.
+
+    The page ends with a row that is a position, and is longer if need be.
+    """
     limit = page.limit
     while True:
         # One more row shows whether there is another page.
-        rows = connection.execute(_page_query(page, limit + 1)).all()
+        found = connection.execute(_page_query(page, limit + 1)).all()
+        rows, counts = [row for row in found if row.job_id is not None], _counts(found)
         if len(rows) <= limit:
-            return rows, None
+            return rows, None, counts
         for end in range(page.limit, len(rows)):
             following = _position_after(page, rows[end - 1])
             if following is not None:
-                return rows[:end], following
+                return rows[:end], following, counts
         limit += page.limit
 
 
@@ -105,35 +108,48 @@ def _position_after(page: JobsPage, row: Row[Any]) -> str | None:
 
 
 def _page_query(page: JobsPage, limit: int) -> Select[Any]:
-    conditions = _conditions(page)
-    if page.status is not None:
-        conditions.append(_is_listed_as(page.status))
-    value = _VALUES[page.sort]
-    order = (value.is_(None), value.desc() if page.descending else value, _job.name)
-    jobs = select(*_SHOWN, value.label("sort_value")).where(*conditions, *_after(page)).order_by(*order)
-    return _with_details(jobs.limit(limit), page)
+    """Return the query for the first jobs of a page, with the number of jobs of each status in the rows of its jobs."""
+    # Databases compute a table of this kind once if a statement uses it twice.
+    matching = select(*_SHOWN, _VALUES[page.sort].label("sort_value")).where(*_conditions(page)).cte("matching").c
+    counted = select(matching.status, func.count().label("jobs")).group_by(matching.status).subquery("counted").c
+    is_on_page = (
+        _after(page, matching) if page.status is None else [*_after(page, matching), _is_listed(matching, page.status)]
+    )
+    job = select(*matching).where(*is_on_page).order_by(*_order(page, matching)).limit(limit).subquery("shown")
+    # A status of no job on the page is in a row of its own.
+    joined = counted.status.table.outerjoin(job, job.c.status == counted.status)
+    columns = (
+        counted.status.label("counted_status"),
+        counted.jobs.label("counted_jobs"),
+        *job.c,
+        *_details(page, job.c),
+    )
+    return select(*columns).select_from(joined).order_by(job.c.job_id.is_(None), *_order(page, job.c))
 
 
-def _is_listed_as(status: ListedStatus) -> ColumnElement[bool]:
+def _order(page: JobsPage, job: Any) -> tuple[ColumnElement[Any], ...]:
+    return job.sort_value.is_(None), job.sort_value.desc() if page.descending else job.sort_value, job.name
+
+
+def _is_listed(job: Any, status: ListedStatus) -> ColumnElement[bool]:
     if status is not ListedStatus.FAILED:
-        return _job.status == status
+        return cast("ColumnElement[bool]", job.status == status)
     # A status that cannot be read is listed and counted as a failure.
-    return _job.status.not_in([each for each in ListedStatus if each is not status])
+    return cast("ColumnElement[bool]", job.status.not_in([each for each in ListedStatus if each is not status]))
 
 
-def _with_details(jobs: Select[Any], page: JobsPage) -> Select[Any]:
-    job = jobs.subquery()
-    order = (job.c.sort_value.is_(None), job.c.sort_value.desc() if page.descending else job.c.sort_value, job.c.name)
-    is_shown = and_(_operator.job_id == job.c.job_id, _is_stage(), _has_attempts())
+def _details(page: JobsPage, job: Any) -> tuple[ColumnElement[Any], ...]:
+    is_shown = and_(_operator.job_id == job.job_id, _is_stage(), _has_attempts())
     stages = select(func.count()).where(is_shown).scalar_subquery()
     # A listed job without stages has the coordinator of a program.
     count = func.coalesce(func.nullif(stages, 0), 1)
-    return select(
-        *job.c,
+    # Readers of some Dags do not see such jobs.
+    is_of_unknown_dag = _is_of_unknown_dag(job) if page.readable_dag_ids is None else false()
+    return (
         count.label("operators"),
-        _is_of_unknown_dag(job.c).label("is_of_unknown_dag"),
-        _earlier_size(job.c).label("earlier_size_bytes"),
-    ).order_by(*order)
+        is_of_unknown_dag.label("is_of_unknown_dag"),
+        _earlier_size(job).label("earlier_size_bytes"),
+    )
 
 
 def _earlier_size(job: Any) -> ColumnElement[Any]:
@@ -177,11 +193,16 @@ def _is_of_unknown_dag(job: Any) -> ColumnElement[bool]:
     """Return the condition of ``job_list.is_of_unknown_dag`` in SQL."""
     other = JOB_DAGS.alias("of_operator").c
     is_owned = exists().where(other.job_id == _operator.job_id, other.operator_id == _operator.operator_id)
-    has_unowned_operator = exists().where(_operator.job_id == job.job_id, _is_stage(), _has_attempts(), not_(is_owned))
-    prefix = func.substr(job.name, 1, func.length(_dag.dag_id) + 1)
-    is_named_after_one = exists().where(_dag.job_id == job.job_id, prefix == _dag.dag_id + "/")
+    # In this order: nearly all operators have a Dag, and need no look at their attempts.
+    has_unowned_operator = exists().where(_operator.job_id == job.job_id, _is_stage(), not_(is_owned), _has_attempts())
     has_dag = exists().where(_dag.job_id == job.job_id)
-    return or_(not_(has_dag), and_(has_unowned_operator, not_(is_named_after_one)))
+    # Most jobs are named after their Dag, and need no look at their operators.
+    return or_(not_(has_dag), not_(or_(_is_named_after_a_dag(job), not_(has_unowned_operator))))
+
+
+def _is_named_after_a_dag(job: Any) -> ColumnElement[bool]:
+    prefix = func.substr(job.name, 1, func.length(_dag.dag_id) + 1)
+    return exists().where(_dag.job_id == job.job_id, prefix == _dag.dag_id + "/")
 
 
 def _is_stage() -> ColumnElement[bool]:
@@ -193,14 +214,14 @@ def _has_attempts() -> ColumnElement[bool]:
     return exists().where(_attempt.job_id == _operator.job_id, _attempt.operator_id == _operator.operator_id)
 
 
-def _after(page: JobsPage) -> list[ColumnElement[bool]]:
+def _after(page: JobsPage, job: Any) -> list[ColumnElement[bool]]:
     if page.position is None:
         return []
-    (last, name), value = page.position, _VALUES[page.sort]
+    (last, name), value = page.position, job.sort_value
     if last is None:
-        return [value.is_(None), _job.name > name]
+        return [value.is_(None), job.name > name]
     is_beyond = value < last if page.descending else value > last
-    return [or_(is_beyond, and_(value == last, _job.name > name), value.is_(None))]
+    return [or_(is_beyond, and_(value == last, job.name > name), value.is_(None))]
 
 
 def _dags_of(connection: Connection, job_ids: list[str]) -> dict[str, list[str]]:
@@ -213,15 +234,15 @@ def _dags_of(connection: Connection, job_ids: list[str]) -> dict[str, list[str]]
     return found
 
 
-def _counts(rows: Iterable[Sequence[Any]]) -> dict[ListedStatus, int]:
+def _counts(rows: Iterable[Row[Any]]) -> dict[ListedStatus, int]:
     counts: dict[ListedStatus, int] = defaultdict(int)
-    for status, count in rows:
+    for status, count in {(row.counted_status, row.counted_jobs) for row in rows}:
         counts[status if isinstance(status, ListedStatus) else ListedStatus.FAILED] += count
     return dict(counts)
 
 
 def _overview(row: Row[Any], dag_ids: list[str]) -> JobOverview:
-    values, problem = _readable({name: value for name, value in row._mapping.items() if name != "sort_value"})
+    values, problem = _readable({name: value for name, value in row._mapping.items() if name not in _NOT_SHOWN})
     if not isinstance(values["earlier_size_bytes"], int):
         values["earlier_size_bytes"] = None
     return JobOverview(**values, dag_ids=tuple(sorted(dag_ids)), problem=None if problem is None else str(problem))

@@ -238,9 +238,14 @@ class FiguresOfTransition:
         self._has_other_status = True
         self._has_other_failure |= self._figures.failed_at is not None
 
-    def checkpoints_removed(self) -> None:
-        """Take note that ended checkpoints were removed."""
-        self._has_other_failure |= self._figures.failed_at is not None
+    def checkpoints_removed(self, checkpoint_ids: Sequence[int]) -> None:
+        """Take note that ended checkpoints will be removed."""
+        failed_at = self._figures.failed_at
+        if failed_at is not None and not self._has_other_failure:
+            # Another failure is known only after a look at all checkpoints, and the last one is rarely among the old ones.
+            self._has_other_failure = bool(
+                self._rows.execute(statements.fails_after(checkpoint_ids, failed_at)).scalar()
+            )
 
     def times_changed(self) -> None:
         """Take note that times in the rows were corrected."""

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Select, Table, insert
 from sqlalchemy.engine import Connection, Engine
@@ -85,6 +85,7 @@ from airflow_provider_statecheck.metadata.unit_of_work import UnitOfWork, Write,
 
 log = logging.getLogger(__name__)
 
+Value = TypeVar("Value")
 _VALUES_PER_STATEMENT = 1000
 """Databases limit the number of parameters of a statement."""
 
@@ -363,8 +364,9 @@ class SqlJobTransaction:
         rows = (c for c in self._rows.held(CHECKPOINTS) if c.operator_id == operator_id and c.discarded_at is None)
         return sorted(rows, key=lambda c: c.checkpoint_id)
 
-    def discarded_checkpoints(self, wanted: EndedCheckpoints, limit: int | None) -> tuple[int, ...]:
-        return tuple(self._rows.values(CHECKPOINTS, "checkpoint_id", statements.discarded_checkpoints(wanted, limit)))
+    def discarded_checkpoints(self, wanted: EndedCheckpoints, limit: int | None, skipped: int = 0) -> tuple[int, ...]:
+        query = statements.discarded_checkpoints(wanted, limit, skipped)
+        return tuple(self._rows.values(CHECKPOINTS, "checkpoint_id", query))
 
     def has_completed(self, operator_id: OperatorId, generation: int | None = None) -> bool:
         if generation is None:
@@ -376,9 +378,22 @@ class SqlJobTransaction:
         values = {"operator_id": operator_id, "generation": generation}
         return frozenset(self._rows.values(CHECKPOINTS, "run_key", statements.ADVANCED_RUNS, **values))
 
-    def last_checkpoints_of_runs(self, operator_id: OperatorId, generation: int) -> frozenset[int]:
-        query = statements.last_checkpoints_of_runs(operator_id, generation)
-        return frozenset(self._rows.values(CHECKPOINTS, "checkpoint_id", query))
+    def last_checkpoints_of_runs(self, operator_id: OperatorId, generation: int) -> dict[str, int]:
+        rows = self._rows.execute(statements.last_checkpoints_of_runs(operator_id, generation))
+        job = {"job_id": self._job.job_id}
+        return {
+            CHECKPOINTS.value("run_key", row[0], **job): CHECKPOINTS.value("checkpoint_id", row[1], **job)
+            for row in rows
+        }
+
+    def runs_of(self, checkpoint_ids: Sequence[int]) -> frozenset[str]:
+        queries = map(statements.runs_of, _parts(checkpoint_ids))
+        return frozenset(run for query in queries for run in self._rows.values(CHECKPOINTS, "run_key", query))
+
+    def are_in_state(self, generation: int, checkpoint_ids: AbstractSet[int]) -> bool:
+        queries = (statements.count_in_state(generation, some) for some in _parts(sorted(checkpoint_ids)))
+        found = sum(self._rows.execute(query).scalar_one() for query in queries)
+        return bool(found == len(checkpoint_ids))
 
     def completed_after(self, operator_id: OperatorId, generation: int, checkpoint_id: int) -> list[CheckpointRecord]:
         values = {"operator_id": operator_id, "generation": generation, "checkpoint_id": checkpoint_id}
@@ -467,10 +482,10 @@ class SqlJobTransaction:
         return view_of(self._connection, self._job, self.now)
 
     def remove_checkpoints(self, checkpoint_ids: tuple[int, ...]) -> None:
+        for some in _parts(checkpoint_ids):
+            self._figures.checkpoints_removed(some)
         for each in (ACKNOWLEDGEMENTS, CHECKPOINTS):
             self._remove_each(each.table, "checkpoint_id", checkpoint_ids)
-        if checkpoint_ids:
-            self._figures.checkpoints_removed()
 
     def remove_attempts(self, attempts: tuple[AttemptRef, ...]) -> None:
         for operator_id in {attempt.operator_id for attempt in attempts}:
@@ -508,9 +523,12 @@ class SqlJobTransaction:
         self._rows.complete(REQUESTS, ALIGNED_OPERATOR_ID)
 
     def _remove_each(self, table: Table, name: str, values: Sequence[object], *conditions: ColumnElement[bool]) -> None:
-        for start in range(0, len(values), _VALUES_PER_STATEMENT):
-            some = values[start : start + _VALUES_PER_STATEMENT]
+        for some in _parts(values):
             self._rows.remove(table, table.c[name].in_(some), *conditions)
+
+
+def _parts(values: Sequence[Value]) -> Iterator[Sequence[Value]]:
+    return (values[start : start + _VALUES_PER_STATEMENT] for start in range(0, len(values), _VALUES_PER_STATEMENT))
 
 
 def _digest(pointer: str) -> str:

@@ -6,7 +6,7 @@ Parameters have the names of ``tables.keys``. Columns are in the order of the re
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -181,10 +181,10 @@ COMPLETED_AFTER = select(*CHECKPOINTS.columns).where(
 
 def last_checkpoints_of_runs(operator_id: OperatorId, generation: int) -> Select[Any]:
     """Return the query for the last checkpoint of each of the newest runs in the state of a generation."""
-    last = func.max(_checkpoint.checkpoint_id).label("last")
+    last = func.max(_checkpoint.checkpoint_id)
     is_of_generation = and_(_checkpoint.operator_id == operator_id, _checkpoint.generation == generation)
     return (
-        select(last)
+        select(_checkpoint.run_key, last)
         .where(_is_in_state, is_of_generation)
         .group_by(_checkpoint.run_key)
         .order_by(last.desc())
@@ -329,8 +329,27 @@ def page_of(page: CheckpointPage) -> Select[Any]:
     return query.order_by(_checkpoint.checkpoint_id.desc()).limit(page.limit)
 
 
-def discarded_checkpoints(wanted: EndedCheckpoints, limit: int | None) -> Select[Any]:
-    """Return the query for the checkpoints of ``EndedCheckpoints.includes`` whose files were deleted."""
+def runs_of(checkpoint_ids: Sequence[int]) -> Select[Any]:
+    """Return the query for the runs of checkpoints of a job."""
+    is_given = and_(given(_checkpoint.job_id), _checkpoint.checkpoint_id.in_(checkpoint_ids))
+    return select(_checkpoint.run_key).where(is_given).distinct()
+
+
+def count_in_state(generation: int, checkpoint_ids: Sequence[int]) -> Select[Any]:
+    """Return the query for the number of those checkpoints that are in the state of a generation."""
+    # Without the operator, for whose completed checkpoints SQLite would prefer an index with all of them.
+    is_one = and_(_checkpoint.generation == generation, _checkpoint.checkpoint_id.in_(checkpoint_ids))
+    return select(func.count()).where(_is_in_state, is_one)
+
+
+def fails_after(checkpoint_ids: Sequence[int], time: datetime) -> Select[Any]:
+    """Return the query for whether one of these checkpoints failed at a time or later."""
+    is_later = and_(_is_failed_checkpoint, _checkpoint.ended_at >= time)
+    return select(exists().where(is_later, _checkpoint.checkpoint_id.in_(checkpoint_ids)))
+
+
+def discarded_checkpoints(wanted: EndedCheckpoints, limit: int | None, skipped: int) -> Select[Any]:
+    """Return the query for the checkpoints of ``EndedCheckpoints.includes`` whose files were deleted, in this order."""
     conditions = [
         given(_checkpoint.job_id),
         _checkpoint.operator_id == wanted.operator_id,
@@ -341,10 +360,9 @@ def discarded_checkpoints(wanted: EndedCheckpoints, limit: int | None) -> Select
     if wanted.witness_generation is not None:
         is_other = _checkpoint.generation != wanted.witness_generation
         conditions.append(or_(_checkpoint.completed_at.is_(None), is_other))
-    # The limit is in a table of its own, because not every database allows it in the subquery of a condition.
-    kept = last_checkpoints_of_runs(wanted.operator_id, wanted.run_generation).correlate(None).subquery()
-    conditions.append(_checkpoint.checkpoint_id.not_in(select(kept.c.last)))
-    return select(_checkpoint.checkpoint_id).where(*conditions).limit(limit)
+    # The order of the index, so that a batch reads no more rows than it has.
+    query = select(_checkpoint.checkpoint_id).where(*conditions).order_by(_checkpoint.discarded_at)
+    return query.limit(limit).offset(skipped or None)
 
 
 def storage_bases(operator_id: OperatorId) -> Select[Any]:

@@ -31,7 +31,7 @@ from airflow_provider_statecheck.maintenance.gc import (
     collect_job,
     prune_job,
 )
-from airflow_provider_statecheck.maintenance.job_maintenance import each_job
+from airflow_provider_statecheck.maintenance.job_maintenance import SIDE_BY_SIDE, each_job
 from airflow_provider_statecheck.maintenance.verify import verify_job
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -110,7 +110,10 @@ def collect_all(
     gateway, opener = maintenance_gateway(conn_id), guarded_storage_opener(storage_conn_id)
     taken = job_savepoints(conn_id, storage_conn_id).take_all(_all(gateway))
     collected = each_job(
-        _all(gateway), lambda job_id: collect_job(gateway, job_id, opener, quarantine=quarantine), CollectedJob
+        _all(gateway),
+        lambda job_id: collect_job(gateway, job_id, opener, quarantine=quarantine),
+        CollectedJob,
+        side_by_side=SIDE_BY_SIDE,
     )
     done = list(collected)
     for each in done:
@@ -134,7 +137,13 @@ def prune_all(
     """
     request = PruneRequest(older_than=older_than, test_jobs=True)
     gateway, opener = maintenance_gateway(conn_id), guarded_storage_opener(storage_conn_id)
-    done = list(each_job(_all(gateway), lambda job_id: prune_job(gateway, job_id, request, opener), PrunedJob))
+    pruned = each_job(
+        _all(gateway),
+        lambda job_id: prune_job(gateway, job_id, request, opener),
+        PrunedJob,
+        side_by_side=SIDE_BY_SIDE,
+    )
+    done = list(pruned)
     for each in done:
         _log_result(each.job, each.deleted_bytes, each.kept)
     tokens = gateway.drop_tokens(age_seconds=older_than.total_seconds())

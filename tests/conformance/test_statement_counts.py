@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,7 +39,7 @@ from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenan
 from airflow_provider_statecheck.metadata import statements
 from airflow_provider_statecheck.metadata.record_rows import RecordTable, keys
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.metadata.tables import CHECKPOINTS, METADATA, REQUESTS
+from airflow_provider_statecheck.metadata.tables import CHECKPOINTS, METADATA, REQUESTS, Caller
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.aligned_job import AlignedJob, AlignedTask
 from tests.conformance.databases import OnPostgres, OnSqlite, traced
@@ -47,12 +48,15 @@ from tests.messages import (
     ManualClock,
     complete_checkpoint,
     make_acknowledgement,
+    make_owner,
     make_registration,
 )
 
 CHECKPOINT = CheckpointProperties.for_checkpoint()
 MOST_STATEMENTS = {"sqlite": 14, "postgresql": 10}
 """Begin, fencing and re-checks included. PostgreSQL writes all rows of a call in one statement."""
+MOST_STEPS_PER_OPERATOR = 60
+"""Those for a job, of which there is one for ten operators, included."""
 
 
 class StatementContract:
@@ -95,7 +99,7 @@ class StatementContract:
         assert latest is not None
         assert (len(latest.checkpoints), len(statements), len(rows)) == (21, 1, 21)
 
-    def test_a_page_of_the_list_of_jobs_takes_three_statements(self, engine: Engine) -> None:
+    def test_a_page_of_the_list_of_jobs_takes_two_statements(self, engine: Engine) -> None:
         stage = Stage(engine)
         stage.checkpoint()
         add_history(stage, 2 * RECENT)
@@ -104,7 +108,7 @@ class StatementContract:
             complete_checkpoint(stage.coordinator, stage.coordinator.register(other).attempt)
         with counted(engine) as statements:
             listed = stage.store.job_overviews(JobsPage(limit=20, sort=JobSort.SIZE))
-        assert (len(listed.jobs), len(statements)) == (20, 3)
+        assert (len(listed.jobs), len(statements)) == (20, 2)
 
     def test_a_run_that_registers_and_ends_updates_the_list_twice(self, engine: Engine) -> None:
         stage = Stage(engine)
@@ -162,6 +166,70 @@ class StatementContract:
                 assert len(forget(stage)) == count
             readings.append(len(statements))
         assert readings[0] == readings[1]
+
+    def test_all_batches_together_look_at_the_whole_history_once(self, engine: Engine) -> None:
+        stage = Stage(engine)
+        stage.coordinator.finish(FinishAttempt(attempt=stage.attempt, status=AttemptStatus.FAILED, message="disk full"))
+        stage.attempt = stage.coordinator.register(make_registration()).attempt
+        stage.checkpoint()
+        add_history(stage, 3 * BATCH_SIZE, runs=20)
+        with counted(engine) as statements:
+            gone = forget(stage, lambda _: [stage.checkpoint()].clear())
+        assert len(gone.checkpoint_ids) == 3 * BATCH_SIZE - 20, "the last of each run stays"
+        assert len([s for s in statements if "GROUP BY statecheck_checkpoint.run_key" in s]) == 1
+        assert not [s for s in statements if "max(statecheck_checkpoint.ended_at)" in s], (
+            "no old row is the last failure"
+        )
+        assert forget(stage).checkpoint_ids == ()
+
+    def test_a_checkpoint_that_becomes_the_last_of_its_run_between_two_batches_stays(self, engine: Engine) -> None:
+        stage = Stage(engine)
+        stage.checkpoint()
+        add_history(stage, 2 * BATCH_SIZE, runs=1)
+        newest = FIRST_OLD + 2 * BATCH_SIZE - 1
+
+        def roll_back(_: float) -> None:
+            with stage.store.transaction(stage.attempt.job_id) as tx:
+                record = tx.checkpoint(newest)
+                if record is not None:
+                    tx.update_checkpoint(replace(record, unusable_reason="rolled back"), expected=record.status)
+
+        gone = forget(stage, roll_back)
+        assert newest in gone.checkpoint_ids
+        assert newest - 1 not in gone.checkpoint_ids
+        assert len(gone) == 2 * BATCH_SIZE - 1
+
+    def test_a_removal_that_was_interrupted_goes_on_at_the_next_call(self, engine: Engine) -> None:
+        stage = Stage(engine)
+        stage.checkpoint()
+        add_history(stage, 2 * BATCH_SIZE + 1, runs=3)
+
+        def stop(_: float) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            forget(stage, stop)
+        assert len(forget(stage)) == BATCH_SIZE + 1 - 3
+
+    def test_old_checkpoints_that_are_removed_leave_the_last_failure_in_the_list(self, engine: Engine) -> None:
+        stage = Stage(engine)
+        stage.checkpoint()
+        add_history(stage, 3, status=CheckpointStatus.ABORTED)
+        job_id = stage.attempt.job_id
+        with stage.store.transaction(job_id) as tx:
+            tx.remove_checkpoints((FIRST_OLD,))
+            record = tx.checkpoint(FIRST_OLD + 1)
+            assert record is not None
+            failed = replace(record, failure_reason="x", failure_message="disk full", ended_at=tx.now)
+            tx.update_checkpoint(failed, expected=record.status)
+        [listed] = stage.store.job_overviews(JobsPage()).jobs
+        assert listed.failure == f"checkpoint {FIRST_OLD + 1}: disk full"
+        with stage.store.transaction(job_id) as tx:
+            tx.remove_checkpoints((FIRST_OLD + 2,))
+        assert stage.store.job_overviews(JobsPage()).jobs[0].failure == listed.failure
+        with stage.store.transaction(job_id) as tx:
+            tx.remove_checkpoints((FIRST_OLD + 1,))
+        assert stage.store.job_overviews(JobsPage()).jobs[0].failure is None
 
     def test_an_attempt_that_finishes_removes_a_bounded_number_of_batches(
         self, engine: Engine, monkeypatch: pytest.MonkeyPatch
@@ -232,10 +300,7 @@ INDEXED: dict[str, tuple[Callable[[Stage], Select[Any]], dict[str, object], str]
     "requests": (lambda _: statements.RECENT_REQUESTS, {}, "idx_statecheck_request_job_id_requested_at"),
     "forgettable": (
         lambda stage: statements.discarded_checkpoints(
-            EndedCheckpoints(
-                operator_id=stage.attempt.operator_id, before=datetime(2000, 1, 1, tzinfo=UTC), run_generation=1
-            ),
-            10,
+            EndedCheckpoints(operator_id=stage.attempt.operator_id, before=datetime(2000, 1, 1, tzinfo=UTC)), 10, 0
         ),
         {},
         "idx_statecheck_checkpoint_job_id_operator_id_discarded_at",
@@ -244,6 +309,17 @@ INDEXED: dict[str, tuple[Callable[[Stage], Select[Any]], dict[str, object], str]
 
 
 class TestSqlite(OnSqlite, StatementContract):
+    def test_a_list_for_a_reader_of_some_dags_looks_at_each_operator_once(self, engine: Engine) -> None:
+        stage = Stage(engine)
+        for job, operator in itertools.product(range(10), range(10)):
+            owner = make_owner(airflow=Caller(dag_id=f"d{job}", run_id="r", task_id="t").coordinates)
+            stage.coordinator.register(make_registration(job_name=f"job {job}", uid=f"o{operator}", owner=owner))
+        page = JobsPage(limit=1, readable_dag_ids=frozenset(f"d{job}" for job in range(1, 10)))
+        with steps_of(engine) as steps:
+            listed = stage.store.job_overviews(page)
+        assert sum(listed.counts.values()) == 9
+        assert len(steps) < MOST_STEPS_PER_OPERATOR * 100
+
     def test_an_unchanged_version_takes_one_statement_that_reads_the_version_alone(self, engine: Engine) -> None:
         stage = Stage(engine)
         known = stage.coordinator.describe(stage.attempt.job_id).job.rows_version
@@ -317,15 +393,22 @@ def acknowledgement(job: AlignedJob, task: AlignedTask, checkpoint_id: int, subt
     return job.acknowledgement(task, checkpoint_id, state=replace(state, subtask_states=states))
 
 
-def add_history(stage: Stage, count: int, *, generations: int = 1) -> None:
-    """Add checkpoints of an unknown run that ended two months ago and whose bytes are gone."""
+def add_history(
+    stage: Stage,
+    count: int,
+    *,
+    generations: int = 1,
+    runs: int = 0,
+    status: CheckpointStatus = CheckpointStatus.SUBSUMED,
+) -> None:
+    """Add checkpoints of an unknown run, or of several runs in turn, that ended two months ago and whose bytes are gone."""
     [model] = stage.coordinator.checkpoints(stage.attempt.job_id, CheckpointPage(limit=1))
     past = model.triggered_at - timedelta(days=60)
     ended = replace(
         model,
         epoch=0,
         run_key="",
-        status=CheckpointStatus.SUBSUMED,
+        status=status,
         completed_at=past,
         ended_at=past,
         discarded_at=past,
@@ -333,7 +416,9 @@ def add_history(stage: Stage, count: int, *, generations: int = 1) -> None:
     first = max(FIRST_OLD, model.checkpoint_id + 1)
     values = CHECKPOINTS.values_of(ended)
     rows = [
-        values | {"checkpoint_id": first + n, "request_key": new_key(), "generation": 1 + n % generations}
+        values
+        | {"checkpoint_id": first + n, "request_key": new_key(), "generation": model.generation + n % generations}
+        | ({"run_key": f"run {n % runs}"} if runs else {})
         for n in range(count)
     ]
     with stage.engine.begin() as connection:
@@ -391,6 +476,19 @@ def fetched(engine: Engine) -> Iterator[list[int]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RecordTable, "read", count)
         yield rows
+
+
+@contextmanager
+def steps_of(engine: Engine) -> Iterator[list[int]]:
+    """Collect the steps of the programs that SQLite makes of statements, which follow the rows it looks at."""
+    steps: list[int] = []
+
+    def watch(connection: Any, *_: object) -> None:
+        connection.set_progress_handler(lambda: steps.append(1), 1)
+
+    event.listen(engine, "checkout", watch)
+    yield steps
+    event.remove(engine, "checkout", watch)
 
 
 @contextmanager
