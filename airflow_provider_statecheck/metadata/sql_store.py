@@ -382,8 +382,8 @@ class SqlJobTransaction:
         rows = self._rows.execute(statements.last_checkpoints_of_runs(operator_id, generation))
         job = {"job_id": self._job.job_id}
         return {
-            CHECKPOINTS.value("run_key", row[0], **job): CHECKPOINTS.value("checkpoint_id", row[1], **job)
-            for row in rows
+            CHECKPOINTS.value("run_key", run, **job): CHECKPOINTS.value("checkpoint_id", last, **job)
+            for run, last in map(tuple, rows)
         }
 
     def runs_of(self, checkpoint_ids: Sequence[int]) -> frozenset[str]:
