@@ -39,13 +39,8 @@ from airflow_provider_statecheck.checkpoint.messages import LONGEST_CHECKPOINT
 from airflow_provider_statecheck.checkpoint.records import OnClear, OnOverlap
 from airflow_provider_statecheck.checkpoint.secrets import require_no_credentials
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.storage.uris import (
-    AllowedLocations,
-    is_filesystem_known,
-    normalise_base,
-    normalise_savepoint_dir,
-    parse_locations,
-)
+from airflow_provider_statecheck.storage.locations import AllowedLocations, parse_locations
+from airflow_provider_statecheck.storage.uris import is_filesystem_known, normalise_base, normalise_savepoint_dir
 
 log = logging.getLogger(__name__)
 

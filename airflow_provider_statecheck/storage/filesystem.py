@@ -27,10 +27,10 @@ from airflow_provider_statecheck.storage import file_operations, own_files
 from airflow_provider_statecheck.storage.failures import RetryPolicy, advice, is_missing_bucket, is_taken, judged_alone
 from airflow_provider_statecheck.storage.file_operations import ignoring_missing
 from airflow_provider_statecheck.storage.guarded_places import GuardedPlaces, look_at
+from airflow_provider_statecheck.storage.locations import AllowedLocations, root_of_host
 from airflow_provider_statecheck.storage.own_files import OwnDirectory
 from airflow_provider_statecheck.storage.patience import CALL_SECONDS, DIRECTORY_SECONDS, HostPatience, seconds_for
 from airflow_provider_statecheck.storage.uris import (
-    AllowedLocations,
     conceal,
     deletable_root,
     harmless,
@@ -38,7 +38,6 @@ from airflow_provider_statecheck.storage.uris import (
     normalise_base,
     open_filesystem,
     redact,
-    root_of_host,
     secrets_in,
     serves,
 )

@@ -15,8 +15,9 @@ from functools import partial
 from typing import TypeVar
 
 from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.storage.locations import AllowedLocations, resolved
 from airflow_provider_statecheck.storage.patience import CALL_SECONDS, HostPatience
-from airflow_provider_statecheck.storage.uris import AllowedLocations, is_local, resolved
+from airflow_provider_statecheck.storage.uris import is_local
 
 Result = TypeVar("Result")
 

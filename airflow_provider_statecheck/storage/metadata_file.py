@@ -41,12 +41,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.json_text import UNDECODABLE, parse, read_json, require_bounds
-from airflow_provider_statecheck.storage.uris import (
-    OF_DIRECTORY,
-    OF_JOB,
-    RelativeUris,
-    redact,
-)
+from airflow_provider_statecheck.storage.uris import OF_DIRECTORY, OF_JOB, RelativeUris, redact
 
 log = logging.getLogger(__name__)
 

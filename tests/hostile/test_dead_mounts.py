@@ -16,8 +16,8 @@ from airflow_provider_statecheck.hooks import connection
 from airflow_provider_statecheck.hooks.connection import guarded_storage_opener
 from airflow_provider_statecheck.state.arrow.part_files import LocalFiles, PartBytes
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.locations import AllowedLocations
 from airflow_provider_statecheck.storage.patience import CALL_SECONDS, HostPatience
-from airflow_provider_statecheck.storage.uris import AllowedLocations
 
 _OPENING = ("lstat", "stat", "statvfs", "open", "scandir", "readlink")
 

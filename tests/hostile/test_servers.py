@@ -29,8 +29,8 @@ from airflow_provider_statecheck.maintenance.verify import verify_job
 from airflow_provider_statecheck.spark.restore import StateVerifier
 from airflow_provider_statecheck.storage.failures import RetryPolicy
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.locations import AllowedLocations
 from airflow_provider_statecheck.storage.patience import HostPatience
-from airflow_provider_statecheck.storage.uris import AllowedLocations
 from tests.unit.written_stage import WrittenStage
 
 JOB = job_id_of("sales")

@@ -24,7 +24,7 @@ from airflow_provider_statecheck.spark.connectors.enumerator import (
 from airflow_provider_statecheck.spark.connectors.source import OnChange, reconcile
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
 from airflow_provider_statecheck.state.source_items import Item, Ledger
-from airflow_provider_statecheck.storage.uris import AllowedLocations
+from airflow_provider_statecheck.storage.locations import AllowedLocations
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -31,8 +31,9 @@ from airflow_provider_statecheck.spark.checkpoint_files import INLINE_STATE_BYTE
 from airflow_provider_statecheck.spark.driver.readiness import make_ready, require_reachable
 from airflow_provider_statecheck.spark.driver.session import give_workers_this_python, mask_settings
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.locations import parse_locations
 from airflow_provider_statecheck.storage.pointers import find_source
-from airflow_provider_statecheck.storage.uris import normalise_savepoint_dir, parse_locations, require_known_filesystem
+from airflow_provider_statecheck.storage.uris import normalise_savepoint_dir, require_known_filesystem
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

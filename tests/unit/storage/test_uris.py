@@ -8,13 +8,12 @@ import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, LocationNotAllowedError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.locations import AllowedLocations, parse_locations
 from airflow_provider_statecheck.storage.uris import (
-    AllowedLocations,
     deletable_root,
     normalise_base,
     normalise_pointer,
     normalise_savepoint_dir,
-    parse_locations,
     redact,
 )
 

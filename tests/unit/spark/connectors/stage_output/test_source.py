@@ -24,7 +24,7 @@ from airflow_provider_statecheck.spark.connectors.stage_output import source as 
 from airflow_provider_statecheck.spark.connectors.stage_output.source import StageOutputReader, reconcile_commits
 from airflow_provider_statecheck.state.source_items import Item, Ledger
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.uris import AllowedLocations
+from airflow_provider_statecheck.storage.locations import AllowedLocations
 from tests.unit.spark.connectors.attempts import Attempt
 from tests.unit.spark.connectors.runs import state_of
 
