@@ -128,13 +128,20 @@ def _require_each(values: Sequence[Any], kind: Any, is_held: Callable[[Any, Any]
 
 
 def _holds_integer(value: Any, kind: Any) -> bool:
-    if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
+    if not _is_not_truth(value, kind):
         return False
     return isinstance(value, int) or not hasattr(value, "__int__") or value == int(value)
 
 
+def _is_not_truth(value: Any, kind: Any) -> bool:
+    return not isinstance(value, bool) and type(value).__name__ not in ("bool", "bool_")
+
+
 def _holds_date(value: Any, kind: Any) -> bool:
-    return isinstance(value, date) and (not isinstance(value, datetime) or value.time() == time())
+    if not isinstance(value, datetime):
+        return isinstance(value, date)
+    # The day of a moment depends on the zone; rows have their moments in UTC.
+    return not value.utcoffset() and value.time() == time() and not _nanoseconds(value)
 
 
 def _holds_time(value: Any, kind: Any) -> bool:
@@ -142,7 +149,18 @@ def _holds_time(value: Any, kind: Any) -> bool:
         return not isinstance(value, int | float)
     if value.tzinfo is not None and getattr(kind, "tz", None) is None:
         return False
+    if _nanoseconds(value) and kind.unit != "ns":
+        return False
     return kind.unit in ("us", "ns") or _microseconds(value) % _MICROSECONDS[kind.unit] == 0
+
+
+def _holds_duration(value: Any, kind: Any) -> bool:
+    return not isinstance(value, int | float) and (kind.unit == "ns" or not _nanoseconds(value))
+
+
+def _nanoseconds(value: Any) -> int:
+    """Return the part of a moment or a duration of pandas that is finer than a microsecond."""
+    return getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0)
 
 
 def _microseconds(value: datetime | time) -> int:
@@ -160,10 +178,6 @@ def _is_not_text(value: Any, kind: Any) -> bool:
     return not isinstance(value, str)
 
 
-def _is_not_number(value: Any, kind: Any) -> bool:
-    return not isinstance(value, int | float)
-
-
 def _any(*tests: str) -> Callable[[Any], bool]:
     return lambda kind: any(getattr(pa.types, f"is_{test}")(kind) for test in tests)
 
@@ -173,7 +187,8 @@ _RULES: tuple[tuple[Callable[[Any], bool], set[type], Callable[[Any, Any], bool]
     (_any("date"), {date}, _holds_date),
     (lambda kind: pa.types.is_timestamp(kind) and kind.tz is not None and kind.unit == "us", {datetime}, _holds_time),
     (_any("timestamp", "time"), set(), _holds_time),
-    (_any("duration"), {timedelta}, _is_not_number),
+    (_any("duration"), {timedelta}, _holds_duration),
+    (_any("floating"), {float, int}, _is_not_truth),
     (_any("string", "large_string"), {str}, _is_text),
     (_any("binary", "large_binary", "fixed_size_binary"), {bytes}, _is_not_text),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
@@ -19,6 +19,14 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 PAIR = pa.struct([("a", pa.int64()), ("b", pa.float64())])
 CHANGED = [
     (True, pa.int64()),
+    (True, pa.float64()),
+    (True, pa.float32()),
+    (pd.Timestamp("2026-01-01 00:00:00.000000789"), pa.timestamp("us")),
+    (pd.Timestamp("2026-01-01 00:00:00.000000789", tz="UTC"), pa.timestamp("us", "UTC")),
+    (pd.Timestamp("2026-01-01 00:00:00.000000001"), pa.date32()),
+    (pd.Timedelta(1500, "ns"), pa.duration("us")),
+    (datetime(2026, 1, 1, tzinfo=timezone(timedelta(hours=5))), pa.date32()),
+    (pd.NaT, pa.date32()),
     (1.5, pa.int64()),
     (np.float32(2.5), pa.int32()),
     (np.bool_(True), pa.int32()),
