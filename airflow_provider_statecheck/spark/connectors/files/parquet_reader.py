@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_statecheck.exceptions import SourceChangedError
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.connectors.enumerator import ItemSplit
-from airflow_provider_statecheck.spark.connectors.files.reader import FileReader
+from airflow_provider_statecheck.spark.connectors.files.reader import UNMERGED, FileReader
 from airflow_provider_statecheck.spark.connectors.row_groups import CuttingReader, RowGroups, load_row_groups
 from airflow_provider_statecheck.spark.tables.alignment import (
     extended,
@@ -40,9 +40,6 @@ from airflow_provider_statecheck.storage.uris import is_local, redact
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructField, StructType
-
-
-_UNMERGED = {"mergeSchema": "false"}
 
 
 @contextmanager
@@ -85,9 +82,9 @@ class ParquetReader(CuttingReader, FileReader):
         return FileReader.load(self, splits)
 
     @override
-    def _infer_schema(self, **options: str) -> StructType:
+    def _infer_schema(self) -> StructType:
         try:
-            return super()._infer_schema(**options)
+            return super()._infer_schema()
         except Exception as error:  # the class differs between Spark and Spark Connect
             if not self.merges_schemas or "CANNOT_MERGE" not in str(error):
                 raise
@@ -95,11 +92,11 @@ class ParquetReader(CuttingReader, FileReader):
 
     def _merged_schema(self) -> StructType:
         """Return the columns of all files, of which Spark itself merges none of different types."""
-        known = super()._infer_schema(**_UNMERGED)
+        known = self._schema_of(is_merged=False)
         in_parallel(self._footer, self._items, is_local=is_local(self._items[0].name))
         by_text = {self._stored[item.name]: item for item in reversed(self._items)}
         for item in reversed(by_text.values()):
-            found = self._without_directories(item, self._read("", [item.name], None, **_UNMERGED).schema)
+            found = self._without_directories(item, self._read("", [item.name], None, **UNMERGED).schema)
             with _named(item):
                 known = extended(known, found, self.spark, {})
         return known
@@ -152,7 +149,7 @@ class ParquetReader(CuttingReader, FileReader):
         text = self._stored[item.name]
         found = self._columns[text]
         if found is None or not is_part_of(found, self.schema):
-            found = self._columns[text] = self._read("", [item.name], None, **_UNMERGED).schema
+            found = self._columns[text] = self._read("", [item.name], None, **UNMERGED).schema
         return self._without_directories(item, found)
 
     def _without_directories(self, item: Item, found: StructType) -> StructType:

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 # Characters that Spark expands as wildcards even in the names of existing files.
 _EXPANDED = re.compile(r"([\\*?\[\]{}])")
 
+UNMERGED = {"mergeSchema": "false"}
+"""Option with which Spark does not compare the columns of files."""
 _MERGE_SCHEMA = "spark.sql.parquet.mergeSchema"
 
 
@@ -161,15 +163,20 @@ class FileReader(ItemReader):
             )
         return found
 
-    def _infer_schema(self, **options: str) -> StructType:
+    def _infer_schema(self) -> StructType:
+        return self._schema_of(is_merged=self.merges_schemas)
+
+    def _schema_of(self, *, is_merged: bool) -> StructType:
+        """Return the columns of all files, or of those of them that Spark chooses."""
         # One file of each partition, because Spark infers the type of a partition column from all its values.
         base = self.listing.base_of(self._items[0].name)
         uris = sorted(item.name for item in self._items if self.listing.base_of(item.name) == base)
         first = (
             {tuple(raw_partition_values(base, uri).items()): uri for uri in reversed(uris)} if base else {(): uris[0]}
         )
-        is_merged = self.merges_schemas and not options
-        return self._read(base, uris if is_merged else sorted(first.values()), None, **options).schema
+        if is_merged:
+            return self._read(base, uris, None).schema
+        return self._read(base, sorted(first.values()), None, **UNMERGED).schema
 
     @property
     def merges_schemas(self) -> bool:
