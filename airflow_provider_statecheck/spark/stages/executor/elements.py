@@ -46,13 +46,21 @@ class Elements:
     :param table: The elements as a table.
     :param values: The elements as a function emitted them, if there is no table.
     :param is_case_sensitive: Whether the names of their values match those of the columns only in the same case.
+    :param zone: Time zone of times that have none, in a column of the type timestamp.
     """
 
     def __init__(
-        self, schema: Any, *, table: Any = None, values: Sequence[Any] = (), is_case_sensitive: bool = False
+        self,
+        schema: Any,
+        *,
+        table: Any = None,
+        values: Sequence[Any] = (),
+        is_case_sensitive: bool = False,
+        zone: str = "UTC",
     ) -> None:
         self.schema = schema
         self._is_case_sensitive = is_case_sensitive
+        self._zone = zone
         self._table = table
         self._values = values
 
@@ -70,7 +78,9 @@ class Elements:
         :raises UnsupportedStateError: if an element does not match the schema.
         """
         if self._table is None:
-            self._table = table_of(self._values, self.schema, is_case_sensitive=self._is_case_sensitive)
+            self._table = table_of(
+                self._values, self.schema, is_case_sensitive=self._is_case_sensitive, zone=self._zone
+            )
         return self._table
 
 
@@ -107,7 +117,7 @@ def times_of(table: Any, column: str | None) -> list[int | None] | None:
     return times
 
 
-def table_of(values: Sequence[Any], schema: Any, *, is_case_sensitive: bool = False) -> Any:
+def table_of(values: Sequence[Any], schema: Any, *, is_case_sensitive: bool = False, zone: str = "UTC") -> Any:
     """
     Convert emitted values to a table.
 
@@ -117,7 +127,7 @@ def table_of(values: Sequence[Any], schema: Any, *, is_case_sensitive: bool = Fa
     """
     try:
         columns = columns_of(values, schema.names, is_case_sensitive=is_case_sensitive)
-        arrays = exact_columns(columns, schema, is_case_sensitive=is_case_sensitive)
+        arrays = exact_columns(columns, schema, is_case_sensitive=is_case_sensitive, zone=zone)
     except (pa.ArrowException, TypeError, ValueError, OverflowError, KeyError, AttributeError) as error:
         raise UnsupportedStateError(
             f"Expected elements with the columns {', '.join(f'{f.name} {f.type}' for f in schema)}, found others: {error}. "
