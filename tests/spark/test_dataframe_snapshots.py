@@ -29,7 +29,7 @@ from airflow_provider_statecheck.spark.snapshots.dataframes import (
 )
 from airflow_provider_statecheck.storage.snapshot_manifest import build_manifest
 from tests.shared_spark import setting
-from tests.soak import every_nth
+from tests.soak import every_nth, rest_in_soak
 
 # Each is compared by value, and where Python cannot hold the values, by their text in Spark.
 TYPES = {
@@ -199,6 +199,27 @@ def test_a_setting_that_would_cut_off_microseconds_is_refused(spark, tmp_path):
         with pytest.raises(UnsupportedStateError, match="microseconds"):
             write_dataframe(spark.sql("select array(current_timestamp()) t"), f"file://{tmp_path}/data")
         write_dataframe(spark.range(1), f"file://{tmp_path}/other")
+
+
+DAYS = "date'1582-10-10' d, timestamp'1582-10-10 01:02:03' t, timestamp_ntz'1582-10-10 01:02:03' n, array(struct(date'0900-03-01' d)) a"
+
+
+@pytest.mark.parametrize("mode", ["LEGACY", "EXCEPTION"])
+@pytest.mark.parametrize("kind", rest_in_soak(["TIMESTAMP_MICROS", "INT96"], "INT96"))
+def test_days_before_the_gregorian_calendar_are_kept_in_all_settings_of_a_session(spark, storage, tmp_path, mode, kind):
+    names = [f"spark.sql.parquet.{each}RebaseModeInWrite" for each in ("datetime", "int96")]
+    uri = f"file://{tmp_path}/data"
+    shown = [f"cast({name} as string)" for name in "dtna"]
+    with (
+        setting(spark, names[0], mode),
+        setting(spark, names[1], mode),
+        setting(spark, "spark.sql.parquet.outputTimestampType", kind),
+    ):
+        df = spark.sql(f"select {DAYS}")
+        manifest = StoredDataFrames(storage).write(df, uri)
+        assert [spark.conf.get(name) for name in names] == [mode, mode]
+        found = read_dataframe(spark, [uri], manifest.schema_json)
+        assert found.selectExpr(shown).collect() == df.selectExpr(shown).collect()
 
 
 @pytest.mark.parametrize("uri", ["gs://bucket/data", "s3://b/data", "s3a://b/data"])

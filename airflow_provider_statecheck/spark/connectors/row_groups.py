@@ -44,8 +44,8 @@ from airflow_provider_statecheck.state.source_items import Item
 from airflow_provider_statecheck.storage.uris import open_filesystem, redact
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType, StructType
 
 log = logging.getLogger(__name__)
 
@@ -94,8 +94,8 @@ class CuttingReader(ItemReader):
             yield self._load_tasks(list(group))
 
     def _footer(self, item: Item) -> Any:
-        file = self._row_groups_of(item, 0, 0)
-        return read_footer(file.uri, file.root, file.size_bytes, self._options_of(file.root))
+        root, uri = self._place_of(item)
+        return read_footer(uri, root, item.size_bytes, self._options_of(root))
 
     @abstractmethod
     def _load_whole(self, splits: Sequence[ItemSplit]) -> DataFrame:
@@ -108,6 +108,10 @@ class CuttingReader(ItemReader):
     @abstractmethod
     def _row_groups_of(self, item: Item, start: int, end: int) -> RowGroups:
         """Return row groups of the file of an item."""
+
+    @abstractmethod
+    def _place_of(self, item: Item) -> tuple[str, str]:
+        """Return the root and the URI of the file of an item."""
 
     @abstractmethod
     def _options_of(self, root: str) -> Mapping[str, Any]:
@@ -161,9 +165,17 @@ def load_row_groups(
         is_case_sensitive=is_case_sensitive,
     )
     columns = [(quoted_column(f.name), f) for f in schema.fields]
-    typed = [(column.cast(f.dataType) if f.name in partitions else column, f) for column, f in columns]
+    typed = [(_from_directory(column, f.dataType) if f.name in partitions else column, f) for column, f in columns]
     # Like the reader of whole files, with the metadata of columns.
     return reader.frame(spark, raw).select([column.alias(f.name, metadata=f.metadata) for column, f in typed])
+
+
+def _from_directory(text: Column, kind: DataType) -> Column:
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import NullType
+
+    # Null in all directories has no type; Spark refuses the cast of a text to it.
+    return F.lit(None) if isinstance(kind, NullType) else text.cast(kind)
 
 
 def pack_row_groups(tasks: Sequence[RowGroups]) -> bytes:

@@ -38,7 +38,9 @@ from airflow_provider_statecheck.spark.connectors.enumerator import (
     state_after,
 )
 from airflow_provider_statecheck.spark.connectors.files.listing import SourcePath, parse_paths
-from airflow_provider_statecheck.spark.connectors.files.source import FileReader, FileSource, ParquetReader
+from airflow_provider_statecheck.spark.connectors.files.parquet_reader import ParquetReader
+from airflow_provider_statecheck.spark.connectors.files.reader import FileReader
+from airflow_provider_statecheck.spark.connectors.files.source import FileSource
 from airflow_provider_statecheck.spark.connectors.item_source import ItemSource, Opening
 from airflow_provider_statecheck.spark.connectors.row_groups import CuttingReader, RowGroups, load_row_groups
 from airflow_provider_statecheck.spark.connectors.source import OnChange, Source
@@ -142,8 +144,12 @@ class _SnapshotReader(CuttingReader):
 
     @override
     def _row_groups_of(self, item: Item, start: int, end: int) -> RowGroups:
+        return RowGroups(*self._place_of(item), item.size_bytes, start, end, {})
+
+    @override
+    def _place_of(self, item: Item) -> tuple[str, str]:
         found = self._files[item.name]
-        return RowGroups(found.stored.data_uri, found.uri, item.size_bytes, start, end, {})
+        return found.stored.data_uri, found.uri
 
     @override
     def _options_of(self, root: str) -> Mapping[str, Any]:

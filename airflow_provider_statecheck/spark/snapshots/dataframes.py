@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import functools
 import re
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -252,7 +253,8 @@ def write_dataframe(df: DataFrame, data_uri: str) -> None:
     """
     refuse_unwritable(df)
     _refuse_lossy_settings(df)
-    to_file_columns(df).write.mode("error").options(**_WRITE_OPTIONS).parquet(data_uri)
+    with _unchanged_days(df.sparkSession):
+        to_file_columns(df).write.mode("error").options(**_WRITE_OPTIONS).parquet(data_uri)
 
 
 def read_dataframe(spark: SparkSession, uris: Sequence[str], schema_json: str) -> DataFrame:
@@ -265,6 +267,26 @@ def read_dataframe(spark: SparkSession, uris: Sequence[str], schema_json: str) -
     """
     schema = parse_schema(schema_json)
     return from_file_columns(spark.read.schema(file_schema(schema)).options(**_READ_OPTIONS).parquet(*uris), schema)
+
+
+_CALENDARS = ("spark.sql.parquet.datetimeRebaseModeInWrite", "spark.sql.parquet.int96RebaseModeInWrite")
+_CORRECTED = "CORRECTED"
+_CALENDAR_LOCK = threading.Lock()
+
+
+@contextmanager
+def _unchanged_days(spark: SparkSession) -> Iterator[None]:
+    """Let Spark write days and times as they are, and not in the Julian calendar, which lacks ten days of 1582."""
+    with ExitStack() as stack:
+        stack.enter_context(_CALENDAR_LOCK)
+        before = {name: mode for name in _CALENDARS if (mode := str(spark.conf.get(name))).upper() != _CORRECTED}
+        if not before:
+            # Threads of other sessions write at the same time; Spark has no such option of a single write.
+            stack.close()
+        for name, mode in before.items():
+            stack.callback(spark.conf.set, name, mode)
+            spark.conf.set(name, _CORRECTED)
+        yield
 
 
 def _refuse_lossy_settings(df: DataFrame) -> None:

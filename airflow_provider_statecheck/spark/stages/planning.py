@@ -197,6 +197,7 @@ class StagePlanner:
             aggregates=self._aggregates(node, schema, output) if isinstance(node, AggregateNode) else (),
             is_ansi=is_on(self._spark, "spark.sql.ansi.enabled"),
             is_case_sensitive=self._is_case_sensitive,
+            time_zone=str(self._spark.conf.get("spark.sql.session.timeZone")),
         )
 
     def _with_columns(self, node: FunctionNode, schema: StructType) -> FunctionNode:
@@ -286,6 +287,8 @@ class PlannedOperator:
     """Whether a sum that is too large is an error, as Spark decides by ``spark.sql.ansi.enabled``."""
     is_case_sensitive: bool = False
     """Whether names of emitted values match those of columns only in the same case."""
+    time_zone: str = "UTC"
+    """Time zone of the session, in which Spark reads times without one as timestamps."""
 
     @property
     def decimal_sums(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from airflow_provider_statecheck.exceptions import SourceChangedError
 from airflow_provider_statecheck.spark.snapshots.columns import parse_schema, readable_type
-from airflow_provider_statecheck.spark.tables.named_rows import find_name
+from airflow_provider_statecheck.spark.tables.common_types import TypeRules, is_same, positions_of
 from airflow_provider_statecheck.spark.tables.schemas import union_all
 from airflow_provider_statecheck.storage.json_text import decoding
 from airflow_provider_statecheck.storage.snapshot_manifest import column_name
@@ -36,11 +36,9 @@ def is_on(spark: SparkSession, name: str) -> bool:
     return str(spark.conf.get(name)).lower() == "true"
 
 
-def positions_of(found: Sequence[str], wanted: Sequence[str], *, is_case_sensitive: bool) -> list[int | None]:
-    """Return the position of each wanted column among others; ``None`` for one that is missing."""
-    if list(found) == list(wanted):
-        return list(range(len(wanted)))
-    return [find_name(found, name, is_case_sensitive=is_case_sensitive) for name in wanted]
+def type_rules(spark: SparkSession) -> TypeRules:
+    """Return the rules of a session for the common types of columns."""
+    return TypeRules(spark, is_case_sensitive(spark))
 
 
 def positional(frame: DataFrame) -> DataFrame:
@@ -76,14 +74,14 @@ def aligned(frame: DataFrame, schema: StructType) -> DataFrame:
     """
     if is_alike(frame.schema, schema):
         return frame
-    found, is_sensitive = frame.columns, is_case_sensitive(frame.sparkSession)
-    positions = positions_of(found, schema.names, is_case_sensitive=is_sensitive)
+    found, rules = frame.columns, type_rules(frame.sparkSession)
+    positions = positions_of(found, schema.names, is_case_sensitive=rules.is_case_sensitive)
     renamed = positional(frame)
     columns = []
     for at, wanted in zip(positions, schema.fields, strict=True):
         if at is None:
             raise _other_columns("rows", schema.names, found, positions)
-        column = renamed[column_name(at)].cast(readable_type(wanted.dataType))
+        column = rules.converted(renamed[column_name(at)], frame.schema.fields[at].dataType, wanted.dataType)
         columns.append(column.alias(wanted.name, metadata=wanted.metadata))
     return renamed.select(columns)
 
@@ -100,7 +98,7 @@ def differences_of(known: StructType, found: StructType, spark: SparkSession) ->
         *(
             f"column {mine.name!r} as {found.fields[at].dataType.simpleString()} instead of {mine.dataType.simpleString()}"
             for mine, at in pairs
-            if at is not None and not _is_same(mine.dataType, found.fields[at].dataType)
+            if at is not None and not is_same(mine.dataType, found.fields[at].dataType)
         ),
     ]
 
@@ -126,27 +124,75 @@ def extended(
     :param known: Columns of the files of earlier runs. As everywhere in Spark, a narrower type of a file is read as theirs.
     :param found: Columns that Spark finds in the files of the run.
     :param texts: All values of partition columns, which have a type only through the names of directories.
-    :raises SourceChangedError: if a column has a type of another kind.
+    :raises SourceChangedError: if a column has a type of another kind, or one that Spark does not read as the wider one.
     """
-    from pyspark.sql.types import StringType, StructField, StructType
+    from pyspark.sql.types import StringType, StructType
 
-    positions = positions_of(found.names, known.names, is_case_sensitive=is_case_sensitive(spark))
+    rules = type_rules(spark)
+    positions = positions_of(found.names, known.names, is_case_sensitive=rules.is_case_sensitive)
     fields = []
     for mine, at in zip(known.fields, positions, strict=True):
         values = None if at is None else texts.get(found.names[at])
-        is_readable = values is not None and (isinstance(mine.dataType, StringType) or not set(values) - {None})
-        kind = mine.dataType if at is None or is_readable else _common_type(mine, found.fields[at], spark)
-        fields.append(StructField(mine.name, kind, mine.nullable, mine.metadata))
+        is_text = values is not None and (isinstance(mine.dataType, StringType) or not set(values) - {None})
+        kind = mine.dataType if at is None or is_text else _common_type(mine, found.fields[at], rules)
+        if at is not None and values is None:
+            _require_read_as(mine, found.fields[at], [found.fields[at]], kind, rules)
+        fields.append(_with_type(mine, kind))
     return StructType([*fields, *(each for at, each in enumerate(found.fields) if at not in positions)])
 
 
-def _common_type(mine: StructField, theirs: StructField, spark: SparkSession) -> DataType:
-    if _has_values_of(mine.dataType, (), theirs.dataType):
+def file_columns(known: StructType, found: StructType, spark: SparkSession) -> StructType:
+    """
+    Return the columns with which files are read, some of whose columns are wider.
+
+    :param known: Columns with which the files before are read.
+    :param found: Columns that Spark finds in a file, without those of directories.
+    :raises SourceChangedError: if Spark does not read the values of both from their files as one type.
+    """
+    from pyspark.sql.types import StructType
+
+    rules = type_rules(spark)
+    positions = positions_of(found.names, known.names, is_case_sensitive=rules.is_case_sensitive)
+    fields = []
+    for mine, at in zip(known.fields, positions, strict=True):
+        kind = mine.dataType if at is None else _common_type(mine, found.fields[at], rules)
+        if at is not None:
+            _require_read_as(mine, found.fields[at], [mine, found.fields[at]], kind, rules)
+        fields.append(_with_type(mine, kind))
+    return StructType(fields)
+
+
+def further_columns(known: StructType, found: StructType, spark: SparkSession, *, is_selected: bool) -> list[str]:
+    """
+    Return the columns, and the fields of columns, that a file has in addition, such as ``address.street``.
+
+    :param known: The columns that are read.
+    :param is_selected: Whether the user has selected them, and other columns are left out.
+    """
+    from pyspark.sql.types import StructField, StructType
+
+    rules = type_rules(spark)
+    positions = positions_of(known.names, found.names, is_case_sensitive=rules.is_case_sensitive)
+    read = [field for at, field in zip(positions, found.fields, strict=True) if at is not None or not is_selected]
+    return rules.further_fields(known, StructType([StructField(f.name, f.dataType) for f in read]))
+
+
+def _common_type(mine: StructField, theirs: StructField, rules: TypeRules) -> DataType:
+    if rules.holds(mine.dataType, theirs.dataType):
         return mine.dataType
-    wider = _union(mine.dataType, theirs.dataType, spark)
-    if wider is None or not _is_same_kind(mine.dataType, theirs.dataType, wider):
-        raise _other_type(mine, theirs, "of another kind")
+    wider = rules.common(mine.dataType, theirs.dataType)
+    if wider is None:
+        raise _other_type(mine, theirs, "is of another kind")
     return wider
+
+
+def _require_read_as(
+    mine: StructField, theirs: StructField, stored: Iterable[StructField], kind: DataType, rules: TypeRules
+) -> None:
+    if not all(rules.is_read_as(each.dataType, kind) for each in stored):
+        raise _other_type(
+            mine, theirs, f"Spark does not read from files as {kind.simpleString()} with the values before"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,12 +236,12 @@ class InputColumns:
     def _widened(self, pairs: Iterable[tuple[StructField, StructField]], spark: SparkSession) -> Self:
         from pyspark.sql.types import StructType
 
-        fields, earlier = [], dict(self.earlier)
+        fields, earlier, rules = [], dict(self.earlier), type_rules(spark)
         for mine, theirs in pairs:
             known = earlier.get(mine.name, ())
             kind = mine.dataType
-            if not _has_values_of(kind, known, theirs.dataType):
-                kind = _wider_type(mine, theirs, spark)
+            if not rules.holds(kind, theirs.dataType) and theirs.dataType.simpleString() not in known:
+                kind = _wider_type(mine, theirs, rules)
                 earlier[mine.name] = (*known, mine.dataType.simpleString())
             fields.append(_with_type(mine, kind))
         return replace(self, schema=StructType(fields), earlier=earlier)
@@ -234,12 +280,11 @@ def _other_columns(
     )
 
 
-def _wider_type(mine: StructField, theirs: StructField, spark: SparkSession) -> DataType:
+def _wider_type(mine: StructField, theirs: StructField, rules: TypeRules) -> DataType:
     known, found = mine.dataType, theirs.dataType
-    wider = _union(known, found, spark)
-    is_foreign = wider is None or not _is_same_kind(known, found, wider)
-    if wider is None or is_foreign or _is_same(known, wider):
-        raise _other_type(mine, theirs, "of another kind" if is_foreign else "narrower")
+    wider = rules.common(known, found)
+    if wider is None or is_same(known, wider):
+        raise _other_type(mine, theirs, "is of another kind" if wider is None else "is narrower")
     log.info("Column %r is %s from now on, instead of %s", mine.name, wider.simpleString(), known.simpleString())
     return wider
 
@@ -247,77 +292,6 @@ def _wider_type(mine: StructField, theirs: StructField, spark: SparkSession) -> 
 def _other_type(mine: StructField, theirs: StructField, relation: str) -> SourceChangedError:
     known, found = mine.dataType.simpleString(), theirs.dataType.simpleString()
     return SourceChangedError(
-        f"Expected the column {mine.name!r} of later rows to be {known}, as before, or wider, found {found}, which is {relation}; "
+        f"Expected the column {mine.name!r} of later rows to be {known}, as before, or wider, found {found}, which {relation}; "
         f"cast it to {known}, or give it another name."
     )
-
-
-def _has_values_of(kind: DataType, earlier: Sequence[str], found: DataType) -> bool:
-    return _is_same(kind, found) or _is_void(found) or found.simpleString() in earlier
-
-
-def _is_same(kind: DataType, other: DataType) -> bool:
-    return readable_type(kind) == readable_type(other)
-
-
-def _is_void(kind: DataType) -> bool:
-    from pyspark.sql.types import NullType
-
-    return isinstance(kind, NullType)
-
-
-def _union(mine: DataType, theirs: DataType, spark: SparkSession) -> DataType | None:
-    """Return the type of a union of two columns; ``None`` if Spark has none."""
-    from pyspark.errors import PySparkException
-    from pyspark.sql.types import StructField, StructType
-
-    schemas = [StructType([StructField("value", readable_type(kind), True)]) for kind in (mine, theirs)]
-    try:
-        return readable_type(union_all(spark.createDataFrame([], each) for each in schemas).schema.fields[0].dataType)
-    except PySparkException:
-        return None
-
-
-def _is_same_kind(mine: Any, theirs: Any, wider: Any) -> bool:
-    from pyspark.sql import types
-
-    if _is_void(mine) or _is_void(theirs) or _is_same(mine, theirs):
-        return True
-    if isinstance(mine, types.ArrayType) and isinstance(theirs, types.ArrayType):
-        return _is_same_kind(mine.elementType, theirs.elementType, wider.elementType)
-    if isinstance(mine, types.MapType) and isinstance(theirs, types.MapType):
-        keys = _is_same_kind(mine.keyType, theirs.keyType, wider.keyType)
-        return keys and _is_same_kind(mine.valueType, theirs.valueType, wider.valueType)
-    if isinstance(mine, types.StructType) and isinstance(theirs, types.StructType):
-        if mine.names != theirs.names:
-            return False
-        parts = zip(mine.fields, theirs.fields, wider.fields, strict=True)
-        return all(_is_same_kind(*(part.dataType for part in each)) for each in parts)
-    if isinstance(mine, types.NumericType) and isinstance(theirs, types.NumericType):
-        return all(_holds_digits(wider, each) for each in (mine, theirs))
-    return any(all(isinstance(each, kind) for each in (mine, theirs, wider)) for kind in _kinds())
-
-
-def _kinds() -> tuple[Any, ...]:
-    from pyspark.sql import types
-
-    return (
-        (types.DateType, types.TimestampType, types.TimestampNTZType),
-        (types.StringType, types.CharType, types.VarcharType),
-        (types.DayTimeIntervalType,),
-        (types.YearMonthIntervalType,),
-    )
-
-
-_DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
-
-
-def _holds_digits(wider: Any, kind: Any) -> bool:
-    from pyspark.sql.types import DecimalType
-
-    if not isinstance(wider, DecimalType):
-        return True
-    scale = kind.scale if isinstance(kind, DecimalType) else 0
-    digits = kind.precision - scale if isinstance(kind, DecimalType) else _DIGITS[kind.simpleString()]
-    # Spark bounds the digits of a decimal that would have more than 38.
-    return bool(wider.scale >= scale and wider.precision - wider.scale >= digits)

@@ -11,12 +11,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.spark.snapshots.columns import nested_types
 from airflow_provider_statecheck.spark.tables.alignment import is_case_sensitive, is_on
+from airflow_provider_statecheck.spark.tables.common_types import is_same
 from airflow_provider_statecheck.spark.tables.named_rows import find_name
 from airflow_provider_statecheck.spark.tables.partition_directories import is_cast_like_a_directory
-from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, is_arrow_compatible
+from airflow_provider_statecheck.spark.tables.schemas import (
+    arrow_schema,
+    is_arrow_compatible,
+    spark_schema,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,6 +76,26 @@ class Unreadable:
     """A Parquet file whose footer PyArrow does not read, although it may be sound."""
 
     reason: str
+
+
+def columns_text(footer: Any) -> str:
+    """Return a text that is the same for all files in which Spark finds the same columns."""
+    # Its first line has the address of an object.
+    return f"{str(footer.schema).partition(chr(10))[2]}{(footer.metadata or {}).get(_ROW_METADATA)!r}"
+
+
+def columns_of_footer(footer: Any) -> StructType | None:
+    """Return the columns of a file by their Arrow types; ``None`` if Spark has no types for them."""
+    try:
+        return spark_schema(footer.schema.to_arrow_schema())
+    except InvalidConfigurationError:
+        return None
+
+
+def is_part_of(columns: StructType, known: StructType) -> bool:
+    """Return whether columns are also, by equal names and types, in another schema."""
+    kinds = {field.name: field.dataType for field in known.fields}
+    return all(field.name in kinds and is_same(kinds[field.name], field.dataType) for field in columns.fields)
 
 
 def obstacle(
@@ -174,6 +200,7 @@ def _is_known_codec(codec: str) -> bool:
         return False
 
 
+_ROW_METADATA = b"org.apache.spark.sql.parquet.row.metadata"
 _VERSION = b"org.apache.spark.version"
 _LEGACY_DAYS = b"org.apache.spark.legacyDateTime"
 _LEGACY_INT96 = b"org.apache.spark.legacyINT96"

@@ -9,36 +9,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import date, datetime, time, timedelta
-from functools import partial
+from contextlib import suppress
+from datetime import date, datetime, time, timedelta, tzinfo
+from functools import lru_cache, partial
 from itertools import accumulate, chain
 from types import NoneType
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from airflow_provider_statecheck.lazy import pa, pc
 from airflow_provider_statecheck.spark.tables.named_rows import columns_of, find_name
 
 
-def exact_array(values: Sequence[Any], kind: Any, *, is_case_sensitive: bool = False) -> Any:
+def exact_array(values: Sequence[Any], kind: Any, *, is_case_sensitive: bool = False, zone: str = "UTC") -> Any:
     """
     Return values as an Arrow array; fields of structs are matched by name.
 
+    :param zone: Time zone of times that have none, in a column of moments.
     :raises ValueError: if the type does not hold a value; Arrow raises other errors itself.
     """
     if pa.types.is_struct(kind):
-        return _structs(values, kind, is_case_sensitive)
+        return _structs(values, kind, is_case_sensitive, zone)
     if pa.types.is_map(kind):
-        return _maps(values, kind, is_case_sensitive)
+        return _maps(values, kind, is_case_sensitive, zone)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _lists(values, kind, is_case_sensitive)
+        return _lists(values, kind, is_case_sensitive, zone)
     _require_held(values, kind)
-    array = pa.array(values, kind)
+    array = pa.array(_in_zone(values, kind, zone), kind)
     _require_finite(values, array)
     return array
 
 
 def exact_columns(
-    columns: Iterable[Sequence[Any]], schema: Iterable[Any], *, is_case_sensitive: bool = False
+    columns: Iterable[Sequence[Any]], schema: Iterable[Any], *, is_case_sensitive: bool = False, zone: str = "UTC"
 ) -> list[Any]:
     """
     Return columns of values as Arrow arrays of the fields of a schema.
@@ -46,7 +49,7 @@ def exact_columns(
     :raises ValueError: if a field does not hold a value; names the field.
     """
     return [
-        _named(field, partial(exact_array, column, field.type, is_case_sensitive=is_case_sensitive))
+        _named(field, partial(exact_array, column, field.type, is_case_sensitive=is_case_sensitive, zone=zone))
         for column, field in zip(columns, schema, strict=True)
     ]
 
@@ -61,11 +64,11 @@ def _named(field: Any, make: Callable[[], Any]) -> Any:
     return array
 
 
-def _structs(values: Sequence[Any], kind: Any, is_case_sensitive: bool) -> Any:
+def _structs(values: Sequence[Any], kind: Any, is_case_sensitive: bool, zone: str) -> Any:
     fields = [kind.field(position) for position in range(kind.num_fields)]
     given = [value for value in values if value is not None]
     columns = columns_of(given, [field.name for field in fields], is_case_sensitive=is_case_sensitive)
-    arrays = exact_columns(columns, fields, is_case_sensitive=is_case_sensitive)
+    arrays = exact_columns(columns, fields, is_case_sensitive=is_case_sensitive, zone=zone)
     if len(given) == len(values):
         return pa.StructArray.from_arrays(arrays, fields=fields)
     places, mask = _places(values)
@@ -88,21 +91,23 @@ def _filler(field: Any) -> Any:
     return pa.array([None], pa.struct([field])).field(0)
 
 
-def _lists(values: Sequence[Any], kind: Any, is_case_sensitive: bool) -> Any:
+def _lists(values: Sequence[Any], kind: Any, is_case_sensitive: bool, zone: str) -> Any:
     for value in values:
         if isinstance(value, str | bytes | Mapping):
             raise TypeError(f"{type(value).__name__} {value!r:.100} is not a list")
     items = list(chain.from_iterable(value for value in values if value is not None))
-    (array,) = exact_columns([items], [kind.value_field], is_case_sensitive=is_case_sensitive)
+    (array,) = exact_columns([items], [kind.value_field], is_case_sensitive=is_case_sensitive, zone=zone)
     large = pa.types.is_large_list(kind)
     lists = pa.LargeListArray if large else pa.ListArray
     return lists.from_arrays(_offsets(values, pa.int64() if large else pa.int32()), array, type=kind)
 
 
-def _maps(values: Sequence[Any], kind: Any, is_case_sensitive: bool) -> Any:
+def _maps(values: Sequence[Any], kind: Any, is_case_sensitive: bool, zone: str) -> Any:
     pairs = [list(each.items() if isinstance(each, Mapping) else each) for each in values if each is not None]
     keys, items = [key for each in pairs for key, _ in each], [item for each in pairs for _, item in each]
-    arrays = exact_columns([keys, items], [kind.key_field, kind.item_field], is_case_sensitive=is_case_sensitive)
+    arrays = exact_columns(
+        [keys, items], [kind.key_field, kind.item_field], is_case_sensitive=is_case_sensitive, zone=zone
+    )
     return pa.MapArray.from_arrays(_offsets(values, pa.int32()), *arrays, type=kind)
 
 
@@ -127,14 +132,51 @@ def _require_each(values: Sequence[Any], kind: Any, is_held: Callable[[Any, Any]
             raise ValueError(f"{type(value).__name__} {value!s:.100} would be changed")
 
 
+def _in_zone(values: Sequence[Any], kind: Any, zone: str) -> Sequence[Any]:
+    """Return moments in which times without a zone have one."""
+    if zone == "UTC" or not pa.types.is_timestamp(kind) or kind.tz is None:
+        return values
+    is_local = [isinstance(value, datetime) and value.tzinfo is None for value in values]
+    if not any(is_local):
+        return values
+    zone_info = _zone_of(zone)
+    pairs = zip(values, is_local, strict=True)
+    return [_moment(value, zone_info) if local else value for value, local in pairs]
+
+
+def _moment(value: Any, zone: tzinfo) -> Any:
+    # As Spark: the second one of an hour that comes twice, and the hour after one that is skipped.
+    moments = [value.replace(tzinfo=zone, fold=fold) for fold in (0, 1)]
+    return min(moments, key=lambda each: each.utcoffset())
+
+
+@lru_cache(maxsize=8)
+def _zone_of(name: str) -> tzinfo:
+    with suppress(ValueError, KeyError, OSError):
+        return ZoneInfo(name)
+    with suppress(ValueError, KeyError, pa.ArrowException):
+        found: tzinfo = pa.lib.string_to_tzinfo(name)
+        return found
+    raise ValueError(
+        f"a time without a zone, and {name!r}, the zone of the session, is none of Python; give the time a zone"
+    )
+
+
 def _holds_integer(value: Any, kind: Any) -> bool:
-    if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
+    if not _is_not_truth(value, kind):
         return False
     return isinstance(value, int) or not hasattr(value, "__int__") or value == int(value)
 
 
+def _is_not_truth(value: Any, kind: Any) -> bool:
+    return not isinstance(value, bool) and type(value).__name__ not in ("bool", "bool_")
+
+
 def _holds_date(value: Any, kind: Any) -> bool:
-    return isinstance(value, date) and (not isinstance(value, datetime) or value.time() == time())
+    if not isinstance(value, datetime):
+        return isinstance(value, date)
+    # The day of a moment depends on the zone; rows have their moments in UTC.
+    return not value.utcoffset() and value.time() == time() and not _nanoseconds(value)
 
 
 def _holds_time(value: Any, kind: Any) -> bool:
@@ -142,7 +184,18 @@ def _holds_time(value: Any, kind: Any) -> bool:
         return not isinstance(value, int | float)
     if value.tzinfo is not None and getattr(kind, "tz", None) is None:
         return False
+    if _nanoseconds(value) and kind.unit != "ns":
+        return False
     return kind.unit in ("us", "ns") or _microseconds(value) % _MICROSECONDS[kind.unit] == 0
+
+
+def _holds_duration(value: Any, kind: Any) -> bool:
+    return not isinstance(value, int | float) and (kind.unit == "ns" or not _nanoseconds(value))
+
+
+def _nanoseconds(value: Any) -> int:
+    """Return the part of a moment or a duration of pandas that is finer than a microsecond."""
+    return getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0)
 
 
 def _microseconds(value: datetime | time) -> int:
@@ -160,10 +213,6 @@ def _is_not_text(value: Any, kind: Any) -> bool:
     return not isinstance(value, str)
 
 
-def _is_not_number(value: Any, kind: Any) -> bool:
-    return not isinstance(value, int | float)
-
-
 def _any(*tests: str) -> Callable[[Any], bool]:
     return lambda kind: any(getattr(pa.types, f"is_{test}")(kind) for test in tests)
 
@@ -173,7 +222,8 @@ _RULES: tuple[tuple[Callable[[Any], bool], set[type], Callable[[Any, Any], bool]
     (_any("date"), {date}, _holds_date),
     (lambda kind: pa.types.is_timestamp(kind) and kind.tz is not None and kind.unit == "us", {datetime}, _holds_time),
     (_any("timestamp", "time"), set(), _holds_time),
-    (_any("duration"), {timedelta}, _is_not_number),
+    (_any("duration"), {timedelta}, _holds_duration),
+    (_any("floating"), {float, int}, _is_not_truth),
     (_any("string", "large_string"), {str}, _is_text),
     (_any("binary", "large_binary", "fixed_size_binary"), {bytes}, _is_not_text),
 )
@@ -205,7 +255,7 @@ def arrow_table(found: Any) -> Any:
     return arrow.table(found)
 
 
-def exact_table(table: Any, schema: Any, *, is_case_sensitive: bool = False) -> Any:
+def exact_table(table: Any, schema: Any, *, is_case_sensitive: bool = False, zone: str = "UTC") -> Any:
     """
     Return the columns of a schema from an Arrow table, matched by name.
 
@@ -217,13 +267,13 @@ def exact_table(table: Any, schema: Any, *, is_case_sensitive: bool = False) -> 
     if missing or further:
         raise ValueError(f"columns {table.column_names}, without {missing} and with {further} in addition")
     columns = [
-        _named(field, partial(exact_cast, table.column(at), field.type, is_case_sensitive=is_case_sensitive))
+        _named(field, partial(exact_cast, table.column(at), field.type, is_case_sensitive=is_case_sensitive, zone=zone))
         for at, field in zip(positions, schema, strict=True)
     ]
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def exact_cast(column: Any, kind: Any, *, is_case_sensitive: bool = False) -> Any:
+def exact_cast(column: Any, kind: Any, *, is_case_sensitive: bool = False, zone: str = "UTC") -> Any:
     """
     Return an Arrow column in another type that holds all of its values.
 
@@ -234,17 +284,17 @@ def exact_cast(column: Any, kind: Any, *, is_case_sensitive: bool = False) -> An
         return column
     if isinstance(column, pa.ChunkedArray):
         return pa.chunked_array(
-            [exact_cast(chunk, kind, is_case_sensitive=is_case_sensitive) for chunk in column.chunks], kind
+            [exact_cast(chunk, kind, is_case_sensitive=is_case_sensitive, zone=zone) for chunk in column.chunks], kind
         )
     if pa.types.is_dictionary(found):
-        return exact_cast(column.cast(found.value_type), kind, is_case_sensitive=is_case_sensitive)
+        return exact_cast(column.cast(found.value_type), kind, is_case_sensitive=is_case_sensitive, zone=zone)
     if pa.types.is_null(found):
         return pa.nulls(len(column), kind)
     if pa.types.is_nested(kind):
         # By values: their fields are matched by name.
         if not _is_same_nesting(found, kind):
             raise ValueError(f"{found} instead of {kind}")
-        return exact_array(column.to_pylist(), kind, is_case_sensitive=is_case_sensitive)
+        return exact_array(column.to_pylist(), kind, is_case_sensitive=is_case_sensitive, zone=zone)
     return _cast_within_kind(column, kind)
 
 

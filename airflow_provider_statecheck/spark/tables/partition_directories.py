@@ -55,8 +55,13 @@ def partition_names(base: str, uri: str) -> tuple[str, ...]:
 def partition_path(values: PartitionValues) -> str:
     """Return the name of the directory with partition values; a null value is ``None`` or empty, as in Spark."""
     return "/".join(
-        f"{_escaped(name)}={_escaped(value) if value else NULL_PARTITION}" for name, value in values.items()
+        f"{_escaped(name)}={_escaped_value(value) if value else NULL_PARTITION}" for name, value in values.items()
     )
+
+
+def _escaped_value(value: str) -> str:
+    # A code lets the text that stands for null differ from null.
+    return f"%{ord(value[0]):02X}{value[1:]}" if value == NULL_PARTITION else _escaped(value)
 
 
 def unescaped(text: str) -> str:
@@ -68,10 +73,11 @@ def _escaped(text: str) -> str:
     return "".join(f"%{ord(character):02X}" if character in _ESCAPED else character for character in text)
 
 
-_INTEGER = re.compile(r"-?\d{1,19}")
-_DOUBLE = re.compile(r"-?\d{1,15}\.\d{1,15}")
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
-_TIME = re.compile(r"\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2}(\.\d{1,6})?")
+# Spark reads the digits of other alphabets as text.
+_INTEGER = re.compile(r"-?\d{1,19}", re.ASCII)
+_DOUBLE = re.compile(r"-?\d{1,15}\.\d{1,15}", re.ASCII)
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
+_TIME = re.compile(r"\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2}(\.\d{1,6})?", re.ASCII)
 _BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 
 

@@ -15,6 +15,7 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError, St
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.spark.snapshots.columns import with_plain_text
 from airflow_provider_statecheck.spark.tables.column_types import require_exchanged, with_null_parts
+from airflow_provider_statecheck.spark.tables.named_rows import find_name
 from airflow_provider_statecheck.storage.failures import RetryPolicy, advice
 from airflow_provider_statecheck.storage.snapshot_manifest import with_all_rows
 from airflow_provider_statecheck.storage.uris import conceal, harmless
@@ -124,18 +125,21 @@ def require_columns(names: Iterable[str], known: Sequence[str], table: str = "th
         raise InvalidConfigurationError(f"Expected columns of {table}, found {missing}; it has {list(known)}.")
 
 
-def select_fields(schema: StructType, columns: Sequence[str] | None) -> StructType:
+def select_fields(schema: StructType, columns: Sequence[str] | None, *, is_case_sensitive: bool) -> StructType:
     """
-    Return the schema of selected columns; all columns for ``None``.
+    Return the schema of selected columns, under the selected names; all columns for ``None``.
 
+    :param is_case_sensitive: Whether columns have exactly these names, and not only in another case.
     :raises InvalidConfigurationError: if a column does not exist.
     """
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import StructField, StructType
 
     if columns is None:
         return schema
-    require_columns(columns, schema.names)
-    return StructType([schema[name] for name in columns])
+    positions = [find_name(schema.names, name, is_case_sensitive=is_case_sensitive) for name in columns]
+    require_columns([name for name, at in zip(columns, positions, strict=True) if at is None], schema.names)
+    pairs = [(name, schema.fields[at]) for name, at in zip(columns, positions, strict=True) if at is not None]
+    return StructType([StructField(name, field.dataType, field.nullable, field.metadata) for name, field in pairs])
 
 
 def is_arrow_compatible(data_type: DataType) -> bool:

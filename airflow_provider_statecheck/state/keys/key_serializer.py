@@ -80,6 +80,11 @@ class KeyField:
         """Return the normalized values of a normalized column."""
         try:
             values: list[Any] = column.to_pylist()
+        except UnicodeDecodeError as error:
+            raise UnsupportedStateError(
+                f"Expected texts in UTF-8 in the key column {self.name}, found others; use make_valid_utf8({self.name}), or a "
+                "binary key."
+            ) from error
         except (ValueError, OverflowError) as error:
             raise UnsupportedStateError(
                 f"Expected times of the years 1 to 9999 in the key column {self.name}: {error}."
@@ -169,7 +174,7 @@ class KeySerializer:
         """
         Return the keys of Arrow columns as Spark sends them, in normal form.
 
-        :raises UnsupportedStateError: also if a time is outside the years 1 to 9999.
+        :raises UnsupportedStateError: also if a time is outside the years 1 to 9999, or a text is not in UTF-8.
         """
         values = list(map(KeyField.values, self.fields, self.normalized_columns(columns)))
         return values[0] if len(values) == 1 else list(zip(*values, strict=True))

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.connectors import item_source
+from airflow_provider_statecheck.spark.connectors import row_groups
 from airflow_provider_statecheck.spark.connectors.files.source import CsvSource, JsonSource, ParquetSource
 from airflow_provider_statecheck.spark.connectors.row_groups import read_footer
 from tests.soak import rest_in_soak
@@ -62,7 +62,7 @@ def test_a_footer_is_read_once(spark, orders, monkeypatch, limit):
         read.append(uri)
         return read_footer(uri, *arguments)
 
-    monkeypatch.setattr(item_source, "read_footer", noted)
+    monkeypatch.setattr(row_groups, "read_footer", noted)
     rows_read(ParquetSource(orders, **limit).open(spark), lambda _: [])
     assert len(read) == len(set(read)) == 3
 
@@ -158,3 +158,19 @@ def test_csv_files_are_matched_by_their_header_before_columns_are_chosen(spark, 
         tmp_path, schema="id bigint, name string, day int", columns=["day", "name"], options={"header": True}
     )
     assert [tuple(row) for row in rows_read(source.open(spark))] == [(2, "a"), (2, "b")]
+
+
+@pytest.mark.parametrize("limit", rest_in_soak(SHORT, SHORT[1]), ids=["file", "parts"])
+def test_partition_column_that_is_null_in_all_directories_is_null(spark, tmp_path, limit):
+    spark.range(0, 3000, 1, 1).selectExpr("id", "cast(null as string) as k").write.option(
+        "parquet.block.size", "5000"
+    ).partitionBy("k").parquet(f"{tmp_path}/in")
+    source = ParquetSource(tmp_path / "in", columns=["K", "ID"], **limit)
+    rows = rows_read(source.open(spark))
+    assert sorted((row["ID"], row["K"]) for row in rows) == [(number, None) for number in range(3000)]
+
+
+def test_chosen_columns_are_found_in_any_case_in_csv_files(spark, tmp_path):
+    (tmp_path / "a.csv").write_text("fee,id\n2,1\n")
+    source = CsvSource(tmp_path, schema="id int, fee int", columns=["FEE", "Id"], options={"header": True})
+    assert [row.asDict() for row in rows_read(source.open(spark))] == [{"FEE": 2, "Id": 1}]

@@ -30,6 +30,7 @@ from airflow_provider_statecheck.spark.tables.alignment import (
     union_by_name,
 )
 from tests.soak import rest_in_soak
+from tests.unit.spark.connectors.runs import rows_read
 
 WIDER = [
     ("tinyint", "smallint", "smallint"),
@@ -57,7 +58,8 @@ REFUSED = [
     ("date", "string", "of another kind"),
     ("binary", "string", "of another kind"),
     ("decimal(38, 0)", "decimal(38, 18)", "of another kind"),
-    ("struct<a: int>", "struct<b: int>", "of another kind"),
+    ("struct<a: int>", "struct<a: string>", "of another kind"),
+    ("array<bigint>", "array<int>", "narrower"),
     ("array<int>", "int", "of another kind"),
 ]
 
@@ -128,6 +130,38 @@ def test_files_of_a_later_run_are_read_with_new_columns_and_wider_types(spark: A
         extended(known, found, spark, {"code": {"5"}, "day": {"A7"}})
 
 
+@pytest.mark.parametrize(
+    ("known", "found", "told"),
+    [
+        ("double", "bigint", "bigint, which Spark does not read from files as double"),
+        ("timestamp", "date", "date, which Spark does not read from files as timestamp"),
+        ("struct<x: double>", "struct<X: bigint>", "does not read from files as struct<x:double>"),
+    ],
+)
+def test_files_of_a_later_run_that_spark_does_not_read_as_the_wider_type_are_refused(
+    spark: Any, known: str, found: str, told: str
+) -> None:
+    with pytest.raises(SourceChangedError, match=told):
+        extended(columns(v=known), columns(v=found), spark, {})
+
+
+STRUCTS = [
+    ("named_struct('y', 5L, 'X', 6)", {"x": 6, "y": 5}),
+    ("named_struct('y', 5L)", {"x": None, "y": 5}),
+    ("null", None),
+]
+
+
+@pytest.mark.parametrize(("given", "expected"), STRUCTS)
+def test_fields_of_structs_are_matched_by_name_at_any_depth(spark: Any, given: str, expected: Any) -> None:
+    first = spark.sql("select struct(1 x, 2L y) s, array(struct(1 x, 2L y)) a, map('k', struct(1 x, 2L y)) m")
+    later = spark.sql(f"select {given} s, array({given}) a, map('k', {given}) m")
+    found = union_by_name([first, later])
+    assert is_alike(found.schema, first.schema)
+    row = found.collect()[1].asDict(recursive=True)
+    assert row == {"s": expected, "a": [expected], "m": {"k": expected}}
+
+
 def test_splits_of_an_increment_are_a_union_by_name(spark: Any) -> None:
     frames = [
         spark.sql(text) for text in ("select 1 id, 'a' `x.y`", "select 'b' `X.Y`, 2L ID", "select 3 id, null `x.y`")
@@ -191,6 +225,43 @@ def test_column_of_some_files_is_read_or_refused_as_chosen(spark: Any, tmp_path:
     given = {"columns": ["id", "x"], "schema": "id long, x long", "mergeSchema": {"mergeSchema": True}}[choice]
     found = newest_row(spark, tmp_path, 1, **{"options" if choice == "mergeSchema" else choice: given})
     assert found == ("{'id': 2, 'x': 20, 'y': 'new'}" if choice == "mergeSchema" else "{'id': 2, 'x': 20}")
+
+
+def test_field_of_a_struct_that_only_some_files_have_is_refused_or_read_as_chosen(spark: Any, tmp_path: Path) -> None:
+    write(tmp_path / "in/a.parquet", id=[1], s=[{"x": 1}])
+    write(tmp_path / "in/b.parquet", id=[2], s=[{"x": 2, "y": 3}])
+    for given in ({}, {"columns": ["id", "s"]}):
+        with pytest.raises(SourceChangedError, match=r"b\.parquet.* found \['s\.y'\] in addition"):
+            loaded(spark, tmp_path, **given)
+    assert loaded(spark, tmp_path, options={"mergeSchema": True})[-1] == {"id": 2, "s": {"x": 2, "y": 3}}
+    assert loaded(spark, tmp_path, schema="id long, s struct<x: long>")[-1] == {"id": 2, "s": {"x": 2}}
+
+
+def loaded(spark: Any, folder: Path, **given: Any) -> list[Any]:
+    """Return the rows of all files, one after the other, as a stage reads them."""
+    enumerator = ParquetSource(folder / "in", files_per_increment=1, **given).open(spark)
+    return [row.asDict(recursive=True) for row in rows_read(enumerator, lambda frame: frame.collect())]
+
+
+def test_wider_type_of_a_later_file_of_a_run_is_read_and_a_foreign_one_refused(spark: Any, tmp_path: Path) -> None:
+    write(tmp_path / "in/a.parquet", v=pa.array([1], pa.int32()))
+    write(tmp_path / "in/b.parquet", v=pa.array([2**40], pa.int64()))
+    write(tmp_path / "in/c.parquet", v=pa.array([3], pa.int32()))
+    for options in ({}, {"mergeSchema": True}):
+        assert [row["v"] for row in loaded(spark, tmp_path, options=options)] == [1, 2**40, 3]
+    write(tmp_path / "in/d.parquet", v=["text"])
+    for options in ({}, {"mergeSchema": True}):
+        with pytest.raises(
+            SourceChangedError, match=r"d\.parquet .*'v' .* bigint, .* string, which is of another kind"
+        ):
+            loaded(spark, tmp_path, options=options)
+
+
+def test_type_that_spark_does_not_read_with_that_of_the_other_files_is_refused(spark: Any, tmp_path: Path) -> None:
+    write(tmp_path / "in/a.parquet", v=pa.array([1], pa.int64()))
+    write(tmp_path / "in/b.parquet", v=[0.5])
+    with pytest.raises(SourceChangedError, match=r"b\.parquet .*'v' .* bigint, .* double, which Spark does not read"):
+        loaded(spark, tmp_path, columns=["v"])
 
 
 @pytest.mark.soak

@@ -17,7 +17,7 @@ from airflow_provider_statecheck.spark.connectors.delta.table import DeltaSnapsh
 from airflow_provider_statecheck.spark.connectors.delta.table_files import DataFile, PlainTable, Position
 from airflow_provider_statecheck.spark.connectors.enumerator import ItemReader, ItemSplit, parse_limits
 from airflow_provider_statecheck.spark.connectors.files.listing import FileListing, SourcePath
-from airflow_provider_statecheck.spark.connectors.files.source import FileFormat, FileReader
+from airflow_provider_statecheck.spark.connectors.files.reader import FileFormat, FileReader
 from airflow_provider_statecheck.spark.connectors.item_source import ItemSource, Opening, parse_columns
 from airflow_provider_statecheck.spark.connectors.source import (
     Changes,
@@ -29,6 +29,8 @@ from airflow_provider_statecheck.spark.connectors.source import (
 )
 from airflow_provider_statecheck.spark.snapshots.columns import parse_schema
 from airflow_provider_statecheck.spark.snapshots.executor_io import hidden_options
+from airflow_provider_statecheck.spark.tables.alignment import is_case_sensitive
+from airflow_provider_statecheck.spark.tables.cutting import find_column
 from airflow_provider_statecheck.spark.tables.partition_directories import (
     PartitionValues,
     decoded_values,
@@ -42,8 +44,8 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import path_text, redact
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructField, StructType
 
 
 class DeltaReader(FileReader):
@@ -106,20 +108,20 @@ class DeltaReader(FileReader):
         return union_all(frames)
 
     def _with_values(self, values: PartitionValues, uris: Sequence[str]) -> DataFrame:
-        from pyspark.sql import functions
         from pyspark.sql.types import StructType
 
         plain = StructType([field for field in self.schema.fields if field.name not in values])
         # Without a base: Spark refuses some of the names that other writers give to directories.
         frame = self._read("", uris, plain)
-        return frame.select(
-            [
-                functions.lit(values[field.name]).cast(field.dataType).alias(field.name)
-                if field.name in values
-                else quoted_column(field.name)
-                for field in self.selected_schema.fields
-            ]
-        )
+        return frame.select([self._column(field, values) for field in self.selected_schema.fields])
+
+    def _column(self, field: StructField, values: PartitionValues) -> Column:
+        from pyspark.sql import functions
+
+        name = find_column(values, field.name, is_case_sensitive=is_case_sensitive(self.spark))
+        if name is None:
+            return quoted_column(field.name)
+        return functions.lit(values[name]).cast(field.dataType).alias(field.name)
 
     def _partition_root(self, file: DataFile) -> str | None:
         # Spark can read thousands of partitions in one scan if their values are in the directory names.

@@ -7,6 +7,7 @@ Spark's reader skips a header and takes the columns of the schema in the order o
 from __future__ import annotations
 
 import bz2
+import codecs
 import csv
 import functools
 import gzip
@@ -71,10 +72,19 @@ class CsvHeaders:
 
     def _header(self, uri: str) -> tuple[str, ...]:
         line = None if uri.lower().endswith(_COMPRESSED) or not self._is_plain else self._first_line(uri)
-        # Spark's parser also knows escapes, comments and other characters than these.
-        if line is None or "\\" in line or '""' in line:
-            return tuple(self.read(uri).schema.names)
-        return tuple(next(csv.reader([line], delimiter=self._separator), ()))
+        names = None if line is None else self._names_in(line)
+        return tuple(self.read(uri).schema.names) if names is None else names
+
+    def _names_in(self, line: bytes) -> tuple[str, ...] | None:
+        """Return the names in a header; ``None`` if only Spark reads it."""
+        # Spark's parser also knows escapes, comments, other ends of lines, and texts that are not in UTF-8.
+        try:
+            text = line.decode().rstrip("\r\n")
+            if "\\" in text or '""' in text or "\r" in text:
+                return None
+            return tuple(next(csv.reader([text], delimiter=self._separator), ()))
+        except (UnicodeDecodeError, csv.Error):
+            return None
 
     @property
     def _is_plain(self) -> bool:
@@ -86,13 +96,13 @@ class CsvHeaders:
     def _separator(self) -> str:
         return option_of(self.options, "sep", "delimiter", default=",")
 
-    def _first_line(self, uri: str) -> str:
+    def _first_line(self, uri: str) -> bytes:
         with storage_failures(f"Expected to read the header of {redact(uri)}", self.storage_options):
             filesystem = open_filesystem(uri, dict(self.storage_options))
             with filesystem.open(filesystem._strip_protocol(uri), "rb") as file:
                 opened: Callable[[Any], IO[bytes]] = _opener_of(uri)
-                lines = (line.decode("utf-8-sig").rstrip("\r\n") for line in opened(file))
-                return next((line for line in lines if line.strip()), "")
+                lines = (line.removeprefix(codecs.BOM_UTF8) for line in opened(file))
+                return next((line for line in lines if line.strip()), b"")
 
 
 def _opener_of(uri: str) -> Any:

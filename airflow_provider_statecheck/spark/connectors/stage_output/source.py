@@ -28,8 +28,8 @@ from airflow_provider_statecheck.spark.connectors.commit.commit_log import Ances
 from airflow_provider_statecheck.spark.connectors.commit.target_files import ledger_storage, open_target
 from airflow_provider_statecheck.spark.connectors.enumerator import ItemReader, ItemSplit, parse_limits
 from airflow_provider_statecheck.spark.connectors.files.listing import FileListing, parse_paths
+from airflow_provider_statecheck.spark.connectors.files.reader import FileFormat, FileReader
 from airflow_provider_statecheck.spark.connectors.files.sink import CommittedFile, committed_files, logs_of_target
-from airflow_provider_statecheck.spark.connectors.files.source import FileFormat, FileReader
 from airflow_provider_statecheck.spark.connectors.item_source import ItemSource, Opening, parse_columns
 from airflow_provider_statecheck.spark.connectors.sink import decode_schema
 from airflow_provider_statecheck.spark.connectors.source import (

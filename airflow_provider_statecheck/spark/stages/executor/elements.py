@@ -11,6 +11,12 @@ from typing import Any
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.lazy import np, pa, pc
+from airflow_provider_statecheck.spark.connectors.limits import (
+    MALFORMED,
+    OUTSIDE_OF_YEARS,
+    TargetLimits,
+    limits_of,
+)
 from airflow_provider_statecheck.spark.stages.executor.ordering import sorted_by
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.spark.tables.data_files import scratch_directory
@@ -40,13 +46,21 @@ class Elements:
     :param table: The elements as a table.
     :param values: The elements as a function emitted them, if there is no table.
     :param is_case_sensitive: Whether the names of their values match those of the columns only in the same case.
+    :param zone: Time zone of times that have none, in a column of the type timestamp.
     """
 
     def __init__(
-        self, schema: Any, *, table: Any = None, values: Sequence[Any] = (), is_case_sensitive: bool = False
+        self,
+        schema: Any,
+        *,
+        table: Any = None,
+        values: Sequence[Any] = (),
+        is_case_sensitive: bool = False,
+        zone: str = "UTC",
     ) -> None:
         self.schema = schema
         self._is_case_sensitive = is_case_sensitive
+        self._zone = zone
         self._table = table
         self._values = values
 
@@ -64,16 +78,35 @@ class Elements:
         :raises UnsupportedStateError: if an element does not match the schema.
         """
         if self._table is None:
-            self._table = table_of(self._values, self.schema, is_case_sensitive=self._is_case_sensitive)
+            self._table = table_of(
+                self._values, self.schema, is_case_sensitive=self._is_case_sensitive, zone=self._zone
+            )
         return self._table
 
 
 def rows_of(table: Any) -> list[Any]:
-    """Return the rows of a table as named tuples of :func:`row_type`."""
+    """
+    Return the rows of a table as named tuples of :func:`row_type`.
+
+    :raises UnsupportedStateError: if Python has no value for one of the table.
+    """
     # Equivalent to _make, without a Python frame for each row.
     make = partial(tuple.__new__, row_type(tuple(table.column_names)))
-    columns = [python_values(column) for column in table.columns]
+    try:
+        columns = [python_values(column) for column in table.columns]
+    except (ValueError, OverflowError) as error:
+        raise _unreadable(table, error) from error
     return list(map(make, zip(*columns, strict=True)))
+
+
+def _unreadable(table: Any, error: Exception) -> UnsupportedStateError:
+    limits = TargetLimits(target="Python", limits=limits_of(table.schema, (OUTSIDE_OF_YEARS, MALFORMED)))
+    found = [f"{each.shown} has {count} {each.words}" for each, count in limits.violated(table)]
+    return UnsupportedStateError(
+        f"Expected values that Python has, too, in the rows of a function, found in {table.num_rows} rows: "
+        f"{'; '.join(found) or error}. Repair them before the function, such as null where year(column) not between 1 and 9999 or "
+        "make_valid_utf8(column), filter out their rows, or leave out columns that the function does not read."
+    )
 
 
 def times_of(table: Any, column: str | None) -> list[int | None] | None:
@@ -84,7 +117,7 @@ def times_of(table: Any, column: str | None) -> list[int | None] | None:
     return times
 
 
-def table_of(values: Sequence[Any], schema: Any, *, is_case_sensitive: bool = False) -> Any:
+def table_of(values: Sequence[Any], schema: Any, *, is_case_sensitive: bool = False, zone: str = "UTC") -> Any:
     """
     Convert emitted values to a table.
 
@@ -94,7 +127,7 @@ def table_of(values: Sequence[Any], schema: Any, *, is_case_sensitive: bool = Fa
     """
     try:
         columns = columns_of(values, schema.names, is_case_sensitive=is_case_sensitive)
-        arrays = exact_columns(columns, schema, is_case_sensitive=is_case_sensitive)
+        arrays = exact_columns(columns, schema, is_case_sensitive=is_case_sensitive, zone=zone)
     except (pa.ArrowException, TypeError, ValueError, OverflowError, KeyError, AttributeError) as error:
         raise UnsupportedStateError(
             f"Expected elements with the columns {', '.join(f'{f.name} {f.type}' for f in schema)}, found others: {error}. "
@@ -125,8 +158,9 @@ def _timestamps(column: Any, kind: Any) -> list[Any]:
 
 def _through_numpy(column: Any) -> list[Any]:
     values: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
-    # NumPy returns integers for times outside the range of datetime; Arrow raises the proper error.
-    return _through_arrow(column) if int in set(map(type, values)) else values
+    # NumPy returns integers for times outside the range of datetime, and null for the first one; Arrow raises the proper error.
+    is_outside = int in set(map(type, values)) or values.count(None) != column.null_count
+    return _through_arrow(column) if is_outside else values
 
 
 def _through_arrow(column: Any) -> list[Any]:

@@ -276,7 +276,10 @@ class FunctionRun(OperatorRun):
         raise NotImplementedError
 
     def _output(self, values: Sequence[Any]) -> Elements:
-        return Elements(self.task.output_schema, values=values, is_case_sensitive=self.task.is_case_sensitive)
+        task = self.task
+        return Elements(
+            task.output_schema, values=values, is_case_sensitive=task.is_case_sensitive, zone=task.time_zone
+        )
 
 
 class MapRun(FunctionRun):
@@ -370,7 +373,9 @@ class ProcessRun(FunctionRun):
     def _require_output(self, found: Any) -> Any:
         schema = self.task.output_schema
         try:
-            return exact_table(arrow_table(found), schema, is_case_sensitive=self.task.is_case_sensitive)
+            return exact_table(
+                arrow_table(found), schema, is_case_sensitive=self.task.is_case_sensitive, zone=self.task.time_zone
+            )
         except (TypeError, ValueError, KeyError, pa.ArrowException) as error:
             raise InvalidConfigurationError(
                 f"Expected process_batch of {self.task.uid!r} to return a table with the columns "

@@ -24,6 +24,7 @@ from airflow_provider_statecheck.spark.stages.executor.elements import (
     OVERFLOW_PREFIX,
     KeyedChunk,
     python_values,
+    rows_of,
     table_of,
 )
 from airflow_provider_statecheck.spark.stages.executor.operator_run import (
@@ -148,6 +149,30 @@ def test_time_that_python_has_none_for_is_refused_as_arrow_does(zone: str | None
         column.to_pylist()
     with pytest.raises((ValueError, OverflowError)):
         python_values(column)
+
+
+def test_first_time_of_spark_is_refused_and_not_null() -> None:
+    with pytest.raises((ValueError, OverflowError)):
+        python_values(pa.array([-(1 << 63)], pa.int64()).cast(pa.timestamp("us")))
+
+
+MALFORMED = pa.array([b"\xffa", b"b", None, b"\xff"]).cast(pa.string(), safe=False)
+
+
+@pytest.mark.parametrize(
+    ("column", "told"),
+    [
+        (pa.array([6_600_000, 0, None, 0], pa.int32()).cast(pa.date32()), "'v' has 1 outside of the years 1 to 9999"),
+        (pa.array([(1 << 63) - 1, 1 << 60, 0, 0]).cast(pa.timestamp("us", "UTC")), "'v' has 2 outside of the years"),
+        (pa.array([-(1 << 63), 0, 0, 0]).cast(pa.timestamp("us")), "'v' has 1 outside of the years"),
+        (MALFORMED, "'v' has 2 in invalid UTF-8"),
+        (pa.StructArray.from_arrays([MALFORMED], ["t"]), r"'v\.t' has 2 in invalid UTF-8"),
+    ],
+)
+def test_values_that_python_has_not_are_counted_by_column_and_kind(column: Any, told: str) -> None:
+    table = pa.table({"k": [1, 2, 3, 4], "v": column})
+    with pytest.raises(UnsupportedStateError, match=rf"found in 4 rows: column {told}"):
+        rows_of(table)
 
 
 @pytest.mark.parametrize("other", [{"a": "3", "b": "4"}, "34"], ids=["mapping", "text"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
@@ -19,6 +19,14 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 PAIR = pa.struct([("a", pa.int64()), ("b", pa.float64())])
 CHANGED = [
     (True, pa.int64()),
+    (True, pa.float64()),
+    (True, pa.float32()),
+    (pd.Timestamp("2026-01-01 00:00:00.000000789"), pa.timestamp("us")),
+    (pd.Timestamp("2026-01-01 00:00:00.000000789", tz="UTC"), pa.timestamp("us", "UTC")),
+    (pd.Timestamp("2026-01-01 00:00:00.000000001"), pa.date32()),
+    (pd.Timedelta(1500, "ns"), pa.duration("us")),
+    (datetime(2026, 1, 1, tzinfo=timezone(timedelta(hours=5))), pa.date32()),
+    (pd.NaT, pa.date32()),
     (1.5, pa.int64()),
     (np.float32(2.5), pa.int32()),
     (np.bool_(True), pa.int32()),
@@ -80,6 +88,35 @@ def test_values_that_a_type_holds_are_those_of_arrow(values: list[Any], kind: An
     assert [repr(_plain(each)) for each in found.to_pylist()] == [
         repr(_plain(each)) for each in _expected(values, kind)
     ]
+
+
+def naive(*parts: int) -> datetime:
+    return datetime(*parts, tzinfo=UTC).replace(tzinfo=None)  # type: ignore[misc,arg-type]
+
+
+@pytest.mark.parametrize(
+    ("local", "zone", "moment"),
+    [
+        (naive(2026, 1, 1), "Asia/Tokyo", datetime(2025, 12, 31, 15, tzinfo=UTC)),
+        (naive(2026, 1, 1), "+05:30", datetime(2025, 12, 31, 18, 30, tzinfo=UTC)),
+        (pd.Timestamp("2026-01-01"), "Asia/Tokyo", datetime(2025, 12, 31, 15, tzinfo=UTC)),
+        (naive(2026, 10, 25, 2, 30), "Europe/Berlin", datetime(2026, 10, 25, 1, 30, tzinfo=UTC)),
+        (naive(2026, 3, 29, 2, 30), "Europe/Berlin", datetime(2026, 3, 29, 1, 30, tzinfo=UTC)),
+        (NOON, "Asia/Tokyo", NOON),
+        (naive(2026, 1, 1), "UTC", datetime(2026, 1, 1, tzinfo=UTC)),
+    ],
+)
+def test_time_without_a_zone_is_in_that_of_the_session(local: Any, zone: str, moment: datetime) -> None:
+    kind = pa.timestamp("us", "UTC")
+    assert exact_array([local, None], kind, zone=zone).to_pylist() == [moment, None]
+    nested = pa.list_(pa.struct([("at", kind)]))
+    assert exact_array([[{"at": local}]], nested, zone=zone).to_pylist() == [[{"at": moment}]]
+    assert exact_array([{local: local}], pa.map_(kind, kind), zone=zone).to_pylist() == [[(moment, moment)]]
+
+
+def test_time_without_a_zone_is_refused_in_a_zone_that_python_does_not_know() -> None:
+    with pytest.raises(ValueError, match=r"'Mars/Base', the zone of the session.* give the time a zone"):
+        exact_array([naive(2026, 1, 1)], pa.timestamp("us", "UTC"), zone="Mars/Base")
 
 
 def _expected(values: list[Any], kind: Any) -> list[Any]:

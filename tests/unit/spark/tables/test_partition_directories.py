@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.spark.connectors.delta.table_files import DataFile
 from airflow_provider_statecheck.spark.connectors.files.listing import require_same_partition_columns
 from airflow_provider_statecheck.spark.tables.partition_directories import (
     is_cast_like_a_directory,
@@ -16,6 +17,7 @@ from airflow_provider_statecheck.spark.tables.partition_directories import (
     partition_path,
     partition_values,
 )
+from airflow_provider_statecheck.state.source_items import Item
 
 ROOT = "s3://lake/orders"
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
@@ -49,6 +51,14 @@ def test_values_are_the_same_after_their_path(values):
     path = partition_path(values)
     assert partition_values(ROOT, f"{ROOT}/{path}/x") == values
     assert partition_names("", f"{path}/x") == tuple(values)
+
+
+def test_text_that_stands_for_null_differs_from_null() -> None:
+    text = "__HIVE_DEFAULT_PARTITION__"
+    file = DataFile("a.parquet", 1, {"k": text, "n": None})
+    assert DataFile.of(file.item) == file
+    # As earlier versions have written null.
+    assert DataFile.of(Item.of(f"a.parquet#k={text}", 1, "")).values == {"k": None}
 
 
 def test_an_empty_value_is_a_null_value_as_in_spark():
@@ -90,6 +100,10 @@ def test_columns_in_another_case_are_others_only_where_spark_tells_them_apart():
         ("1e400", "double", False),
         ("1.5", "float", False),
         ("1.5", "decimal(10,2)", False),
+        ("٣", "int", False),
+        ("٣.1", "double", False),
+        ("٢٠٢٦-11-21", "date", False),
+        ("٢٠٢٦-11-21 01:02:03", "timestamp", False),
         ("true", "boolean", True),
         ("yes", "boolean", False),
         ("", "string", False),

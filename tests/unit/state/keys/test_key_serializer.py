@@ -189,6 +189,11 @@ def test_a_time_that_python_has_not_is_refused() -> None:
         of_one(pa.timestamp("us")).from_columns([far])
 
 
+def test_a_text_that_is_not_utf_8_is_refused_as_such() -> None:
+    with pytest.raises(UnsupportedStateError, match="Expected texts in UTF-8 in the key column k"):
+        of_one(pa.string()).from_columns([pa.array([b"\xffa"]).cast(pa.string(), safe=False)])
+
+
 def test_a_time_finer_than_a_microsecond_is_refused() -> None:
     with pytest.raises(UnsupportedStateError, match="Expected the key column k to be a timestamp_ntz"):
         of_one(pa.timestamp("us")).from_columns([pa.array([1], pa.timestamp("ns"))])

@@ -55,6 +55,9 @@ def test_header_is_the_first_line_with_text(
         (b"b,c\n", {"encoding": "UTF-16"}, "a.csv"),
         (b"b,c\n", {"multiLine": True}, "a.csv"),
         (b"b,c\n", {}, "a.csv.zst"),
+        (b"b,c\r1,2\r", {}, "a.csv"),
+        ("größe,c\n1,2\n".encode("latin-1"), {}, "a.csv"),
+        (b"a" * 200_000 + b"\n", {}, "a.csv"),
     ],
 )
 def test_header_that_needs_more_than_plain_csv_is_that_of_spark(
