@@ -27,6 +27,7 @@ from airflow_provider_statecheck.spark.connectors.limits import (
     is_text,
     limits_of,
     number_of,
+    too_long,
 )
 from airflow_provider_statecheck.spark.connectors.sql.loading import TableName, name_preparer
 from airflow_provider_statecheck.spark.connectors.sql.row_width import RowLayout, row_limits
@@ -195,10 +196,7 @@ def _kinds_of_text(kind: Any) -> tuple[Kind, ...]:
         count = partial(_count_texts, partial(_is_one_of, frozenset(kind.enums)))
         return (Kind("outside of the enumeration", "replace them, or add them to the type", is_text, count),)
     length = getattr(kind, "length", None) if isinstance(kind, sql.String) else None
-    if length is None:
-        return ()
-    words = f"of more than {length} characters"
-    return (Kind(words, "shorten them, or widen the column", is_text, partial(_count_longer, length)),)
+    return () if length is None else (too_long(length),)
 
 
 def _not_in(codec: str) -> Kind:
@@ -217,10 +215,6 @@ def _count_nul(values: Any) -> int:
 
 def _count_nan(values: Any) -> int:
     return number_of(pc.is_nan(values))
-
-
-def _count_longer(length: int, values: Any) -> int:
-    return number_of(pc.greater(pc.utf8_length(values), length))
 
 
 def _count_texts(is_valid: Callable[[str], bool], values: Any) -> int:
