@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -101,13 +102,13 @@ def test_table_with_a_computed_or_checked_column_is_refused(path, rule, expressi
         DeltaAttempt(path, 1).open()
 
 
-NESTS = {
+NESTS: dict[str, Any] = {
     "s.x": lambda field: StructType([field]),
     "s.element.x": lambda field: ArrayType(StructType([field]), contains_null=True),
-    "s.value.x": lambda field: MapType("string", StructType([field]), value_contains_null=True),
+    "s.value.x": lambda field: MapType(TEXT, StructType([field]), value_contains_null=True),
     "s.x.x": lambda field: StructType([Field("x", StructType([field]))]),
 }
-VALUES = {
+VALUES: dict[str, Any] = {
     "s.x": lambda value: {"x": value},
     "s.element.x": lambda value: [{"x": "a"}, {"x": value}],
     "s.value.x": lambda value: [("k", {"x": value})],
@@ -146,17 +147,15 @@ def test_texts_that_are_too_long_for_the_type_that_spark_declared_are_refused(pa
 @pytest.mark.parametrize(
     ("kind", "declared", "values", "shown"),
     [
-        (ArrayType("string", contains_null=True), "array<varchar(3)>", [["abc"], None, ["a", "abcd"]], "s.element"),
+        (ArrayType(TEXT, contains_null=True), "array<varchar(3)>", [["abc"], None, ["a", "abcd"]], "s.element"),
         (
-            MapType("string", "string", value_contains_null=True),
+            MapType(TEXT, TEXT, value_contains_null=True),
             "map<char(3),string>",
             [[("abc", "longer")], [("abcd", "a")]],
             "s.key",
         ),
         (
-            StructType(
-                [Field("d", PrimitiveType("decimal(10,2)")), Field("x", ArrayType("string", contains_null=True))]
-            ),
+            StructType([Field("d", PrimitiveType("decimal(10,2)")), Field("x", ArrayType(TEXT, contains_null=True))]),
             "struct<d:decimal(10,2),x:array<varchar(3)>>",
             [{"d": None, "x": ["abc"]}, {"d": None, "x": ["abcd"]}],
             "s.x.element",
