@@ -128,6 +128,12 @@ def is_refused(error: BaseException) -> bool:
     return any(map(_is_denied, links)) or bool(_names(links) & _NO_CREDENTIALS_CLASSES)
 
 
+def disk_failure(error: BaseException) -> OSError | None:
+    """Return the cause of an error that is a full or read-only disk, or a quota; a repetition at once meets it again."""
+    codes = {*_FULL_ERRNO, errno.EROFS}
+    return next((link for link in _chain(error) if isinstance(link, OSError) and link.errno in codes), None)
+
+
 def advice(error: BaseException) -> str:
     """Return a sentence with the remedy, after a space, or an empty string."""
     links = list(_chain(error))

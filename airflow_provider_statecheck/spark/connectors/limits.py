@@ -273,6 +273,31 @@ def _count_long_names(column: str, values: Any) -> int:
     return sum(1 for value in found if len(f"{quote(column, safe='')}={quote(value, safe='')}") > MAX_NAME_BYTES)
 
 
+def too_long(length: int) -> Kind:
+    """Return the kind of texts with more characters than a column holds."""
+    words = f"of more than {length} characters"
+    return Kind(words, "shorten them, or widen the column", is_text, partial(_count_longer, length))
+
+
+def _count_longer(length: int, values: Any) -> int:
+    return number_of(pc.greater(pc.utf8_length(values), length))
+
+
+def length_limits(schema: Any, lengths: Mapping[tuple[str, ...], int]) -> tuple[Limit, ...]:
+    """
+    Return the limits of texts of a target with limited lengths.
+
+    :param lengths: Largest number of characters by the path of a column or of its part.
+    """
+    return tuple(
+        limit
+        for (column, *steps), length in lengths.items()
+        if column in schema.names
+        for limit in limits_of([schema.field(column)], (too_long(length),))
+        if limit.path == ".".join((column, *steps))
+    )
+
+
 def iceberg_limits(schema: Any, target: str, *, keys: Sequence[str], required: Sequence[str]) -> TargetLimits:
     """Return what an Iceberg table cannot hold: PyIceberg cannot compute the bounds and partitions of other values."""
     limits = limits_of(schema, (OUTSIDE_OF_YEARS, MALFORMED))

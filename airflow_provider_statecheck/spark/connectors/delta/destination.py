@@ -13,7 +13,6 @@ and a writer that has read an older version of the table cannot change it.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from abc import abstractmethod
@@ -44,6 +43,7 @@ from airflow_provider_statecheck.spark.connectors.commit.commit_log import (
 )
 from airflow_provider_statecheck.spark.connectors.commit.committer import CommitDestination, require_newest
 from airflow_provider_statecheck.spark.connectors.commit.target_files import TargetFiles, lineage_directory
+from airflow_provider_statecheck.spark.connectors.delta.restrictions import restrictions_of
 from airflow_provider_statecheck.spark.connectors.delta.table import DeltaCommit, DeltaSnapshot, DeltaTableAccess
 from airflow_provider_statecheck.spark.connectors.delta.table_files import (
     file_schema,
@@ -285,10 +285,7 @@ class DeltaDestination(CommitDestination):
 
     def _require_writable_table(self, snapshot: DeltaSnapshot) -> None:
         # Plain data files would violate some features, and the log in force must not expire.
-        metadata, protocol = snapshot.handle.metadata(), snapshot.handle.protocol()
-        found = [*_table_restrictions(metadata.configuration), *_column_restrictions(snapshot)]
-        features = protocol.writer_features or ()
-        found += [f"the table feature {name}" for name in features if name not in _WRITER_FEATURES]
+        found = restrictions_of(snapshot)
         if found:
             raise EnvironmentNotReadyError(
                 f"Expected a Delta table at {self.table.shown} without restrictions on plain data files, found "
@@ -435,52 +432,3 @@ def _event(change: LogChange) -> str:
 def application(lineage: str) -> str:
     """Return the application id whose version is that of the commit log of a lineage."""
     return f"statecheck-{lineage}"
-
-
-_WRITER_FEATURES = frozenset(
-    {
-        "appendOnly",
-        "changeDataFeed",
-        "checkConstraints",
-        "generatedColumns",
-        "identityColumns",
-        "invariants",
-        "timestampNtz",
-        "v2Checkpoint",
-        "vacuumProtocolCheck",
-        "variantType",
-        "variantType-preview",
-        "columnMapping",
-    }
-)
-"""Features that restrict a writer only if the table uses them; the use is checked separately."""
-
-
-_TRANSACTION_RETENTION = "delta.setTransactionRetentionDuration"
-
-
-def _table_restrictions(configuration: Mapping[str, str]) -> list[str]:
-    found = [f"the constraint {name}" for name in configuration if name.startswith("delta.constraints.")]
-    if configuration.get("delta.columnMapping.mode", "none") != "none":
-        found.append("column mapping")
-    if configuration.get("delta.enableDeletionVectors", "false") == "true":
-        found.append("deletion vectors")
-    if configuration.get("delta.enableRowTracking", "false") == "true":
-        found.append("row tracking")
-    if _TRANSACTION_RETENTION in configuration:
-        found.append(f"{_TRANSACTION_RETENTION}, which expires the records of committed checkpoints")
-    return found
-
-
-def _column_restrictions(snapshot: DeltaSnapshot) -> list[str]:
-    rules = {
-        "delta.generationExpression": "generated",
-        "delta.identity.start": "an identity",
-        "delta.invariants": "checked",
-    }
-    return [
-        f"the column {column['name']!r}, which is {description}"
-        for column in json.loads(snapshot.handle.schema().to_json())["fields"]
-        for rule, description in rules.items()
-        if rule in column["metadata"]
-    ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from airflow_provider_statecheck.checkpoint.ids import new_key
@@ -40,7 +41,7 @@ from airflow_provider_statecheck.spark.connectors.commit.target_files import (
 from airflow_provider_statecheck.spark.connectors.delta.destination import DeltaDestination
 from airflow_provider_statecheck.spark.connectors.delta.table import DeltaCommit, DeltaLog, DeltaSnapshot, deltalake
 from airflow_provider_statecheck.spark.connectors.delta.table_files import file_schema, statistics_of
-from airflow_provider_statecheck.spark.connectors.limits import delta_limits
+from airflow_provider_statecheck.spark.connectors.limits import delta_limits, length_limits
 from airflow_provider_statecheck.spark.connectors.sink import (
     CHECKPOINT,
     LINEAGE,
@@ -98,8 +99,10 @@ def delta_writer(
     generation: int,
     context: SinkTaskContext,
     keys: Sequence[str] = (),
+    *,
     required: Sequence[str] = (),
     partition_by: Sequence[str] = (),
+    lengths: Mapping[tuple[str, ...], int] = MappingProxyType({}),
 ) -> ParquetSinkWriter:
     """
     Return a writer of data files under their permanent names.
@@ -107,10 +110,12 @@ def delta_writer(
     :param keys: Key columns for upserts, whose files wait in the staging directory; empty for appends.
     :param required: Columns that cannot be null in the table.
     :param partition_by: Partition columns of the table.
+    :param lengths: Largest number of characters of texts, by the path of a column or of its part.
     """
     schema = file_schema(context.schema)
     target = f"the Delta table {files.target}"
     limits = delta_limits(schema, target, keys=keys, required=required, partition_by=partition_by)
+    limits = replace(limits, limits=(*limits.limits, *length_limits(schema, lengths)))
 
     def name(directory: str) -> str:
         return data_file(files.lineage, directory, generation, context.epoch, context.subtask, new_key())

@@ -24,6 +24,7 @@ from airflow_provider_statecheck.spark.connectors.delta.output import (
     UpsertedRows,
     delta_writer,
 )
+from airflow_provider_statecheck.spark.connectors.delta.restrictions import text_lengths
 from airflow_provider_statecheck.spark.connectors.delta.table import DeltaTableAccess, deltalake, require_safe_commits
 from airflow_provider_statecheck.spark.connectors.sink import (
     OnEarlierOutput,
@@ -93,6 +94,7 @@ class DeltaSink(CommittingSink):
         self._files: TargetFiles | None = None
         self._generation = 0
         self._required: tuple[str, ...] = ()
+        self._lengths: Mapping[tuple[str, ...], int] = {}
 
     def __repr__(self) -> str:
         return f"DeltaSink({redact(self.table)!r})"
@@ -106,7 +108,14 @@ class DeltaSink(CommittingSink):
         """Return the writer of one Spark task."""
         files = self._require_opened(self._files)
         return delta_writer(
-            files, self._layout, self._generation, context, self._keys, self._required, self._partition_by
+            files,
+            self._layout,
+            self._generation,
+            context,
+            self._keys,
+            required=self._required,
+            partition_by=self._partition_by,
+            lengths=self._lengths,
         )
 
     @override
@@ -132,6 +141,7 @@ class DeltaSink(CommittingSink):
         self._files, self._generation = files, context.generation
         snapshot = table.snapshot()
         self._required = () if snapshot is None else required_columns(snapshot.schema)
+        self._lengths = {} if snapshot is None else text_lengths(snapshot)
         upserts = {"keys": self._keys, "compression": self._layout.compression} if self._keys else {}
         kind: Any = UpsertedRows if upserts else AppendedFiles
         destination: DeltaDestination = kind(

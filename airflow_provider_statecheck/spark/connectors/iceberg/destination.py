@@ -33,7 +33,13 @@ from airflow_provider_statecheck.spark.connectors.commit.commit_log import (
 )
 from airflow_provider_statecheck.spark.connectors.commit.committer import CommitDestination, other_output_error
 from airflow_provider_statecheck.spark.connectors.commit.target_files import missing_file_cause
-from airflow_provider_statecheck.spark.connectors.iceberg.table import OpenTable, decode_data_file, is_local_location
+from airflow_provider_statecheck.spark.connectors.iceberg.table import (
+    OpenTable,
+    decode_data_file,
+    delete_files,
+    files_of_success,
+    is_local_location,
+)
 from airflow_provider_statecheck.spark.connectors.iceberg.writer import (
     RowChange,
     is_file_of,
@@ -41,6 +47,7 @@ from airflow_provider_statecheck.spark.connectors.iceberg.writer import (
     rows_of_files,
 )
 from airflow_provider_statecheck.spark.connectors.sink import SinkContext
+from airflow_provider_statecheck.storage.failures import disk_failure
 
 LEDGER_PROPERTY = "statecheck.ledger"
 """Summary property of the snapshot on the branch of a lineage."""
@@ -251,14 +258,18 @@ class IcebergDestination(CommitDestination):
     def apply(self, epoch: int, change: LogChange) -> StateCheckError | None:
         # The catalog refuses a commit of unknown outcome if it arrives later than another one.
         with self.table.redacted_failures():
-            edit = self._edit(change)
-        try:
-            staged = stage_edit(self._loaded, self.context.lineage, edit)
-        except Exception as error:
-            return self.table.storage_error(error)
+            try:
+                with files_of_success(self._loaded) as table:
+                    edit = self._edit(table, change)
+                    staged = stage_edit(table, self.context.lineage, edit)
+            except FileNotFoundError as error:
+                # Another writer may have expired the snapshot that the edit is based on.
+                if self.table.load().metadata_location == self._loaded.metadata_location:
+                    raise
+                return self.table.storage_error(error)
         failure = self._commit(staged)
         if failure is None:
-            _delete(self._loaded, edit.merged)
+            delete_files(self._loaded, (file.file_path for file in edit.merged))
         return failure
 
     @override
@@ -275,13 +286,16 @@ class IcebergDestination(CommitDestination):
                 f"Expected to commit to {self.name}, found a concurrent commit: {error}; retry the task."
             )
         except Exception as error:
-            return CommitStateUnknownError(
+            failure = CommitStateUnknownError(
                 f"Expected a reply to a commit, found none: {self.table.storage_error(error)} The state of the commit is unknown; "
                 "retry the task, which checks the table."
             )
+            if disk_failure(error):
+                raise failure from None
+            return failure
         return None
 
-    def _edit(self, change: LogChange) -> TableEdit:
+    def _edit(self, table: Any, change: LogChange) -> TableEdit:
         published, replaced = change.publication, self._ledger.within(change.retracted)
         edit = TableEdit(
             ledger=replace(self._ledger, log=change.after),
@@ -290,7 +304,7 @@ class IcebergDestination(CommitDestination):
             remove=self._files_of(replaced),
         )
         rows = RowChange(
-            table=self._loaded,
+            table=table,
             lineage=self.context.lineage,
             retracted=change.retracted if _has_upserts(replaced) else (),
         )
@@ -429,12 +443,6 @@ def commit_edit(table: Any, staged: StagedEdit) -> None:
 
 def _has_upserts(commits: Iterable[TableCommit]) -> bool:
     return any(not each.files for each in commits)
-
-
-def _delete(table: Any, files: Iterable[Any]) -> None:
-    for file in files:
-        with suppress(Exception):  # an orphan file
-            table.io.delete(file.file_path)
 
 
 def _stage_files(transaction: Any, edit: TableEdit) -> TableLedger:

@@ -21,6 +21,7 @@ from airflow_provider_statecheck.spark.connectors.iceberg.writer import (
     IcebergCommittable,
     IcebergSinkWriter,
     WriterTarget,
+    conversion_differences,
     has_marks,
     require_keys,
 )
@@ -208,10 +209,17 @@ def _require_fitting_columns(table: Any, schema: Any, shown: str) -> None:
         ours = with_required(schema, required_fields(table.schema()))
         _check_pyarrow_schema_compatible(table.schema(), ours, format_version=table.metadata.format_version)
     except (ValueError, TypeError) as error:
-        raise UnsupportedStateError(
-            f"Expected output that fits the columns of the Iceberg table {shown}, found differences:\n{error}\n"
-            "Convert the output in the stage, or alter the table."
-        ) from error
+        raise _unfit(shown, str(error)) from error
+    found = conversion_differences(table.metadata, ours)
+    if found:
+        raise _unfit(shown, "; ".join(found))
+
+
+def _unfit(shown: str, differences: str) -> UnsupportedStateError:
+    return UnsupportedStateError(
+        f"Expected output that fits the columns of the Iceberg table {shown}, found differences:\n{differences}\n"
+        "Convert the output in the stage, or alter the table."
+    )
 
 
 def _require_no_equality_deletes(table: Any, shown: str) -> None:

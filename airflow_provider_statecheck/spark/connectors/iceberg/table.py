@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
+import copy
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -21,6 +22,7 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
+from airflow_provider_statecheck.storage.failures import advice, disk_failure
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, conceal, harmless, redact
 
 _ABSOLUTE_LOCATION = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:")
@@ -84,8 +86,14 @@ class OpenTable:
 
     def storage_error(self, error: Exception) -> StorageError:
         """Return an error as a :class:`StorageError` without credentials."""
-        reason = conceal(str(error), self._address.properties.reveal()).rstrip(".")
-        return StorageError(f"The Iceberg table {self.name} failed: {type(error).__name__}: {reason}.")
+        # PyIceberg's own error about a file that it could not write hides that of the disk, which does not name the file.
+        of_disk = disk_failure(error)
+        found = of_disk or error
+        where = f" at {redact(self.latest.metadata.location)}" if of_disk and self.latest is not None else ""
+        reason = conceal(str(found), self._address.properties.reveal()).rstrip(".")
+        return StorageError(
+            f"The Iceberg table {self.name}{where} failed: {type(found).__name__}: {reason}.{advice(found)}"
+        )
 
     @contextmanager
     def redacted_failures(self) -> Iterator[None]:
@@ -211,6 +219,36 @@ def _storage_properties_of(table: Any, shown: str) -> HiddenOptions:
 def _absolute_location(location: str) -> str:
     # Spark tasks would resolve a relative path in their own working directory.
     return location if _ABSOLUTE_LOCATION.match(location) else str(Path(location).absolute())
+
+
+@contextmanager
+def files_of_success(table: Any) -> Iterator[Any]:
+    """
+    Give a copy of a table, and delete the files that were begun with it if the block fails.
+
+    :param table: Loaded table.
+    """
+    begun: list[str] = []
+    copied = copy.copy(table)
+    copied.io = copy.copy(table.io)
+
+    def new_output(location: str) -> Any:
+        begun.append(location)
+        return table.io.new_output(location)
+
+    copied.io.new_output = new_output
+    try:
+        yield copied
+    except BaseException:
+        delete_files(table, begun)
+        raise
+
+
+def delete_files(table: Any, locations: Iterable[str]) -> None:
+    """Delete files of a table that no snapshot needs, as far as its storage allows it."""
+    for location in locations:
+        with suppress(Exception):  # an orphan file
+            table.io.delete(location)
 
 
 def _load_catalog(address: TableAddress) -> Any:

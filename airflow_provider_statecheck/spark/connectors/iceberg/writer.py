@@ -216,11 +216,39 @@ def is_file_of(file: Any, lineage: str) -> bool:
 
 def write_schema(metadata: Any, table: Any) -> Any:
     """Return the Iceberg schema of rows to write."""
+    return _iceberg_schema(metadata, table.schema)
+
+
+def _iceberg_schema(metadata: Any, schema: Any) -> Any:
     from pyiceberg.io.pyarrow import pyarrow_to_schema
 
-    return pyarrow_to_schema(
-        table.schema, name_mapping=metadata.schema().name_mapping, format_version=metadata.format_version
-    )
+    names = metadata.schema().name_mapping
+    return pyarrow_to_schema(schema, name_mapping=names, format_version=metadata.format_version)
+
+
+def conversion_differences(metadata: Any, schema: Any) -> list[str]:
+    """
+    Return the columns, and parts of them, that PyIceberg accepts and whose values it could not write unchanged.
+
+    :param schema: Arrow schema of the output, which passed PyIceberg's own check.
+    """
+    from pyiceberg.schema import index_by_id
+
+    ours, theirs = _iceberg_schema(metadata, schema), index_by_id(metadata.schema())
+    return [
+        f"column {ours.find_column_name(number)!r} is {theirs[number].field_type} there and {field.field_type} here"
+        for number, field in index_by_id(ours).items()
+        if _is_converted(field.field_type, theirs[number].field_type)
+    ]
+
+
+def _is_converted(given: Any, wanted: Any) -> bool:
+    # PyIceberg takes text for bytes and vice versa, and decimals of any scale; writing them changes values, or fails.
+    from pyiceberg.types import BinaryType, DecimalType, StringType
+
+    if isinstance(given, DecimalType) and isinstance(wanted, DecimalType):
+        return given.scale != wanted.scale or given.precision > wanted.precision
+    return isinstance(given, BinaryType | StringType) and given != wanted
 
 
 def without_impossible_bounds(metadata: Any, table: Any) -> Any:

@@ -48,6 +48,13 @@ _POSTGRES_TIMEOUTS = ("SET LOCAL lock_timeout = '10min'", "SET LOCAL idle_in_tra
 _POSTGRES_DURABLE = (
     "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
 )
+_NEVER_MENDED = ("0A", "21", "22", "23", "42", "44", "54")
+"""
+Classes of PostgreSQL's errors that a retry meets again: features it lacks, rows it refuses, missing rights and columns, and
+its limits.
+"""
+_MISSING_TABLE = "42P01"
+"""A retry creates the table."""
 _PACKAGES = ("sqlalchemy", "psycopg2", "sqlite3")
 """Packages whose exceptions are database errors."""
 _IN_MEMORY = (":///", ":memory:")
@@ -183,10 +190,12 @@ class SinkDatabase(Database):
         # Later lines may contain row values; for a DataError the first line, too.
         message = type(original).__name__ if "DataError" in kinds else self.message_of(error)
         reason = (message.splitlines() or [""])[0].rstrip(".")
-        if kinds & {"IntegrityError", "DataError"}:
+        code = str(getattr(original, "pgcode", None) or "")
+        if kinds & {"IntegrityError", "DataError"} or (code.startswith(_NEVER_MENDED) and code != _MISSING_TABLE):
             return UnsupportedStateError(
                 f"The database {self.shown} rejected the output: {reason}. No row of the checkpoint was written. Correct the "
-                "table or its constraints and run the task again, or convert the output in the stage and start over."
+                "table, its constraints or the rights of the user and run the task again, or convert the output in the stage "
+                "and start over."
             )
         return StorageError(f"The database {self.shown} failed: {reason}.")
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.exceptions import StateCheckError, StorageError, UnfitOutputError
+from airflow_provider_statecheck.exceptions import StateCheckError, StorageError
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.connectors.commit.commit_log import (
     CommitLog,
@@ -34,37 +34,27 @@ from airflow_provider_statecheck.spark.connectors.sink import (
     decode_schema,
     with_constants,
 )
-from airflow_provider_statecheck.spark.connectors.sql.databases import SinkDatabase, is_incompatible
-from airflow_provider_statecheck.spark.connectors.sql.limits import (
-    DatabaseLimits,
-    relation_differences,
-    short_columns,
-    table_limits,
-)
+from airflow_provider_statecheck.spark.connectors.sql.databases import SinkDatabase
+from airflow_provider_statecheck.spark.connectors.sql.limits import DatabaseLimits, table_limits
 from airflow_provider_statecheck.spark.connectors.sql.loading import (
     RowLoader,
     TableName,
     commits_table,
     heads_table,
-    name_preparer,
     output_table,
     staged_rows,
 )
+from airflow_provider_statecheck.spark.connectors.sql.table_checks import (
+    columns_of,
+    require_fitting,
+    require_log_tables,
+)
+from airflow_provider_statecheck.spark.tables.schemas import required_columns
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Table
 
 log = logging.getLogger(__name__)
-_UNIQUE_COLUMNS = """
-SELECT array_agg(CAST(a.attname AS TEXT))
-FROM pg_index i
-CROSS JOIN generate_series(0, i.indnkeyatts - 1) n
-JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[n]
-WHERE i.indrelid = to_regclass(:name) AND i.indisunique AND i.indisvalid
-  AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL
-GROUP BY i.indexrelid
-"""
-"""Columns of each index that ON CONFLICT can use: unique, valid, immediate, neither partial nor on expressions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,16 +89,18 @@ class SqlDestination(CommitDestination):
         schema, marks = self.context.schema, (LINEAGE, CHECKPOINT) if self.marks_rows else ()
         names = () if schema is None else (*schema.names, *marks)
         with self.database.transaction() as connection:
-            DatabaseLimits.of(connection).require_names(self.table, names, self.database.shown)
+            limits = DatabaseLimits.of(connection)
+            limits.require_names(self.table, names, self.database.shown, is_upserted=bool(self.keys))
         # The types of the output decide whether the sink writes anything.
         table = None if schema is None else self._output(schema, marks_rows=self.marks_rows)
         create_tables(self.database, (self._heads, self._commits))
+        require_log_tables(self.database, self._heads, self._commits, retracts=self.marks_rows)
         # Tasks know no more of the database than the name of the table.
         shown, keys = f"the table {self.table}", tuple(self.keys)
         if schema is None or table is None:
             return TargetLimits(target=shown, keys=keys)
         create_tables(self.database, (table,))
-        require_fitting(self.database, table, keys)
+        require_fitting(self.database, table, keys, required_columns(schema))
         self._warn_if_emptied(table)
         with self.database.transaction() as connection:
             return table_limits(connection, table, schema, target=shown, keys=keys)
@@ -178,7 +170,7 @@ class SqlDestination(CommitDestination):
         try:
             with self.database.transaction() as connection:
                 has_committed, has_rows = connection.execute(wanted).one()
-        except StorageError as error:
+        except StateCheckError as error:
             # A user who may only add rows cannot read them, and a database that fails does so again.
             log.info("%s is not searched for rows: %s", self.name, error)
             return
@@ -240,7 +232,7 @@ class SqlDestination(CommitDestination):
             return {LINEAGE: self.files.lineage, CHECKPOINT: checkpoint_id}
         marks: dict[str, Any] = dict.fromkeys((LINEAGE, CHECKPOINT))
         # A row that an upsert replaces must lose the marks of another sink, which could otherwise retract it.
-        return marks if self.keys and marks.keys() <= _columns_of(connection, self.table).keys() else {}
+        return marks if self.keys and marks.keys() <= columns_of(connection, self.table).keys() else {}
 
     def _rows(self, committables: Iterable[Committable], marks: Mapping[str, Any]) -> Iterator[Any]:
         for committable in committables:
@@ -284,111 +276,10 @@ def create_tables(database: SinkDatabase, tables: Iterable[Table]) -> None:
                     raise
 
 
-def require_fitting(database: SinkDatabase, table: Table, keys: Sequence[str]) -> None:
-    """
-    Require an existing table that can store the output.
-
-    :param table: Table that the sink would create.
-    :param keys: Key columns for upserts; empty for inserts.
-    :raises UnfitOutputError: if the table is incompatible; the message lists the differences.
-    """
-    with database.transaction() as connection:
-        differences = relation_differences(connection, table) or _table_differences(connection, table, keys)
-    if differences:
-        raise UnfitOutputError(
-            f"Expected a table {table.fullname} in {database.shown} that fits the output, found: {'; '.join(differences)}. Alter "
-            "the table, convert the output in the stage, or choose a table that does not exist yet.",
-            differences=differences,
-        )
-
-
-def _table_differences(connection: Connection, table: Table, keys: Sequence[str]) -> list[str]:
-    found, is_sqlite = _columns_of(connection, table), connection.dialect.name == "sqlite"
-    differences = [
-        *_column_differences(table, found, is_sqlite=is_sqlite),
-        *_columns_without_value(table, found),
-        *short_columns(connection, table),
-    ]
-    if keys and not differences and not _is_unique(connection, table, keys):
-        return [f"no primary key or unique index on exactly {', '.join(keys)}"]
-    return differences
-
-
 def _exists(connection: Connection, table: Table) -> bool:
     from sqlalchemy import inspect
 
     return bool(inspect(connection).has_table(table.name, schema=table.schema))
-
-
-def _columns_of(connection: Connection, table: Table | TableName) -> dict[str, Any]:
-    from sqlalchemy import inspect
-
-    return {each["name"]: each for each in inspect(connection).get_columns(table.name, schema=table.schema)}
-
-
-def _column_differences(table: Table, found: dict[str, Any], *, is_sqlite: bool) -> list[str]:
-    differences = []
-    for column in table.columns:
-        if column.name in (LINEAGE, CHECKPOINT) and column.name not in found:
-            differences.append(f"column {column.name!r} is missing, add it as {column.type}, or set mark_rows=False")
-        elif column.name not in found:
-            differences.append(f"column {column.name!r} is missing")
-        elif is_incompatible(column.type, found[column.name]["type"], is_sqlite=is_sqlite):
-            differences.append(f"column {column.name!r} is {found[column.name]['type']} and would be {column.type}")
-        elif _is_generated(found[column.name], is_upserted=bool(table.primary_key.columns)):
-            differences.append(f"column {column.name!r} has values that the database generates")
-    return differences
-
-
-def _is_generated(column: dict[str, Any], *, is_upserted: bool) -> bool:
-    # COPY, which only adds rows, writes other values into an identity column.
-    return bool(column.get("computed") or (is_upserted and (column.get("identity") or {}).get("always")))
-
-
-def _columns_without_value(table: Table, found: dict[str, Any]) -> list[str]:
-    unwritten = [each for name, each in found.items() if name not in table.columns]
-    return [
-        f"column {each['name']!r} is not part of the output, is not nullable and has no default"
-        for each in unwritten
-        if not each["nullable"]
-        and each.get("default") is None
-        and not each.get("computed")
-        and not each.get("identity")
-    ]
-
-
-def _is_unique(connection: Connection, table: Table, keys: Sequence[str]) -> bool:
-    is_sqlite = connection.dialect.name == "sqlite"
-    found = (
-        _unique_columns_in_sqlite(connection, table) if is_sqlite else _unique_columns_in_postgres(connection, table)
-    )
-    return any(set(names) == set(keys) for names in found)
-
-
-def _unique_columns_in_postgres(connection: Connection, table: Table) -> list[Any]:
-    from sqlalchemy import text
-
-    found = connection.execute(text(_UNIQUE_COLUMNS), {"name": name_preparer().format_table(table)})
-    return list(found.scalars())
-
-
-def _unique_columns_in_sqlite(connection: Connection, table: Table) -> list[Any]:
-    from sqlalchemy import inspect
-
-    inspector, schema = inspect(connection), table.schema
-    found: list[Any] = [inspector.get_pk_constraint(table.name, schema=schema)["constrained_columns"]]
-    found += [each["column_names"] for each in inspector.get_unique_constraints(table.name, schema=schema)]
-    found += [
-        each["column_names"]
-        for each in inspector.get_indexes(table.name, schema=schema)
-        if _is_unique_on_all_rows(each)
-    ]
-    return found
-
-
-def _is_unique_on_all_rows(index: Any) -> bool:
-    # A partial index does not make all rows unique.
-    return bool(index["unique"]) and not any("where" in name for name in index.get("dialect_options", {}))
 
 
 def _by_schema(committables: Sequence[Committable]) -> list[tuple[str, list[Committable]]]:

@@ -1,5 +1,5 @@
 """
-What a table of a database cannot hold: names, kinds of relations, and values.
+What a table of a database cannot hold: names, and values.
 
 The driver asks the database once, before any work; tasks compare their rows with the answer, without a connection.
 """
@@ -27,18 +27,17 @@ from airflow_provider_statecheck.spark.connectors.limits import (
     is_text,
     limits_of,
     number_of,
+    too_long,
 )
 from airflow_provider_statecheck.spark.connectors.sql.loading import TableName, name_preparer
+from airflow_provider_statecheck.spark.connectors.sql.row_width import RowLayout, row_limits
+from airflow_provider_statecheck.spark.tables.schemas import required_columns
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Table
 
 _SERVER = """
 SELECT current_setting('max_identifier_length'), current_setting('server_encoding'), current_setting('block_size')
-"""
-_RELATION = """
-SELECT CAST(relkind AS TEXT), row_security_active(oid), has_table_privilege(oid, 'INSERT') OR has_any_column_privilege(oid, 'INSERT')
-FROM pg_class WHERE oid = to_regclass(:name)
 """
 _INDEXES = """
 SELECT i.indexrelid::regclass::text, array_agg(CAST(a.attname AS TEXT))
@@ -51,14 +50,6 @@ WHERE i.indrelid = to_regclass(:name) AND i.indpred IS NULL
 GROUP BY i.indexrelid
 """
 """Columns of each index over all rows, also those that it only includes."""
-_SHORT_TYPES = """
-SELECT CAST(a.attname AS TEXT), format_type(a.atttypid, a.atttypmod)
-FROM pg_attribute a
-WHERE a.attrelid = to_regclass(:name) AND a.attnum > 0 AND a.atttypid IN ('name'::regtype, '"char"'::regtype)
-"""
-"""Columns of types that cut texts without an error."""
-_TABLES = frozenset("rp")
-_RELATIONS = {"v": "a view", "m": "a materialised view", "f": "a foreign table", "S": "a sequence", "c": "a type"}
 _SYSTEM_COLUMNS = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
 _MOST_COLUMNS_POSTGRES, _MOST_COLUMNS_SQLITE = 1600, 2000
 _ANY_ENCODING = "SQL_ASCII"
@@ -100,7 +91,7 @@ class DatabaseLimits:
             key_bytes=_largest_entry(int(block_bytes)),
         )
 
-    def require_names(self, table: TableName, columns: Sequence[str], shown: str) -> None:
+    def require_names(self, table: TableName, columns: Sequence[str], shown: str, *, is_upserted: bool = False) -> None:
         """
         Require names that the database can have.
 
@@ -113,8 +104,10 @@ class DatabaseLimits:
             f"{kind} {name!r} {why}" for kind, name in named if name is not None and (why := self._fault(kind, name))
         ]
         found += self._equal_names(columns)
-        if len(columns) > self.columns:
-            found.append(f"{len(columns)} columns, of which a table has {self.columns} at most")
+        # The temporary table of an upsert has a further column.
+        most = self.columns - (is_upserted and not self.folds_case)
+        if len(columns) > most:
+            found.append(f"{len(columns)} columns, of which a table has {most} at most")
         if found:
             raise UnfitOutputError(
                 f"Expected names that {shown} can have, found {'; '.join(found)}. Rename the columns in the stage, or choose another "
@@ -150,37 +143,6 @@ def _largest_entry(block_bytes: int) -> int:
     return (block_bytes - 40 - 16) // 3 // 8 * 8 - 8
 
 
-def relation_differences(connection: Connection, table: Table) -> list[str]:
-    """Return why a relation of this name does not take rows as a table does; empty if it is a table."""
-    if connection.dialect.name == "sqlite":
-        from sqlalchemy import inspect
-
-        views = {name.lower() for name in inspect(connection).get_view_names(schema=table.schema)}
-        return ["it is a view, not a table"] if table.name.lower() in views else []
-    from sqlalchemy import text
-
-    found = connection.execute(text(_RELATION), {"name": name_preparer().format_table(table)}).one_or_none()
-    if found is None:
-        return []
-    kind, has_row_security, may_insert = found
-    reasons = [] if kind in _TABLES else [f"it is {_RELATIONS.get(kind, 'another relation')}, not a table"]
-    if has_row_security:
-        reasons.append(
-            "its row security applies to the user, which COPY does not support (BYPASSRLS, or the owner, is exempt)"
-        )
-    return reasons if may_insert else [*reasons, "the user may not INSERT into it"]
-
-
-def short_columns(connection: Connection, table: Table) -> list[str]:
-    """Return the columns of PostgreSQL that would cut texts without an error, with their types."""
-    if connection.dialect.name == "sqlite":
-        return []
-    from sqlalchemy import text
-
-    found = connection.execute(text(_SHORT_TYPES), {"name": name_preparer().format_table(table)})
-    return [f"column {name!r} is {kind}, which cuts texts" for name, kind in found if name in table.columns]
-
-
 def table_limits(
     connection: Connection, table: Table, schema: Any, *, target: str, keys: Sequence[str]
 ) -> TargetLimits:
@@ -202,6 +164,7 @@ def table_limits(
         limits += limits_of(never_null, (NOT_A_NUMBER,))
     else:
         limits += _postgres_limits(connection, table, schema, {name: each["type"] for name, each in columns.items()})
+        limits += row_limits(RowLayout.of(connection, table, required_columns(schema)), keys)
     return TargetLimits(target=target, keys=tuple(keys), required=required, limits=tuple(limits))
 
 
@@ -233,10 +196,7 @@ def _kinds_of_text(kind: Any) -> tuple[Kind, ...]:
         count = partial(_count_texts, partial(_is_one_of, frozenset(kind.enums)))
         return (Kind("outside of the enumeration", "replace them, or add them to the type", is_text, count),)
     length = getattr(kind, "length", None) if isinstance(kind, sql.String) else None
-    if length is None:
-        return ()
-    words = f"of more than {length} characters"
-    return (Kind(words, "shorten them, or widen the column", is_text, partial(_count_longer, length)),)
+    return () if length is None else (too_long(length),)
 
 
 def _not_in(codec: str) -> Kind:
@@ -257,10 +217,6 @@ def _count_nan(values: Any) -> int:
     return number_of(pc.is_nan(values))
 
 
-def _count_longer(length: int, values: Any) -> int:
-    return number_of(pc.greater(pc.utf8_length(values), length))
-
-
 def _count_texts(is_valid: Callable[[str], bool], values: Any) -> int:
     try:
         texts = values.to_pylist()
@@ -269,9 +225,9 @@ def _count_texts(is_valid: Callable[[str], bool], values: Any) -> int:
     return sum(1 for value in texts if value is not None and not is_valid(value))
 
 
-def _is_json(value: str) -> bool:
+def _is_json(value: str, number: Callable[[str], Any] = str) -> bool:
     try:
-        json.loads(value, parse_constant=_refuse_constant, parse_int=str, parse_float=str)
+        json.loads(value, parse_constant=_refuse_constant, parse_int=number, parse_float=number)
     except (ValueError, RecursionError):
         return False
     return True
@@ -282,10 +238,13 @@ def _refuse_constant(name: str) -> None:
 
 
 _ESCAPE = re.compile(r"\\(u[0-9A-Fa-f]{4}|.)")
+_NUMBER = re.compile(r"-?(\d+)(?:\.(\d+))?(?:[eE]([+-]?\d+))?")
+_MOST_DIGITS, _MOST_DECIMALS, _LARGEST_EXPONENT = 131_072, 16_383, 2**30 - 1
+"""Digits before and after the point of PostgreSQL's type ``numeric``, which jsonb has numbers of, and its largest exponent."""
 
 
 def _is_jsonb(value: str) -> bool:
-    if not _is_json(value):
+    if not _is_json(value, _require_numeric):
         return False
     if "\\u" not in value:
         return True
@@ -295,6 +254,17 @@ def _is_jsonb(value: str) -> bool:
     except UnicodeEncodeError:
         return False  # half of a surrogate pair
     return "u0000" not in codes
+
+
+def _require_numeric(text: str) -> None:
+    found = _NUMBER.fullmatch(text)
+    whole, fraction, power = (found[1], found[2] or "", found[3] or "0") if found else ("", "", "")
+    exponent = int(power) if len(power) <= len(str(_LARGEST_EXPONENT)) + 1 else _LARGEST_EXPONENT
+    significant = len((whole + fraction).lstrip("0"))
+    digits = significant - len(fraction) + exponent if significant else 0
+    decimals = len(fraction) - exponent
+    if abs(exponent) >= _LARGEST_EXPONENT or digits > _MOST_DIGITS or decimals > _MOST_DECIMALS:
+        raise ValueError(text)
 
 
 def _is_uuid(value: str) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.exceptions import CorruptStateError
 from airflow_provider_statecheck.lazy import pa, parquet
 from airflow_provider_statecheck.spark.connectors.commit.target_files import TargetFiles, missing_file_cause
@@ -32,7 +33,8 @@ HEADS = "statecheck_sink_heads"
 COMMITS = "statecheck_sink_commits"
 PLACE = "_statecheck_place"
 """Column that ranks the rows of a key during an upsert."""
-_LINEAGE_LENGTH = 12
+LINEAGE_LENGTH = 12
+"""Characters of a lineage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ def heads_table(schema: str | None) -> Table:
     return Table(
         HEADS,
         MetaData(),
-        Column("lineage", String(_LINEAGE_LENGTH), primary_key=True),
+        Column("lineage", String(LINEAGE_LENGTH), primary_key=True),
         Column("table_name", Text, primary_key=True),
         Column("job_name", Text, nullable=False),
         Column("uid", Text, nullable=False),
@@ -82,7 +84,7 @@ def commits_table(schema: str | None) -> Table:
     return Table(
         COMMITS,
         MetaData(),
-        Column("lineage", String(_LINEAGE_LENGTH), primary_key=True),
+        Column("lineage", String(LINEAGE_LENGTH), primary_key=True),
         Column("table_name", Text, primary_key=True),
         Column("generation", BigInteger, primary_key=True, autoincrement=False),
         Column("checkpoint_id", BigInteger, primary_key=True, autoincrement=False),
@@ -114,7 +116,7 @@ def output_table(name: TableName, columns: Any, *, keys: Sequence[str], marks_ro
         for field in columns
     ]
     if marks_rows:
-        output_columns += [Column(LINEAGE, String(_LINEAGE_LENGTH)), Column(CHECKPOINT, BigInteger)]
+        output_columns += [Column(LINEAGE, String(LINEAGE_LENGTH)), Column(CHECKPOINT, BigInteger)]
     return Table(name.name, MetaData(), *output_columns, schema=name.schema)
 
 
@@ -179,8 +181,7 @@ class RowLoader:
 
     def _merge(self, connection: Connection, tables: Iterable[Any]) -> int:
         staged = self._staged_table()
-        connection.execute(_text(f"DROP TABLE IF EXISTS {_TEMPORARY}.{_STAGED}"))
-        self._create_staged_table(connection)
+        self._create_staged_table(connection, staged)
         rows = 0
         for table in tables:
             rows += self._copy(connection, staged, numbered(table, rows))
@@ -204,19 +205,20 @@ class RowLoader:
             index_elements=list(self.keys), set_=self._updated_columns(statement.excluded)
         )
 
-    def _create_staged_table(self, connection: Connection) -> None:
+    def _create_staged_table(self, connection: Connection, staged: Table) -> None:
         # Uses the column types of the target table: no conversion on insert, and the same equality of keys.
         names = name_preparer()
         columns = ", ".join(names.quote(column.name) for column in self.table.columns)
         rows = f"SELECT {columns}, CAST(0 AS BIGINT) AS {ROW} FROM {names.format_table(self.table)}"  # noqa: S608 - quoted names
         cursor: Any = connection.connection.cursor()
-        cursor.execute(f"CREATE TEMPORARY TABLE {_STAGED} AS {rows} WITH NO DATA")
+        cursor.execute(f"CREATE TEMPORARY TABLE {staged.name} AS {rows} WITH NO DATA")
 
     def _staged_table(self) -> Table:
         from sqlalchemy import Column, MetaData, Table
 
         columns: list[Column[Any]] = [Column(column.name) for column in self.table.columns]
-        return Table(_STAGED, MetaData(), *columns, Column(ROW), schema=_TEMPORARY)
+        # A temporary table hides all tables of its name, also the target.
+        return Table(f"{_STAGED}_{new_key()}", MetaData(), *columns, Column(ROW), schema=_TEMPORARY)
 
     def _updated_columns(self, excluded: Any) -> dict[str, Any]:
         marks = {LINEAGE, CHECKPOINT}
@@ -293,12 +295,6 @@ def _with_hex_binary(table: Any) -> Any:
             text = pa.array([None if value is None else f"\\x{value.hex()}" for value in found], pa.string())
             table = table.set_column(number, field.name, text)
     return table
-
-
-def _text(statement: str) -> Any:
-    from sqlalchemy import text
-
-    return text(statement)
 
 
 def _read_tables(files: TargetFiles, file: WrittenFile) -> Iterator[Any]:

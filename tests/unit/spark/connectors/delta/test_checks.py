@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, Field, Schema
-from deltalake.schema import PrimitiveType
+from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType
 
 from airflow_provider_statecheck.exceptions import (
     CoordinatorError,
     EnvironmentNotReadyError,
     InvalidConfigurationError,
     StorageError,
+    UnfitOutputError,
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.spark.connectors.commit.target_files import TargetFiles
@@ -98,6 +100,78 @@ def test_table_with_a_computed_or_checked_column_is_refused(path, rule, expressi
     DeltaTable.create(path, Schema([Field("key", NUMBER), Field("name", TEXT, metadata={rule: expression})]))
     with pytest.raises(EnvironmentNotReadyError, match="the column 'name'"):
         DeltaAttempt(path, 1).open()
+
+
+NESTS: dict[str, Any] = {
+    "s.x": lambda field: StructType([field]),
+    "s.element.x": lambda field: ArrayType(StructType([field]), contains_null=True),
+    "s.value.x": lambda field: MapType(TEXT, StructType([field]), value_contains_null=True),
+    "s.x.x": lambda field: StructType([Field("x", StructType([field]))]),
+}
+VALUES: dict[str, Any] = {
+    "s.x": lambda value: {"x": value},
+    "s.element.x": lambda value: [{"x": "a"}, {"x": value}],
+    "s.value.x": lambda value: [("k", {"x": value})],
+    "s.x.x": lambda value: {"x": {"x": value}},
+}
+
+
+@pytest.mark.parametrize("name", list(NESTS))
+@pytest.mark.parametrize("rule", ["delta.generationExpression", "delta.invariants"])
+def test_table_with_a_computed_or_checked_part_of_a_column_is_refused(path, name, rule):
+    kind = NESTS[name](Field("x", NUMBER, metadata={rule: '{"expression": {"expression": "s.x > 0"}}'}))
+    DeltaTable.create(path, Schema([Field("key", NUMBER), Field("s", kind)]))
+    with pytest.raises(EnvironmentNotReadyError, match=f"the column '{name}'"):
+        DeltaAttempt(path, 1).open()
+
+
+def refused_and_stored(path, field, values, shown, **settings):
+    """Write the values but the last one, which is too long, to a table with a column of Spark's limited texts."""
+    DeltaTable.create(path, Schema([Field("key", NUMBER), field]))
+    kind = pa.schema(DeltaTable(path).schema().to_arrow()).field(field.name).type
+    rows = pa.table({"key": pa.array(range(len(values)), pa.int64()), field.name: pa.array(values, kind)})
+    attempt = DeltaAttempt(path, 1, schema=rows.schema, **settings).open()
+    with pytest.raises(UnfitOutputError, match=f"column '{shown}' has 1 value of more than 3 characters"):
+        attempt.write_table(rows)
+    attempt.commit(1, attempt.write_table(rows.slice(0, len(values) - 1)))
+    assert len(keys_of(path)) == len(values) - 1
+
+
+@pytest.mark.parametrize("declared", ["varchar(3)", "char(3)"])
+@pytest.mark.parametrize("settings", [{}, {"upsert_by": ["key"], "merge_schema": True}], ids=["append", "upsert"])
+def test_texts_that_are_too_long_for_the_type_that_spark_declared_are_refused(path, declared, settings):
+    field = Field("name", TEXT, metadata={"__CHAR_VARCHAR_TYPE_STRING": declared})
+    refused_and_stored(path, field, ["äöü", None, "", "abcdef"], "name", **settings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "declared", "values", "shown"),
+    [
+        (ArrayType(TEXT, contains_null=True), "array<varchar(3)>", [["abc"], None, ["a", "abcd"]], "s.element"),
+        (
+            MapType(TEXT, TEXT, value_contains_null=True),
+            "map<char(3),string>",
+            [[("abc", "longer")], [("abcd", "a")]],
+            "s.key",
+        ),
+        (
+            StructType([Field("d", PrimitiveType("decimal(10,2)")), Field("x", ArrayType(TEXT, contains_null=True))]),
+            "struct<d:decimal(10,2),x:array<varchar(3)>>",
+            [{"d": None, "x": ["abc"]}, {"d": None, "x": ["abcd"]}],
+            "s.x.element",
+        ),
+    ],
+    ids=["list", "map", "struct"],
+)
+def test_parts_that_are_too_long_for_the_type_that_spark_declared_are_refused(path, kind, declared, values, shown):
+    refused_and_stored(path, Field("s", kind, metadata={"__CHAR_VARCHAR_TYPE_STRING": declared}), values, shown)
+
+
+@pytest.mark.parametrize("name", list(NESTS))
+def test_the_declared_length_of_a_part_is_that_of_its_own_field_too(path, name):
+    field = Field("x", TEXT, metadata={"__CHAR_VARCHAR_TYPE_STRING": "varchar(3)"})
+    values = [VALUES[name]("abc"), VALUES[name]("abcd")]
+    refused_and_stored(path, Field("s", NESTS[name](field)), values, name)
 
 
 def test_constraint_is_noticed_between_two_commits_and_when_a_table_is_opened(path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import Any
 
 import pyarrow as pa
@@ -271,6 +273,76 @@ def test_attempt_gives_up_when_others_always_come_first(folder, monkeypatch):
     with pytest.raises(StorageError, match="found a concurrent commit"):
         attempt.add(1, 1)
     assert set(seen_in(folder)) == {100}
+
+
+def metadata_of(folder):
+    return {path.name for path in folder.rglob("metadata/*")}
+
+
+@pytest.mark.parametrize(
+    "step", ["pyiceberg.manifest.ManifestWriter.add_entry", "pyiceberg.io.pyarrow.ParquetFormatWriter.write"]
+)
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+def test_a_disk_that_refuses_a_commit_is_told_once_and_keeps_no_part_of_a_file(folder, monkeypatch, step, code):
+    attempt = Attempt(folder, 1, upsert_by=["key"]).open()
+    attempt.add(1, 1)
+    written, before, tries = attempt.write(1, 2), metadata_of(folder), []
+    kept = {path.name for path in folder.rglob("*.parquet")}
+
+    def fail(*args):
+        tries.append(args)
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(step, fail)
+        with pytest.raises(
+            StorageError, match=rf"sales.orders at file://{folder}/.* failed: OSError: .*{os.strerror(code)}"
+        ) as told:
+            attempt.commit(2, written)
+    assert "free some space" in str(told.value) or "read-only; make it writable" in str(told.value)
+    assert len(tries) == 1
+    assert metadata_of(folder) == before
+    assert {path.name for path in folder.rglob("*.parquet")} == kept
+    attempt.commit(2, written)
+    assert seen_in(folder) == [1, 2]
+
+
+def test_a_full_disk_at_the_catalog_is_told_once_and_its_unknown_outcome_deletes_nothing(folder, monkeypatch):
+    attempt = Attempt(folder, 1).open()
+    written, tries = attempt.write(1), []
+
+    def fail(*args):
+        tries.append(args)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(destination, "commit_edit", fail)
+        with pytest.raises(CommitStateUnknownError, match=r"No space left on device.* free some space"):
+            attempt.commit(1, written)
+    assert len(tries) == 1
+    attempt.commit(1, written)
+    assert seen_in(folder) == [1]
+
+
+def test_a_snapshot_that_another_writer_expires_meanwhile_is_a_conflict_and_a_lost_file_is_not(folder, monkeypatch):
+    attempt = Attempt(folder, 1).open()
+    attempt.add(1, 1)
+    real, tries = destination.stage_edit, []
+
+    def stage(*args):
+        tries.append(args)
+        if len(tries) == 1:
+            append_as_somebody_else(folder, 50)
+        if len(tries) in (1, 3):
+            raise FileNotFoundError("snap.avro")
+        return real(*args)
+
+    monkeypatch.setattr(destination, "stage_edit", stage)
+    attempt.add(2, 2)
+    assert seen_in(folder) == [1, 2, 50]
+    with pytest.raises(StorageError, match=r"FileNotFoundError: snap\.avro"):
+        attempt.add(3, 3)
+    assert len(tries) == 3
 
 
 def test_unknown_outcome_is_reported_and_deletes_nothing(folder, monkeypatch):

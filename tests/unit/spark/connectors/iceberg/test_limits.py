@@ -21,7 +21,7 @@ from pyiceberg.transforms import (
     YearTransform,
 )
 
-from airflow_provider_statecheck.exceptions import StorageError, UnfitOutputError
+from airflow_provider_statecheck.exceptions import StorageError, UnfitOutputError, UnsupportedStateError
 from tests.unit.spark.connectors.iceberg.tables import Attempt, create_table, table_in
 
 DAY_US = 86_400_000_000
@@ -163,6 +163,48 @@ def _replace_days(path):
     other = pc.if_else(pc.equal(found.column("key"), 1), pa.scalar(6_666_666, pa.date32()), found.column("value"))
     field = found.schema.field("value")
     pq.write_table(found.set_column(found.schema.get_field_index("value"), field, other), path)
+
+
+CONVERTED = [
+    (pa.string(), pa.binary()),
+    (pa.binary(), pa.string()),
+    (pa.decimal128(10, 3), pa.decimal128(10, 2)),
+    (pa.decimal128(5, 0), pa.decimal128(5, 2)),
+    (pa.decimal128(38, 10), pa.decimal128(38, 2)),
+]
+NESTED = {
+    "plain": lambda kind: kind,
+    "struct": lambda kind: pa.struct([("part", kind)]),
+    "list": pa.list_,
+    "map": lambda kind: pa.map_(pa.string(), kind),
+    "key": lambda kind: pa.map_(kind, pa.string()),
+    "deep": lambda kind: pa.list_(pa.struct([("part", pa.map_(pa.string(), kind))])),
+}
+
+
+@pytest.mark.parametrize("nest", NESTED.values(), ids=NESTED)
+def test_types_that_pyiceberg_would_convert_are_refused_before_any_work(tmp_path, nest):
+    for number, (given, kept) in enumerate(CONVERTED):
+        create_table(tmp_path / str(number), pa.schema([("key", pa.int64()), ("value", nest(kept))]))
+        rows = pa.schema([("key", pa.int64()), ("value", nest(given))])
+        with pytest.raises(UnsupportedStateError, match=r"column 'value\S*' is \w+.* there and \w+.* here") as refused:
+            Attempt(tmp_path / str(number), 1, schema=rows).open()
+        assert not refused.value.retryable
+
+
+@pytest.mark.parametrize("nest", [NESTED["plain"], NESTED["struct"], NESTED["list"]], ids=["plain", "struct", "list"])
+def test_narrower_decimals_and_integers_are_widened(tmp_path, nest):
+    for given, kept, value in [
+        (pa.decimal128(5, 2), pa.decimal128(10, 2), Decimal("-9.75")),
+        (pa.int32(), pa.int64(), 7),
+    ]:
+        folder = tmp_path / str(kept)
+        create_table(folder, pa.schema([("key", pa.int64()), ("value", nest(kept))]))
+        wrapped = {"struct": {"part": value}, "list": [value]}.get(str(nest(given)).partition("<")[0], value)
+        rows = pa.table({"key": pa.array([1], pa.int64()), "value": pa.array([wrapped], nest(given))})
+        attempt = Attempt(folder, 1, schema=rows.schema).open()
+        attempt.commit(1, attempt.write_table(rows))
+        assert read(folder).to_pylist() == [wrapped]
 
 
 def test_a_full_disk_is_told_with_its_place_and_leaves_no_part_of_a_file(tmp_path, monkeypatch):

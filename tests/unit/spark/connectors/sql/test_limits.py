@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime
 import math
+from contextlib import suppress
 
 import pyarrow as pa
 import pytest
 from sqlalchemy import make_url
+from sqlalchemy.exc import DBAPIError
 
 from airflow_provider_statecheck.exceptions import UnfitOutputError
 from airflow_provider_statecheck.spark.connectors.sql.limits import DatabaseLimits
@@ -118,6 +120,28 @@ def test_texts_that_a_column_of_another_type_takes_are_stored(postgres):
     ]
 
 
+NUMBERS = ["1e131071", "1e131072", "-12.5e131070", "-12.5e131071", "1e-16383", "1e-16384", "0e-16384", "0e200000"]
+NUMBERS += ["0.5e131072", "0.05e131074", "1e200000", "1.25e-16381", "1.25e-16382", "0.00e2147483647", "0e1073741822"]
+NUMBERS += ["1" * 131072, "1" * 131073, f"0.{'1' * 16383}", f"0.{'1' * 16384}", "1E+5", "-0", "0e-0"]
+
+
+def test_numbers_of_json_are_judged_as_postgresql_does(postgres):
+    texts = [f'{{"a": [{number}]}}' for number in NUMBERS]
+    accepted = []
+    for value in texts:
+        with suppress(DBAPIError):
+            postgres.run(f"SELECT CAST('{value}' AS JSONB) IS NULL".replace(":", "\\:"))
+            accepted.append(value)
+    assert 0 < len(accepted) < len(texts)
+    told = refused(postgres, pa.array(texts), "key BIGINT, value JSONB")
+    assert f"column 'value' has {len(texts) - len(accepted)} values without JSON" in told
+    for kind, taken in (("JSONB", accepted), ("JSON", texts)):
+        postgres.clear()
+        attempt, rows = attempt_with(postgres, pa.array(taken), f"key BIGINT, value {kind}")
+        attempt.commit(1, attempt.write_table(rows))
+        assert len(postgres.rows("key")) == len(taken)
+
+
 def test_texts_outside_of_an_enumeration_are_refused(postgres):
     postgres.run("DROP TYPE IF EXISTS mood CASCADE")
     postgres.run("CREATE TYPE mood AS ENUM ('good', 'bad')")
@@ -208,6 +232,12 @@ def test_names_that_differ_only_in_case_are_refused_by_sqlite_and_are_columns_of
 def test_too_many_columns_are_refused():
     with pytest.raises(UnfitOutputError, match="found 1601 columns, of which a table has 1600 at most"):
         DatabaseLimits(columns=1600).require_names(TableName(None, "t"), [f"c{n}" for n in range(1601)], "a database")
+
+
+def test_an_upsert_has_one_column_less_for_its_temporary_table(postgres):
+    schema = pa.schema([(f"c{number}", pa.int8()) for number in range(1600)])
+    with pytest.raises(UnfitOutputError, match="found 1600 columns, of which a table has 1599 at most"):
+        postgres.open(1, schema=schema, settings={"mark_rows": False, "upsert_by": ["c0"]})
 
 
 # Relations

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
+import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from string import ascii_letters
 from threading import Event
 from typing import Any
 
@@ -147,6 +149,34 @@ def test_a_table_of_the_user_with_the_name_of_ours_stays(postgres):
     first.add(2, 2)
     assert postgres.rows("key", "statecheck_staged") == []
     postgres.run("DROP TABLE statecheck_staged")
+
+
+def test_a_table_with_the_name_of_the_temporary_one_takes_upserts(postgres):
+    postgres.run("DROP TABLE IF EXISTS statecheck_staged")
+    first = postgres.open(1, settings={**UPSERT, "table": "statecheck_staged"})
+    first.add(1, 1, name="old")
+    first.add(2, 1, name="new")
+    assert postgres.rows(table="statecheck_staged") == [(1, "new 1")]
+    postgres.run("DROP TABLE statecheck_staged")
+
+
+CHANGES = {
+    "42703 column": "ALTER TABLE {0} RENAME name TO other",
+    "0A000 rule": "CREATE RULE other AS ON INSERT TO {0} DO ALSO SELECT 1",
+    "42P10 key": "ALTER TABLE {0} DROP CONSTRAINT {0}_pkey",
+    "54000 row": "ALTER TABLE {0} ALTER name SET STORAGE PLAIN",
+}
+
+
+@pytest.mark.parametrize("change", list(CHANGES))
+def test_an_error_that_each_retry_would_meet_again_is_not_retried(postgres, change):
+    first = postgres.open(1, settings=UPSERT)
+    written = first.write(1, name="".join(random.Random(1).choices(ascii_letters, k=9000)))
+    postgres.run(CHANGES[change].format(TABLE))
+    with pytest.raises(UnsupportedStateError, match="rejected the output") as told:
+        first.commit(1, written)
+    assert not told.value.retryable
+    assert postgres.commits == []
 
 
 @pytest.mark.parametrize(("setting", "used"), [("off", "on"), ("local", "local"), ("remote_apply", "remote_apply")])
