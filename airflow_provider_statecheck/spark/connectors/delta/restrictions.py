@@ -1,4 +1,4 @@
-"""What a Delta table does not take from a writer of plain data files: constraints, features, and texts of a limited length."""
+"""What a Delta table forbids in plain data files: constraints, features, and long texts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-Widths of rows of PostgreSQL, which keeps each row within a page and moves only long values elsewhere.
+Widths of rows of PostgreSQL, each within a page, with only long values elsewhere.
 
 The widths are those that a row has at least, in the order of the columns, with their alignment.
 """

@@ -1,4 +1,4 @@
-"""Tables of a database that cannot take the output of a sink: of other kinds, with other columns, or without rights for it."""
+"""Checks of an existing table before any work: its kind, columns, keys, rules and rights."""
 
 from __future__ import annotations
 
