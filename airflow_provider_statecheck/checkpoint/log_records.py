@@ -18,31 +18,36 @@ from airflow_provider_statecheck.checkpoint.printable import Lines, is_printable
 _PACKAGE: Final = __name__.partition(".")[0]
 
 
-def guard_logs() -> None:
-    """Mask the records of all loggers of this package, and let them have printable text only, from now on."""
+def guard_logs(mask: Callable[[str], str] = str) -> None:
+    """
+    Let the records of all loggers of this package have printable text only, and mask them, from now on.
+
+    :param mask: Returns a text without the secrets that the process knows; by default none is known.
+    """
     # A program may have set a factory of its own since the last call.
     made_by = logging.getLogRecordFactory()
-    if not isinstance(made_by, _GuardedRecords):
-        logging.setLogRecordFactory(_GuardedRecords(made_by))
+    if isinstance(made_by, _GuardedRecords):
+        made_by.mask = mask
+    else:
+        logging.setLogRecordFactory(_GuardedRecords(made_by, mask))
 
 
 class _GuardedRecords:
     """Makes records as another factory does, and guards those of this package."""
 
-    def __init__(self, make: Callable[..., logging.LogRecord]) -> None:
+    def __init__(self, make: Callable[..., logging.LogRecord], mask: Callable[[str], str]) -> None:
         self._make = make
+        self.mask = mask
 
     def __call__(self, *args: Any, **options: Any) -> logging.LogRecord:
         record = self._make(*args, **options)
         # Formatters make records without a name, whose fields they set themselves.
         if (record.name or "").partition(".")[0] == _PACKAGE:
-            _guard(record)
+            _guard(record, self.mask)
         return record
 
 
-def _guard(record: logging.LogRecord) -> None:
-    from airflow_provider_statecheck.checkpoint.secrets import masked  # not before something is logged
-
+def _guard(record: logging.LogRecord, mask: Callable[[str], str]) -> None:
     if isinstance(record.args, Mapping):
         record.args = {key: _shown(value) for key, value in record.args.items()}
     elif record.args:
@@ -50,12 +55,12 @@ def _guard(record: logging.LogRecord) -> None:
     # Logging itself reports arguments that do not fit the message.
     with suppress(Exception):
         message = record.getMessage()
-        shown = masked(message)
+        shown = mask(message)
         if shown != message:
             record.msg, record.args = shown, ()
     error = record.exc_info[1] if record.exc_info else None
     if error is not None:
-        guarded = _guarded(error, lambda text: printable_lines(masked(text)))
+        guarded = _guarded(error, lambda text: printable_lines(mask(text)))
         record.exc_info = (type(guarded), guarded, error.__traceback__)
 
 

@@ -146,7 +146,7 @@ def remember_secrets(secrets: Iterable[str]) -> None:
     new = _known.add(secrets)
     if not new:
         return
-    guard_logs()
+    guard_logs(masked)
     for name in _MASKING:
         masking = sys.modules.get(name)
         if masking is not None:
@@ -162,6 +162,8 @@ def masked(text: str) -> str:
             text = str(masker.redact(text))
     return redact(text)
 
+
+guard_logs(masked)
 
 _SHORTEST_IN_BASE64: Final = 8
 """A shorter secret has few characters in base64 that it alone decides."""

@@ -1,5 +1,5 @@
 """
-Reader of Parquet files: whole ones, whose columns are compared with those of the source, and row groups of large ones.
+Reader of Parquet files: whole ones, and row groups of large ones.
 
 The types of a later file of a run are widened as far as Spark reads all files in one type.
 """
