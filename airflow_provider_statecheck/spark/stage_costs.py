@@ -176,7 +176,8 @@ class AutoFact:
 
 
 def _decoded_fact(fingerprint: Any, compute_seconds: Any, size_bytes: Any) -> AutoFact:
-    return AutoFact(decode(str, fingerprint), decode(float, compute_seconds), decode(int, size_bytes))
+    size = None if size_bytes is None else decode(int, size_bytes)
+    return AutoFact(decode(str, fingerprint), decode(float, compute_seconds), size)
 
 
 class AutoFacts(RecordsByStep[AutoFact]):
