@@ -9,7 +9,7 @@ from airflow_provider_statecheck.checkpoint.codec import to_json
 from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.gateway.verbs import decode_error, encode_error
 from airflow_provider_statecheck.queryable.answers import JsonRows, first_rows
-from airflow_provider_statecheck.storage.bounded_process import run_bounded
+from airflow_provider_statecheck.state.bounded_process import run_bounded
 from airflow_provider_statecheck.storage.bounds import is_bounded
 
 if TYPE_CHECKING:

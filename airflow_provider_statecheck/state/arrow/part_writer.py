@@ -36,10 +36,10 @@ from airflow_provider_statecheck.state.arrow.part_files import (
     Parts,
     corrupt_part,
 )
+from airflow_provider_statecheck.state.bounded_process import run_bounded
 from airflow_provider_statecheck.state.keyed.expiry import timed_cells
 from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.state.serializers.nested_columns import conformed, with_elements
-from airflow_provider_statecheck.storage.bounded_process import run_bounded
 from airflow_provider_statecheck.storage.bounds import LARGEST_DECODED, is_bounded
 from airflow_provider_statecheck.storage.snapshot_manifest import RangeReader
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream
