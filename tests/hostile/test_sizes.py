@@ -30,6 +30,7 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
 )
 from airflow_provider_statecheck.queryable.preview import preview
+from airflow_provider_statecheck.state import bounded_process
 from airflow_provider_statecheck.state.arrow import part_writer
 from airflow_provider_statecheck.state.arrow.part_files import PartBytes
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
@@ -38,7 +39,6 @@ from airflow_provider_statecheck.state.reading.snapshot_reader import SnapshotRe
 from airflow_provider_statecheck.state.reading.state_reader import read_state
 from airflow_provider_statecheck.state.source_items import Item, pack_items, unpack_items
 from airflow_provider_statecheck.state.writing.canonical import rescale_max_parallelism
-from airflow_provider_statecheck.storage import bounded_process
 from airflow_provider_statecheck.storage.bounds import LARGEST_DECODED, bounded_decoding
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.json_text import DEEPEST, MOST_VALUES, read_json
