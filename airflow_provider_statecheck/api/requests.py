@@ -304,7 +304,7 @@ _STORED_AS = {
     **dict.fromkeys(("run_id", "task_id"), "dag_id"),
     "restarted_run": "run_key",
     "partition_date": "run_key",
-    **dict.fromkeys(("limit", "map_index"), "epoch"),
+    **dict.fromkeys(("limit", "map_index", "try_number"), "epoch"),
     "sha256": "metadata_sha256",
 }
 """Columns with the limits of fields and parameters of other names."""

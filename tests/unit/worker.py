@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from airflow_provider_statecheck.gateway.http import HttpClient, HttpGateway
 from airflow_provider_statecheck.hooks import transport
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import METADATA
-from tests.conformance.api_process import KILL_FOLDER
+from tests.conformance.api_process import ENDED_FILE, KILL_FOLDER
 from tests.conformance.served import ApiProcess, ClaimedTask, FolderClock
 from tests.messages import complete_checkpoint, make_registration
 from tests.sqlite_rows import new_engine
@@ -71,12 +70,14 @@ class ServedJobs:
             for table in reversed(METADATA.sorted_tables):
                 connection.execute(table.delete())
 
-    def reading_token(self, job: str, run_id: str = "run") -> str:
+    def reading_token(self, job: str) -> str:
         """Return a token that reads one job."""
         client = HttpClient(self.url)
-        task = ClaimedTask(client)
-        task.owner = replace(task.owner, run_id=run_id)
-        return HttpGateway(client, task).reading_token(job_id_of(job))
+        return HttpGateway(client, ClaimedTask(client)).reading_token(job_id_of(job))
+
+    def end_tasks(self) -> None:
+        """Let no task run or be deferred from now on."""
+        (self._folder / ENDED_FILE).touch()
 
     def close(self) -> None:
         self._engine.dispose()
