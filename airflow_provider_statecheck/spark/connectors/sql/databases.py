@@ -133,7 +133,9 @@ class Database:
         parsed = _parse_url(url)
         password = str(parsed.password or "")
         quoted = [password, quote(password, safe=""), quote_plus(password)]
-        return {"password": quoted, "token": url, "query": dict(parsed.query)}
+        # Each secret makes all masking slower, and the path of a file is none.
+        token = url if parsed.username or password or parsed.query else ""
+        return {"password": quoted, "token": token, "query": dict(parsed.query)}
 
 
 class SinkDatabase(Database):
