@@ -74,7 +74,7 @@ class ForgettableRows:
 @dataclass(slots=True)
 class OldRows:
     """
-    The removable rows of an operator, in batches of which each is removed in a transaction of its own.
+    The removable rows of an operator, in batches; a transaction of its own removes each batch.
 
     The last checkpoint of each run in the state stays. Finding these takes a look at all checkpoints of the operator. The first
     batch finds them, and a later one only asks whether those of its runs are still in the state: then no earlier checkpoint of

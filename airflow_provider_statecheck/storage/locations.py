@@ -8,7 +8,6 @@ URI, such as a page of the internal network or a local file.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Self
@@ -16,9 +15,8 @@ from typing import Any, Self
 from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE, canonical_scheme, checkpoint_id_of
 from airflow_provider_statecheck.checkpoint.secrets import redact
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, LocationNotAllowedError
-from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES
+from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, URI
 
-_URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 SETTING = "allowed_locations"
 
 
@@ -135,7 +133,7 @@ def _place_below(uri: str) -> str:
 
     :raises InvalidConfigurationError: if the URI is not absolute.
     """
-    found = _URI.fullmatch(uri.strip())
+    found = URI.fullmatch(uri.strip())
     if found is None or (found[1].lower() in LOCAL_SCHEMES and not found[2].startswith("/")):
         raise InvalidConfigurationError(
             f"Expected {SETTING} to be URIs such as s3://bucket or file:///mnt/archive, found {redact(uri)!r}.",

@@ -29,7 +29,8 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError, St
 from airflow_provider_statecheck.storage.failures import advice
 
 LOCAL_SCHEMES = ("file", "local")
-_URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+"""An absolute URI: its scheme, and the rest."""
 _ALMOST_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _LONGEST_NAME = 255
 """Longest name of a file in bytes on common local filesystems."""
@@ -58,7 +59,7 @@ def normalise_base(base: Any, name: str = "checkpoint_dir") -> str:
         raise _invalid(name, "free of the characters *?[]{}, which filesystems and Spark expand", text)
     if "\0" in text:
         raise _invalid(name, "free of null characters, which no filesystem accepts", text)
-    uri = _URI.fullmatch(text)
+    uri = URI.fullmatch(text)
     if uri is not None:
         return _normalise_uri(uri.group(1).lower(), uri.group(2), text, name)
     if _ALMOST_URI.match(text):
@@ -107,7 +108,7 @@ def scheme_of(uri: str) -> str:
 
     :raises InvalidConfigurationError: if the URI has no scheme.
     """
-    match = _URI.fullmatch(uri)
+    match = URI.fullmatch(uri)
     if match is None:
         raise InvalidConfigurationError(f"Expected an absolute URI such as file:///data/x, found {redact(uri)!r}.")
     return match.group(1).lower()

@@ -56,7 +56,7 @@ CHECKPOINT = CheckpointProperties.for_checkpoint()
 MOST_STATEMENTS = {"sqlite": 14, "postgresql": 10}
 """Begin, fencing and re-checks included. PostgreSQL writes all rows of a call in one statement."""
 MOST_STEPS_PER_OPERATOR = 60
-"""Those for a job, of which there is one for ten operators, included."""
+"""They include those for a job; there is one job for ten operators."""
 
 
 class StatementContract:

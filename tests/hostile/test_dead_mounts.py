@@ -62,7 +62,7 @@ def dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mount]:
 
 
 def guarded(dead: Mount, patience: HostPatience) -> CheckpointStorage:
-    """Return a storage of two places, of which the dead one comes first."""
+    """Return a storage of two places; the dead one comes first."""
     healthy = f"file://{dead.path.parent}/healthy"
     allowed = AllowedLocations.only([dead.uri, healthy])
     return CheckpointStorage.open(healthy).guarded(allowed, patience)

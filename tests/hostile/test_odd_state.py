@@ -195,7 +195,7 @@ def _listed(job: StatefulJob, *operators: OperatorState, **values: Any) -> None:
             found.checkpoint.content(name)
 
 
-def test_a_listing_names_odd_state_as_unreadable_or_leaves_it_out(pointer):
+def test_odd_state_ends_no_listing_with_an_error_of_another_kind(pointer):
     job, operator = pointer
     for seed in range(60):
         rng = random.Random(seed)

@@ -107,7 +107,7 @@ class DatabaseLimits:
         # The temporary table of an upsert has a further column.
         most = self.columns - (is_upserted and not self.folds_case)
         if len(columns) > most:
-            found.append(f"{len(columns)} columns, of which a table has {most} at most")
+            found.append(f"{len(columns)} columns where a table has {most} at most")
         if found:
             raise UnfitOutputError(
                 f"Expected names that {shown} can have, found {'; '.join(found)}. Rename the columns in the stage, or choose another "

@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy
 from sqlalchemy import NullPool, create_engine, inspect, text
 
+from airflow_provider_statecheck.checkpoint.secrets import masked
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, InvalidConfigurationError, SourceError
 from airflow_provider_statecheck.spark.connectors.sql import databases
 from airflow_provider_statecheck.spark.connectors.sql.databases import (
@@ -43,6 +44,22 @@ def test_an_address_is_a_url_a_variable_or_a_function(monkeypatch):
     monkeypatch.setenv("SHOP", URL)
     for address in (URL, "env:SHOP", lambda: URL):
         assert Database.open(address).shown == "postgresql+psycopg2://127.0.0.1/shop"
+
+
+@pytest.mark.parametrize(
+    ("url", "is_secret"),
+    [
+        ("sqlite:////data/shop-1.db", False),
+        ("postgresql+psycopg2://lake-1/shop", False),
+        ("postgresql+psycopg2://me@lake-2/shop", True),
+        ("postgresql+psycopg2://lake-3/shop?sslpassword=also-secret", True),
+    ],
+)
+def test_a_url_is_remembered_as_a_secret_only_if_it_has_one(url, is_secret):
+    """Airflow compiles all remembered secrets again for each new one, and the path of a file is none."""
+    Database(url)
+    assert (masked(f"at {url}") != f"at {url}") == is_secret
+    assert ("***" in masked(f"at {url}").replace("://***@", "")) == is_secret
 
 
 def test_a_variable_that_is_not_set_is_refused(monkeypatch):

@@ -230,13 +230,13 @@ def test_names_that_differ_only_in_case_are_refused_by_sqlite_and_are_columns_of
 
 
 def test_too_many_columns_are_refused():
-    with pytest.raises(UnfitOutputError, match="found 1601 columns, of which a table has 1600 at most"):
+    with pytest.raises(UnfitOutputError, match="found 1601 columns where a table has 1600 at most"):
         DatabaseLimits(columns=1600).require_names(TableName(None, "t"), [f"c{n}" for n in range(1601)], "a database")
 
 
 def test_an_upsert_has_one_column_less_for_its_temporary_table(postgres):
     schema = pa.schema([(f"c{number}", pa.int8()) for number in range(1600)])
-    with pytest.raises(UnfitOutputError, match="found 1600 columns, of which a table has 1599 at most"):
+    with pytest.raises(UnfitOutputError, match="found 1600 columns where a table has 1599 at most"):
         postgres.open(1, schema=schema, settings={"mark_rows": False, "upsert_by": ["c0"]})
 
 
