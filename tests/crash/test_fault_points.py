@@ -1,9 +1,9 @@
 """
-A stage fails at every durable step, in the long runs at every single call; the next try ends as if nothing had happened.
+A stage fails at each kind of durable step, in the long runs at every single call; the next try ends as if nothing had happened.
 
 The steps are the calls on storage and gateway that have an effect. In the long runs each call fails in every way, else the
-ways take turns. The points are counted in a run without a fault. Each case runs in a child process of its own, so that a
-kill is a kill.
+last two of each kind fail, and the ways take turns. The points are counted in a run without a fault. Each case runs in a child
+process of its own, so that a kill is a kill.
 """
 
 from __future__ import annotations
@@ -31,13 +31,19 @@ class Ways:
 
     modes: tuple[FaultMode, ...]
     also_reads: bool = True
+    of_each_kind: int | None = None
+    """Number of calls of each kind that fail, counted from the last one; ``None`` for all."""
 
     def faults(self, calls: list[str]) -> list[tuple[int, FaultMode]]:
         """Return the number of each call that fails, from 1, and how it fails."""
-        points = [i for i, name in enumerate(calls, 1) if self.also_reads or name not in READING_CALLS]
+        points = [i for i, name in enumerate(calls, 1) if self._fails(calls, i, name)]
         faults = [(point, self.modes[i % len(self.modes)]) for i, point in enumerate(points)]
         # Of a call that only reads no reply can be lost.
         return [f for f in faults if f[1] is not FaultMode.REPLY_LOST or calls[f[0] - 1] not in READING_CALLS]
+
+    def _fails(self, calls: list[str], point: int, name: str) -> bool:
+        is_chosen = self.of_each_kind is None or calls[point:].count(name) < self.of_each_kind
+        return is_chosen and (self.also_reads or name not in READING_CALLS)
 
 
 def _undisturbed(tries: Tries) -> dict[str, Any]:
@@ -99,7 +105,8 @@ def _failed_halfway(tries: Tries, keep: Path) -> Path:
 
 IN_TURN = (FaultMode.ERROR, FaultMode.KILL, FaultMode.REPLY_LOST)
 WAYS = [
-    pytest.param(Ways(IN_TURN, also_reads=False), id="each in turn"),
+    pytest.param(Ways(IN_TURN, also_reads=False, of_each_kind=2), id="the last two of each kind in turn"),
+    pytest.param(Ways(IN_TURN, also_reads=False), id="each in turn", marks=pytest.mark.soak),
     pytest.param(Ways(IN_TURN), id="each in turn, also of calls that only read", marks=pytest.mark.soak),
     *(pytest.param(Ways((mode,)), id=mode.value, marks=pytest.mark.soak) for mode in FaultMode),
 ]

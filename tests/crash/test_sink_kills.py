@@ -38,6 +38,7 @@ class TestParquetSinkKills(SinkKills):
         return pa.concat_tables([pq.read_table(file) for file in committed])
 
 
+@pytest.mark.soak
 class TestDeltaSinkKills(SinkKills):
     factory = f"{FACTORIES}:delta"
     first_gap = 2
@@ -50,6 +51,7 @@ class TestDeltaSinkKills(SinkKills):
         return pa.table(DeltaTable(str(work / "table")).to_pyarrow_table())
 
 
+@pytest.mark.soak
 class TestIcebergSinkKills(SinkKills):
     factory = f"{FACTORIES}:iceberg"
     first_gap = 4
@@ -74,6 +76,7 @@ class TestIcebergSinkKills(SinkKills):
             catalog.close()
 
 
+@pytest.mark.soak
 class TestCustomSinkKills(SinkKills):
     factory = f"{FACTORIES}:folder"
     first_gap = 6

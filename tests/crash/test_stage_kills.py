@@ -42,7 +42,7 @@ pytestmark = pytest.mark.spark
 
 PUBLISHED = re.compile(r"-g\d+-c(\d+)-")
 COMPLETED = (CheckpointStatus.COMPLETED, CheckpointStatus.SUBSUMED)
-IN_SHORT, IN_LONG = 2, 20
+IN_SHORT, IN_LONG = 1, 20
 TOTALS = pa.struct([("quantity", pa.int64()), ("lines", pa.int64()), ("last", pa.int64())])
 
 

@@ -48,7 +48,7 @@ pytestmark = pytest.mark.spark
 
 WHOLE: dict[str, Any] = {"bytes_per_increment": None}
 CUT: dict[str, Any] = {"row_groups_per_increment": 1}
-SEEDS = {"arrow": range(14), "spark": range(7), "java": range(4), "delta": range(4)}
+SEEDS = {"arrow": range(6), "spark": range(3), "java": range(2), "delta": range(2)}
 """Seeds of the short tests."""
 SOAK_SECONDS = 150.0
 
@@ -157,7 +157,9 @@ def compare_delta(_kind: str, seed: int, root: Path) -> None:
             for name, (kind, make) in zip(names, kinds, strict=True)
         }
         write_deltalake(str(root), pa.table(columns), mode="append", partition_by=partition_by)
-    with settings(spark, chosen(chance, READING, 0.15)):
+    # Delta's own library knows one calendar, whatever Spark is set to.
+    known = {name: values for name, values in READING.items() if "RebaseMode" not in name}
+    with settings(spark, chosen(chance, known, 0.15)):
         expected = pa.table(DeltaTable(str(root)).to_pyarrow_table())
         source = DeltaSource(str(root), files_per_increment=chance.choice((1, 100)))
         found = outcome(lambda: all_increments(source, spark))

@@ -26,7 +26,7 @@ from tests.types.outcomes import Place, outcomes
 
 pytestmark = pytest.mark.spark
 RESULTS = Path(__file__).with_name("results.json")
-SHARE = 8
+SHARE = 16
 """One of so many types is tried in each place in ``make test``."""
 
 PLACES: dict[str, dict[str, Place]] = {

@@ -207,14 +207,15 @@ class OnPostgres(SinkContract):
         return place
 
 
+class TestUpsertingSqlSinkOnSqlite(UpsertingOnSqlite): ...
+
+
+@pytest.mark.soak
 class TestSqlSinkOnSqlite(OnSqlite): ...
 
 
+@pytest.mark.soak  # ten times as slow
 class TestUpsertingSqlSinkOnPostgres(OnPostgres, UpsertingOnSqlite): ...
-
-
-@pytest.mark.soak  # the two kinds of output and the two databases run in make test once each
-class TestUpsertingSqlSinkOnSqlite(UpsertingOnSqlite): ...
 
 
 @pytest.mark.soak
