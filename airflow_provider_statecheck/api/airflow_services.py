@@ -24,7 +24,7 @@ from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, run_key
 from airflow_provider_statecheck.checkpoint.properties import JobStatus, job_status_of
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, SystemClock
-from airflow_provider_statecheck.configuration import StateServingSettings, reads_other_jobs
+from airflow_provider_statecheck.configuration import StateServingSettings, maintenance_dags, reads_other_jobs
 from airflow_provider_statecheck.exceptions import AccessDeniedError, CheckpointNotFoundError
 from airflow_provider_statecheck.gateway.verbs import CHALLENGE_KEY, challenge_of
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
@@ -64,17 +64,10 @@ def airflow_services(
         dags=AirflowDags(),
         observer=airflow_metrics(),
         runs=AirflowRuns(),
-        maintenance_dags=_maintenance_dags,
+        maintenance_dags=maintenance_dags,
         open_storage=open_storage,
         read_state_settings=StateServingSettings.read,
     )
-
-
-def _maintenance_dags() -> frozenset[str]:
-    from airflow.configuration import conf
-
-    names = conf.get("statecheck", "maintenance_dags", fallback="statecheck_maintenance")
-    return frozenset(name.strip() for name in names.split(",") if name.strip())
 
 
 def _engine() -> Engine:

@@ -14,9 +14,13 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.records import OnClear
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, InvalidConfigurationError
+from airflow_provider_statecheck.spark.connectors.custom.data_frame_source import DataFrameSource
 from airflow_provider_statecheck.spark.context import CurrentContext, StageContext
-from airflow_provider_statecheck.spark.driver.attempts import HANDOVER_VARIABLE, DriverSettings, Handover, take_handover
+from airflow_provider_statecheck.spark.driver.attempts import HANDOVER_VARIABLE, Handover, take_handover
 from airflow_provider_statecheck.spark.driver.readiness import NEEDED_ON_A_DRIVER, check_driver_packages
+from airflow_provider_statecheck.spark.driver.settings import DriverSettings
+from airflow_provider_statecheck.spark.stages.stage import Count, Stage
+from airflow_provider_statecheck.spark.stages.stage_run import run_stage
 from tests.messages import make_registration
 from tests.unit.interpreter import modules_loaded_by
 
@@ -140,13 +144,25 @@ def test_driver_with_all_packages_may_start() -> None:
         ({"on_clear": "restrat"}, "Expected on_clear to be one of .* found 'restrat'"),
         ({"claim_mode": None}, "Expected claim_mode to be one of .* found None"),
         ({"renamed_uids": ["old"]}, "Expected renamed_uids to be a mapping"),
+        ({"min_pause": -1}, "Expected min_pause to be 0 or more"),
+        ({"checkpoint_interval": "often"}, "Expected checkpoint_interval to be milliseconds"),
+        ({"data_inline_threshold": "2 MiB"}, "Expected data_inline_threshold to be from 0 to 1 MiB"),
+        ({"num_retained": 0}, "Expected num_retained to be at least 1"),
+        ({"on_overlap": "wiat"}, "Expected on_overlap to be one of fail, wait"),
+        ({"fork": "again"}, "Expected from_checkpoint with fork"),
+        ({"savepoint_at_end": True}, "Expected a directory for the savepoint at the end"),
     ],
 )
 def test_script_with_a_wrong_argument_is_refused_before_any_work(
     tmp_path: Path, argument: dict[str, Any], message: str
 ) -> None:
     spark: Any = None
+    stage = (
+        Stage("days").source(DataFrameSource([1], lambda spark, _: spark.range(1))).key_by("id").aggregate(n=Count())
+    )
     arguments = {"job": "sales", "checkpoint_dir": f"{tmp_path}/c", "metadata": f"sqlite:///{tmp_path}/state.db"}
     with pytest.raises(InvalidConfigurationError, match=message):
         StageContext.open(spark, **arguments | argument)
+    with pytest.raises(InvalidConfigurationError, match=message):
+        run_stage(spark, stage, **arguments | argument)
     assert list(tmp_path.iterdir()) == []
