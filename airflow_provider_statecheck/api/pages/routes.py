@@ -18,15 +18,10 @@ from fastapi.responses import JSONResponse
 from pydantic import BeforeValidator
 
 from airflow_provider_statecheck.api.access import ServicesDep
-from airflow_provider_statecheck.api.action_routes import (
-    WantedDep,
-    forking_task,
-    may_fork,
-    preview_of,
-    require_permitted,
-)
+from airflow_provider_statecheck.api.action_routes import WantedDep, preview_of, require_permitted
 from airflow_provider_statecheck.api.airflow_access import JobsDep, UserJobs
 from airflow_provider_statecheck.api.airflow_services import task_state
+from airflow_provider_statecheck.api.forks import forking_task, may_fork
 from airflow_provider_statecheck.api.pages.job_views import RETRY_DELAY, OperatorsQuery, ShownJob, rows_of, shown_job
 from airflow_provider_statecheck.api.pages.rendering import PageRoute, render
 from airflow_provider_statecheck.api.requests import public_text
