@@ -31,7 +31,6 @@ from airflow_provider_statecheck.spark.parts.parted_run import FAIL, PartedRun
 from airflow_provider_statecheck.spark.stage_costs import StageCosts, require_budget
 from airflow_provider_statecheck.spark.step_kinds import AutoSnapshots, Refinement, RefiningLoop
 from airflow_provider_statecheck.spark.steps import (
-    StageCheckpointer,
     StageState,
     StageSteps,
     StepReport as StepReport,
@@ -91,15 +90,14 @@ class StageContext:
             restored = attempt.restore()
         self.restored: CheckpointRecord | None = restored.checkpoint if restored else None
         """The checkpoint that this try restored; ``None`` if it started from the beginning."""
-        self._saving = StageCheckpointer(
-            attempt, restored, overhead_budget=overhead_budget, pace=pace, monotonic=monotonic
+        self._steps = StageSteps(
+            spark, attempt, restored, overhead_budget=overhead_budget, pace=pace, monotonic=monotonic
         )
-        self.state: StageState = self._saving.state
+        self.state: StageState = self._steps.state
         """Small values by name, saved with each checkpoint."""
-        self.costs: StageCosts = self._saving.costs
+        self.costs: StageCosts = self._steps.costs
         """Time spent on checkpointing, over all tries."""
         self._names = ScopedNames()
-        self._steps = StageSteps(spark, attempt, self._saving, monotonic)
         self._auto = AutoSnapshots(self._steps)
         self.steps: list[StepReport] = self._steps.reports
         """The steps that this try has restored or computed, in order."""
@@ -285,7 +283,7 @@ class StageContext:
 
     def _whole(self, step: StepKey, build: Any, when: bool | Literal["auto"], version: str | None) -> DataFrame:
         if when is False:
-            self._saving.figures.skipped(step)
+            self._steps.figures.skipped(step)
             return built(build)
         fingerprint = self._steps.fingerprint(build, version)
         live = self._steps.restorable(step, fingerprint)
@@ -377,7 +375,7 @@ class StageContext:
         every = require_count("every", every)
         require("every_seconds", every_seconds, lambda age: age is None or age >= 0, "a number of seconds, 0 or more")
         pairs = keyed(items, key)
-        rhythm = partial(Rhythm, every, every_seconds, self.costs, self._saving.pace, self._monotonic)
+        rhythm = partial(Rhythm, every, every_seconds, self.costs, self._steps.pace, self._monotonic)
         loop = ItemLoop(
             self._steps,
             self._names,
@@ -396,7 +394,7 @@ class StageContext:
         :raises StaleAttemptError: if a newer attempt has taken over; this one must stop.
         :raises CheckpointDeclinedError: if more checkpoints failed than are tolerated.
         """
-        return self._saving.checkpoint()
+        return self._steps.checkpoint()
 
     def is_restored(self) -> bool:
         """Return whether this try restored a checkpoint."""
@@ -404,13 +402,13 @@ class StageContext:
 
     def finish(self) -> None:
         """Drop steps that this try did not use, take a last checkpoint if there are changes, and close the attempt."""
-        self._saving.drop_unless_used()
+        self._steps.drop_unless_used()
         self._finish()
 
     def _finish(self, message: str = "") -> None:
-        if not self._saving.is_saved():
+        if not self._steps.is_saved():
             self.checkpoint()
-        self._saving.note_restored()
+        self._steps.note_restored()
         self._attempt.finish(AttemptStatus.FINISHED, message)
         self._close()
 
@@ -420,10 +418,10 @@ class StageContext:
 
         :param error: Cause of the failure.
         """
-        damaged = self._saving.snapshots.damage_behind(error)
+        damaged = self._steps.snapshots.damage_behind(error)
         for uri, problem in damaged.items():
             log.error("Snapshot %s is damaged; the next try recomputes it: %s", redact(uri), problem)
-        self._saving.note_restored()
+        self._steps.note_restored()
         self._attempt.fail(error, tuple(damaged))
         self._close()
 

@@ -112,7 +112,7 @@ def test_interval_that_is_given_is_taken(stage: WrittenStage) -> None:
 def test_loop_finds_its_interval_and_learns_what_its_checkpoints_cost(stage: WrittenStage) -> None:
     clock = Clock()
     with StageContext(None, stage.attempt(), checkpoint_interval="auto", monotonic=clock) as checkpoint:  # type: ignore[arg-type]
-        pace = checkpoint._saving.pace
+        pace = checkpoint._steps.pace
         for number in checkpoint.each("items", range(3)):
             checkpoint.state["number"] = number
             clock.seconds += 5

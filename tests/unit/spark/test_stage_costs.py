@@ -249,9 +249,9 @@ class Frame:
 class Loop(RefiningLoop):
     """A loop that notes what it would write; a step takes a second."""
 
-    def __init__(self, asked: Refinement, saving: Any) -> None:
+    def __init__(self, asked: Refinement, steps: Any) -> None:
         self._refinement = asked
-        self._saving = saving
+        self._steps = steps
         self.written: list[int] = []
 
     def _write(self, number: int, frame: Any, stopwatch: Any) -> Any:
@@ -259,7 +259,7 @@ class Loop(RefiningLoop):
         return frame
 
     def _save(self, number: int, is_converged: bool) -> None:
-        self._saving.pace.completed()
+        self._steps.pace.completed()
 
 
 def written(
