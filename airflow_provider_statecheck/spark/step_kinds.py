@@ -8,13 +8,13 @@ write costs. A loop takes a snapshot of its DataFrame every few iterations.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.codec import require, require_count
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.spark.explained_plans import cached_size, explained_with_costs
 from airflow_provider_statecheck.spark.plan_digest import combined_fingerprint
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import LiveSnapshot, Stopwatch
 from airflow_provider_statecheck.spark.stage_costs import AutoFact
@@ -161,8 +161,6 @@ def _unwritten(seconds: float) -> str:
 
 
 _A_FUNCTION = "a function"
-_STATISTICS = re.compile(r"Statistics\(sizeInBytes=([\d.]+(?:E[+-]?\d+)?) ([KMGTPE]?)i?B")
-_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 
 
 def is_cached(frame: DataFrame) -> bool:
@@ -174,27 +172,7 @@ def is_cached(frame: DataFrame) -> bool:
 def cached_bytes(frame: DataFrame) -> int | None:
     """Return the size of a cached and computed DataFrame, ``None`` if Spark does not report it."""
     # A new query: a plan from before the cache would report the size of its sources.
-    return explained_bytes(_explained(frame.select("*")))
-
-
-def explained_bytes(explained: str) -> int | None:
-    """
-    Return the size of the cached relation at the top of a plan, ``None`` if there is none.
-
-    :param explained: Output of ``explain("cost")``.
-    """
-    top = next((line for line in explained.splitlines() if line and not line.startswith("==")), "")
-    found = _STATISTICS.search(explained)
-    if found is None or not top.startswith("InMemoryRelation"):
-        return None
-    return int(float(found.group(1)) * 1024 ** _POWERS[found.group(2)])
-
-
-def _explained(frame: Any) -> str:
-    if hasattr(frame, "_jdf"):
-        query = frame._jdf.queryExecution()
-        return str(frame.sparkSession._jvm.org.apache.spark.sql.api.python.PythonSQLUtils.explainString(query, "cost"))
-    return str(frame._explain_string(mode="cost"))
+    return cached_size(explained_with_costs(frame.select("*")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
