@@ -84,10 +84,6 @@ class Setting(NamedTuple):
         further = (text for places, text in self.of_place if place in places)
         return " ".join(filter(None, (self.text, self.kind.unit, *further)))
 
-    def default_in(self, place: Place) -> Any:
-        """Return the default in a signature; that of an operator is the one of the section, if it is an option."""
-        return None if place in TASKS and Place.SECTION in self.places else self.default
-
     def option(self) -> dict[str, Any]:
         """Return the declaration of the option for Airflow."""
         return {

@@ -226,10 +226,8 @@ def _details(view: JobView, wanted: UserAction) -> dict[str, Any]:
 def _task_of(view: JobView, wanted: UserAction, dag_id: str) -> dict[str, Any]:
     operator = _operator(view, wanted)
     attempt = None if operator is None else view.current_attempt(operator)
-    task = {} if attempt is None else dict(attempt.owner.airflow)
-    if task.get("dag_id") != dag_id:
-        return {"dag_id": dag_id}
-    return task | {"map_index": int(task.get("map_index", -1))}
+    task = None if attempt is None else attempt.owner.task
+    return {"dag_id": dag_id} if task is None or task.dag_id != dag_id else task._asdict()
 
 
 def _operator(view: JobView, wanted: UserAction) -> OperatorRecord | None:

@@ -14,7 +14,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     require_not_missing,
     run_key,
 )
-from airflow_provider_statecheck.checkpoint.records import AttemptOwner
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner, TaskCoordinates
 from airflow_provider_statecheck.checkpoint.secrets import masked
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
@@ -63,12 +63,7 @@ def owner_of(context: Mapping[str, Any], map_key: str | None) -> AttemptOwner:
         # A clear increments max_tries or, for a running task, clear_number of the run; a retry changes neither.
         clear_marker=f"{getattr(ti, 'max_tries', 0)}/{getattr(dag_run, 'clear_number', 0)}",
         label=masked(f"task {ti.dag_id}.{ti.task_id} of run {dag_run.run_id}, try {ti.try_number}"),
-        airflow=(
-            ("dag_id", str(ti.dag_id)),
-            ("run_id", str(dag_run.run_id)),
-            ("task_id", str(ti.task_id)),
-            ("map_index", str(map_index)),
-        ),
+        airflow=TaskCoordinates(str(ti.dag_id), str(dag_run.run_id), str(ti.task_id), map_index).pairs,
         ti_id=str(getattr(ti, "id", None) or ""),
         is_of_partition=is_of_partition,
         partition_date="" if partition_date is None else partition_date.isoformat(),

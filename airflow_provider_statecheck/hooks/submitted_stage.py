@@ -294,8 +294,9 @@ def _own_server(owner: AttemptOwner) -> Iterator[DriverAccess]:
     from airflow_provider_statecheck.metadata.tables import Caller
 
     services = airflow_services(tasks=OwnTasks())
+    assert owner.task is not None  # noqa: S101 - a task submits the driver
     with serving(services) as url:
-        yield DriverAccess(url, HttpGateway(HttpClient(url), OwnTokens(services, Caller.of(owner))))
+        yield DriverAccess(url, HttpGateway(HttpClient(url), OwnTokens(services, Caller.of(owner.task))))
 
 
 class OwnTokens:

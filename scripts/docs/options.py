@@ -13,7 +13,7 @@ from airflow_provider_statecheck.checkpoint.config import STORAGE_OPTIONS, Check
 from airflow_provider_statecheck.checkpoint.config_options import ConfigOption
 from airflow_provider_statecheck.configuration import FLINK_COUNTERPARTS, SECTION
 from airflow_provider_statecheck.get_provider_info import get_provider_info
-from airflow_provider_statecheck.settings import SETTINGS, Place, Setting
+from airflow_provider_statecheck.settings import SETTINGS, TASKS, Place, Setting
 from airflow_provider_statecheck.state.arrow.layout import PREFIX, ArrowStateSettings
 from airflow_provider_statecheck.storage.views.loading import DEFAULT_STORAGE
 from scripts.docs.tables import code, table
@@ -40,8 +40,13 @@ def _default_in(setting: Setting, place: Place) -> str:
         return ""
     if place in setting.required_in:
         return "required"
-    default = setting.default_in(place)
+    default = default_in(setting, place)
     return "yes" if default is None else code(default)
+
+
+def default_in(setting: Setting, place: Place) -> Any:
+    """Return the default in a signature; that of an operator is the one of the section, if it is an option."""
+    return None if place in TASKS and Place.SECTION in setting.places else setting.default
 
 
 def flink_keys_table() -> str:

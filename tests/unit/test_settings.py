@@ -23,6 +23,7 @@ from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.context import StageContext
 from airflow_provider_statecheck.spark.driver.settings import OPTIONS, DriverSettings, StageSettings, flink_option
 from airflow_provider_statecheck.spark.stages.stage_run import run_stage
+from scripts.docs.options import default_in
 
 STAGE_OPERATORS = (CheckpointedStageOperator, CheckpointedStageSubmitOperator)
 SIGNATURES: list[tuple[Place, Callable[..., Any], Any]] = [
@@ -69,7 +70,7 @@ def test_an_argument_has_the_default_of_its_setting(place: Place, call: Any, doc
     if place in setting.required_in:
         assert default is inspect.Parameter.empty
     else:
-        assert parsed(setting, default) == parsed(setting, setting.default_in(place))
+        assert parsed(setting, default) == parsed(setting, default_in(setting, place))
 
 
 @pytest.mark.parametrize(("place", "call", "documented", "setting"), GIVEN)

@@ -488,7 +488,7 @@ class StageRun:
         operator_id, run = self._attempt.grant.attempt.operator_id, self._run_key()
         attempts = self._attempt.job_view().attempts
         own = [a for a in attempts if (a.operator_id, a.owner.run_key) == (operator_id, run)]
-        if not self._attempt.registration.owner.airflow:
+        if self._attempt.registration.owner.task is None:
             # A script that starts again after its end begins another run under the same name.
             ended = max((a.epoch for a in own if a.status is AttemptStatus.FINISHED), default=0)
             own = [a for a in own if a.epoch > ended]

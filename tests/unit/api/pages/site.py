@@ -100,7 +100,7 @@ class MadeJob:
             logical_task=f"{task.dag_id}/{task.task_id}",
             run_id=task.run_id,
             label=f"task {task.dag_id}.{task.task_id} of run {task.run_id}, try {self.tries}",
-            airflow=task.coordinates,
+            airflow=task.pairs,
         )
         self.grant = self.coordinator.register(
             make_registration(**{"job_name": self.name, "uid": self.uid, "owner": owner, "num_retained": 3} | changes)
