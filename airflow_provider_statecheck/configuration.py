@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from configparser import ConfigParser
 from dataclasses import dataclass, fields
 from datetime import timedelta
@@ -21,32 +21,21 @@ from airflow_provider_statecheck.checkpoint.config import (
     STORAGE_OPTIONS,
     CheckpointConfig,
     ExternalizedCheckpointCleanup,
-    parse_interval,
     require_default,
 )
-from airflow_provider_statecheck.checkpoint.config_options import (
-    NOT_NEGATIVE,
-    ConfigOption,
-    Range,
-    one_of,
-    parse_directory,
-    parse_number,
-    parse_truth,
-    parse_whole_number,
-)
+from airflow_provider_statecheck.checkpoint.config_options import ConfigOption
 from airflow_provider_statecheck.checkpoint.ids import is_given, require_not_missing
-from airflow_provider_statecheck.checkpoint.messages import LONGEST_CHECKPOINT
 from airflow_provider_statecheck.checkpoint.records import OnClear, OnOverlap
-from airflow_provider_statecheck.checkpoint.secrets import require_no_credentials
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.storage.locations import AllowedLocations, parse_locations
-from airflow_provider_statecheck.storage.uris import is_filesystem_known, normalise_base, normalise_savepoint_dir
+from airflow_provider_statecheck.settings import SETTINGS, Kind, Place, settings_in
+from airflow_provider_statecheck.spark.driver.settings import OPTIONS, flink_option
+from airflow_provider_statecheck.storage.locations import AllowedLocations
+from airflow_provider_statecheck.storage.uris import normalise_base
 
 log = logging.getLogger(__name__)
 
 SECTION = "statecheck"
 _BACKEND = "state.backend"
-_MAX_RATE = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +79,7 @@ class StatecheckSettings:
     @classmethod
     def names(cls) -> list[str]:
         """Return the settings that an operator has as arguments."""
-        return [field.name for field in fields(cls) if field.name in _OPTIONS]
+        return [field.name for field in fields(cls) if field.name in OPTIONS]
 
 
 def configured_savepoint_dir() -> str | None:
@@ -151,6 +140,19 @@ class StateServingSettings:
         return cls(**{field.name: _value(field.name, None, section) for field in fields(cls)})
 
 
+def maintenance_dags() -> frozenset[str]:
+    """Return the ids of the Dags whose tasks may maintain jobs; none if the option is empty."""
+    given, option = _configured("maintenance_dags", {}), OPTIONS["maintenance_dags"]
+    names: frozenset[str] = option.default if given is None else option.checked(option.key, given)
+    return names
+
+
+def api_url() -> str | None:
+    """Return the configured root URL of the api-server."""
+    url: str | None = _value("api_url", None, _flink_section())
+    return url
+
+
 def reads_other_jobs() -> bool:
     """
     Return whether tasks may read jobs on which their Dags do not work.
@@ -174,14 +176,14 @@ def _value(key: str, argument: Any, section: Mapping[str, str]) -> Any:
     require_not_missing(key, argument)
     raw = argument if is_given(argument) else _configured(key, section)
     if is_given(raw):
-        return _OPTIONS[key].checked(key, raw)
+        return OPTIONS[key].checked(key, raw)
     if key == _REQUIRED:
         raise InvalidConfigurationError(
             f"Expected {key} as an argument or in the section [{SECTION}] of Airflow's configuration, found neither; set "
             f"AIRFLOW__STATECHECK__{key.upper()}.",
             key=key,
         )
-    return _OPTIONS[key].default
+    return OPTIONS[key].default
 
 
 def _configured(key: str, section: Mapping[str, str]) -> Any:
@@ -209,89 +211,23 @@ def _flink_section() -> dict[str, str]:
     return {key: conf.get(SECTION, key, fallback="") or "" for key in keys}
 
 
-@dataclass(frozen=True, slots=True)
-class FlinkCounterpart:
-    """Flink's option for an option of ``[statecheck]``."""
-
-    option: ConfigOption[Any]
-    convert: Callable[[Any], Any] = lambda value: value
-    """Convert the value of Flink's option into a value of the option of ``[statecheck]``."""
-
-
-FLINK_COUNTERPARTS = {
-    "checkpoint_dir": FlinkCounterpart(CheckpointConfig.checkpoint_dir),
-    "num_retained": FlinkCounterpart(CheckpointConfig.num_retained),
-    "checkpoint_timeout_seconds": FlinkCounterpart(CheckpointConfig.timeout, timedelta.total_seconds),
-    "tolerable_failed_checkpoints": FlinkCounterpart(CheckpointConfig.tolerable_failed_checkpoints),
-    "checkpoint_interval": FlinkCounterpart(CheckpointConfig.checkpoint_interval),
-    "min_pause": FlinkCounterpart(CheckpointConfig.min_pause_between_checkpoints),
-    "externalized_checkpoint_retention": FlinkCounterpart(CheckpointConfig.externalized_checkpoint_retention),
-    "savepoint_dir": FlinkCounterpart(CheckpointConfig.savepoint_dir),
-    "data_inline_threshold": FlinkCounterpart(CheckpointConfig.data_inline_threshold),
+FLINK_COUNTERPARTS: dict[str, ConfigOption[Any]] = {
+    name: option for name, each in settings_in(Place.SECTION).items() if (option := flink_option(each)) is not None
 }
-
-
-def _parse_checkpoint_dir(key: str, value: Any) -> str:
-    require_no_credentials(key, str(value))
-    return str(value)
-
-
-def _parse_savepoint_dir(key: str, value: Any) -> str:
-    directory = normalise_savepoint_dir(parse_directory(key, value))
-    if not is_filesystem_known(directory):
-        raise InvalidConfigurationError(
-            f"Expected {key} with a scheme of an fsspec filesystem, found {value!r}; correct it.", key=key, value=value
-        )
-    return directory
-
-
-_OWN_OPTIONS: tuple[ConfigOption[Any], ...] = (
-    ConfigOption("checkpoint_dir", "", _parse_checkpoint_dir),
-    ConfigOption("storage_conn_id", None, lambda _, value: str(value)),
-    ConfigOption("retained_runs", 1, parse_whole_number, NOT_NEGATIVE),
-    ConfigOption(
-        "checkpoint_timeout_seconds",
-        600.0,
-        parse_number,
-        # float() accepts infinity, but a database cannot add it to a time.
-        Range(lambda seconds: 0.01 <= seconds <= LONGEST_CHECKPOINT.total_seconds(), "from 0.01 seconds to a year"),
-    ),
-    ConfigOption(
-        "tolerable_failed_checkpoints",
-        -1,
-        parse_whole_number,
-        Range(lambda n: n >= -1, "-1 for any number, or 0 and more"),
-    ),
-    ConfigOption("overhead_budget", None, parse_number, Range(lambda b: 0 < b <= 1, "above 0 and up to 1")),
-    ConfigOption("checkpoint_interval", None, parse_interval),
-    ConfigOption("savepoint_dir", None, _parse_savepoint_dir),
-    ConfigOption("allowed_locations", (), lambda _, value: parse_locations(value)),
-    ConfigOption("on_clear", OnClear.RESUME_UNCHANGED, one_of(OnClear, str)),
-    ConfigOption("on_overlap", OnOverlap.FAIL, one_of(OnOverlap, str)),
-    ConfigOption("serve_state", True, parse_truth),
-    ConfigOption("read_other_jobs", True, parse_truth),
-    ConfigOption(
-        "state_requests_per_second",
-        0.0,
-        parse_number,
-        Range(lambda rate: 0 <= rate <= _MAX_RATE, "0 for any rate, or more"),
-    ),
-)
-_OPTIONS: dict[str, ConfigOption[Any]] = {name: each.option for name, each in FLINK_COUNTERPARTS.items()}
-_OPTIONS |= {option.key: option for option in _OWN_OPTIONS}
-"""Options by name. An option that Flink gives in other units, or with other values, is one of our own."""
+"""Flink's option for each option of ``[statecheck]`` that has one."""
 _REQUIRED = "checkpoint_dir"
 
 
 def _flink_value(name: str, section: Mapping[str, str]) -> Any:
-    counterpart = FLINK_COUNTERPARTS.get(name)
-    key = counterpart.option.key_in(section) if counterpart else None
-    if counterpart is None or key is None:
+    option = FLINK_COUNTERPARTS.get(name)
+    key = option.key_in(section) if option else None
+    if option is None or key is None:
         return None
     log.warning("Read %s from Flink's key %s; set %s instead; its unit may differ.", name, key, name)
     config = CheckpointConfig()
-    counterpart.option.read(config, section)
-    return counterpart.convert(getattr(config, counterpart.option.name))
+    option.read(config, section)
+    value = getattr(config, option.name)
+    return value.total_seconds() if SETTINGS[name].kind is Kind.SECONDS else value
 
 
 def state_backend_settings(section: Mapping[str, str]) -> dict[str, str]:
@@ -323,7 +259,7 @@ def reject_unused_keys(section: Mapping[str, str]) -> None:
     for option in FIXED_OPTIONS:
         for key in section.keys() & set(option.keys):
             require_default(option, key, section[key], "a stage")
-    acting = (*(each.option for each in FLINK_COUNTERPARTS.values()), *STORAGE_OPTIONS, *FIXED_OPTIONS)
+    acting = (*FLINK_COUNTERPARTS.values(), *STORAGE_OPTIONS, *FIXED_OPTIONS)
     used, known = {key for option in acting for key in option.keys}, CheckpointConfig.keys()
     for key in sorted(section.keys() - used - state_backend_settings(section).keys()):
         (nearest, *_) = difflib.get_close_matches(key, sorted(used), n=1, cutoff=0.0)

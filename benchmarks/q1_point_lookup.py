@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from airflow_provider_statecheck.gateway.time_travel import AsOf
-from airflow_provider_statecheck.queryable.immutable_states import StateCache
+from airflow_provider_statecheck.queryable.opened_state import StateCache
 from airflow_provider_statecheck.queryable.queries import ABSENT
 from benchmarks import q1_peers as peers
 from benchmarks.measure import Result, in_turn

@@ -14,8 +14,8 @@ from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinato
 from airflow_provider_statecheck.gateway.time_travel import LATEST, AsOf
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import METADATA
-from airflow_provider_statecheck.queryable.immutable_states import StateCache
 from airflow_provider_statecheck.queryable.locations import KvStateAddress
+from airflow_provider_statecheck.queryable.opened_state import StateCache
 from airflow_provider_statecheck.queryable.oracle import CheckpointLocationOracle
 from airflow_provider_statecheck.queryable.proxy import KvStateServer, StateProxy
 from airflow_provider_statecheck.queryable.queries import PythonKeys, StateQuery

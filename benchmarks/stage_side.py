@@ -14,7 +14,7 @@ from airflow_provider_statecheck.spark.connectors.custom.data_frame_source impor
 from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
 from airflow_provider_statecheck.spark.connectors.files.source import CsvSource, ParquetSource
 from airflow_provider_statecheck.spark.connectors.source import Source
-from airflow_provider_statecheck.spark.stages.stage import Count, Max, Stage, StageSettings, Sum
+from airflow_provider_statecheck.spark.stages.stage import Count, Max, Stage, Sum
 from airflow_provider_statecheck.spark.stages.stage_run import run_stage
 from benchmarks.answering import answer
 from benchmarks.nowhere_sink import NowhereSink
@@ -75,7 +75,7 @@ class StageSide:
                 job=name,
                 checkpoint_dir=str(self._work / name),
                 metadata=f"sqlite:///{self._work}/statecheck.db",
-                settings=StageSettings(checkpoint_interval=interval),
+                checkpoint_interval=interval,
             )
             seconds = time.perf_counter() - begin
         return {

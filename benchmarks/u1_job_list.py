@@ -106,7 +106,7 @@ def _result(case: str, get: Callable[[str], None], paths: Sequence[str], calls: 
 def _prepared(engine: Engine, jobs: int, checkpoints: int) -> JobId:
     """Fill the database with copies of a job of two operators. One of its operators also gets a history."""
     coordinator = AttemptCoordinator(SqlJobStore(engine))
-    owner = make_owner(logical_task="dag 0/t", airflow=_TASK.coordinates)
+    owner = make_owner(logical_task="dag 0/t", airflow=_TASK.pairs)
     for uid in ("features", "totals"):
         attempt = coordinator.register(make_registration(job_name=_NAME, uid=uid, owner=owner, num_retained=3)).attempt
         for size in (500, 700, 600):

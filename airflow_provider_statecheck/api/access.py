@@ -72,7 +72,7 @@ class TokenAccess:
 
 def _caller_of(token: TokenRecord) -> str:
     caller = token.caller
-    return f"user {caller.user}" if isinstance(caller, UserCaller) else f"task {caller.coordinates}"
+    return f"user {caller.user}" if isinstance(caller, UserCaller) else f"task {caller.pairs}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +246,7 @@ def _owner_of(caller: Caller, claimed: AttemptOwner) -> AttemptOwner:
         raise AccessDeniedError(
             f"Expected a registration of task {task!r}, found one of {claimed.logical_task!r}; use the token of that task."
         )
-    return replace(claimed, run_id=caller.run_id, airflow=caller.coordinates)
+    return replace(claimed, run_id=caller.run_id, airflow=caller.pairs)
 
 
 def dags_of(view: JobView) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, run_key
 from airflow_provider_statecheck.checkpoint.properties import JobStatus, job_status_of
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, SystemClock
-from airflow_provider_statecheck.configuration import StateServingSettings, reads_other_jobs
+from airflow_provider_statecheck.configuration import StateServingSettings, maintenance_dags, reads_other_jobs
 from airflow_provider_statecheck.exceptions import AccessDeniedError, CheckpointNotFoundError
 from airflow_provider_statecheck.gateway.verbs import CHALLENGE_KEY, challenge_of
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
@@ -64,17 +64,10 @@ def airflow_services(
         dags=AirflowDags(),
         observer=airflow_metrics(),
         runs=AirflowRuns(),
-        maintenance_dags=_maintenance_dags,
+        maintenance_dags=maintenance_dags,
         open_storage=open_storage,
         read_state_settings=StateServingSettings.read,
     )
-
-
-def _maintenance_dags() -> frozenset[str]:
-    from airflow.configuration import conf
-
-    names = conf.get("statecheck", "maintenance_dags", fallback="statecheck_maintenance")
-    return frozenset(name.strip() for name in names.split(",") if name.strip())
 
 
 def _engine() -> Engine:
@@ -132,8 +125,8 @@ class EndedRun:
         self._status = status
 
     def ended_as(self, owner: AttemptOwner) -> JobStatus | None:
-        airflow = dict(owner.airflow)
-        return self._status if (airflow.get("dag_id"), airflow.get("run_id")) == self._run else None
+        run = None if owner.task is None else (owner.task.dag_id, owner.task.run_id)
+        return self._status if run == self._run else None
 
 
 class AirflowTasks:
@@ -199,24 +192,24 @@ class AirflowTaskLiveness:
     """Liveness of tasks by the rows of their task instances; needs access to the ORM."""
 
     def is_running(self, owner: AttemptOwner) -> bool:
-        return bool(owner.airflow) and task_state(Caller.of(owner)) == "running"
+        return owner.task is not None and task_state(Caller.of(owner.task)) == "running"
 
     def is_last_try(self, owner: AttemptOwner) -> bool:
         from airflow.models.taskinstance import TaskInstance
 
-        if not owner.airflow or owner.try_number is None:
+        if owner.task is None or owner.try_number is None:
             return False
         # A clear changes these states, and the try that follows it has another number.
         is_begun = TaskInstance.state.in_(("running", "deferred", "success", "failed"))
-        return task_state(Caller.of(owner), TaskInstance.try_number == owner.try_number, is_begun) is not None
+        return task_state(Caller.of(owner.task), TaskInstance.try_number == owner.try_number, is_begun) is not None
 
     def earlier_run_of(self, owner: AttemptOwner) -> str | None:
         from airflow.utils.session import create_session
 
-        if not owner.airflow:
+        if owner.task is None:
             return None
         with executing(), create_session() as session:
-            run_id: str | None = session.scalar(_earlier_runs(Caller.of(owner)))
+            run_id: str | None = session.scalar(_earlier_runs(Caller.of(owner.task)))
         return run_id
 
 
@@ -228,8 +221,10 @@ class AirflowRuns:
         from airflow.utils.session import create_session
         from sqlalchemy import select
 
-        run = dict(owner.airflow)
-        query = select(DagRun.state).where(DagRun.dag_id == run["dag_id"], DagRun.run_id == run["run_id"])
+        task = owner.task
+        if task is None:
+            return None
+        query = select(DagRun.state).where(DagRun.dag_id == task.dag_id, DagRun.run_id == task.run_id)
         with executing(), create_session() as session:
             # The row does not show whether a user marked the run as failed; a failed run retains more than a cancelled one.
             status = job_status_of(session.scalar(query))

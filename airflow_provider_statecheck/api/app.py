@@ -187,5 +187,5 @@ def airflow_metrics() -> AirflowMetrics:
 
 
 def _tags(attempt: AttemptRecord | None) -> dict[str, str]:
-    coordinates = {} if attempt is None else dict(attempt.owner.airflow)
-    return {name: coordinates[name] for name in ("dag_id", "task_id") if name in coordinates}
+    task = None if attempt is None else attempt.owner.task
+    return {} if task is None else {"dag_id": task.dag_id, "task_id": task.task_id}

@@ -359,7 +359,7 @@ class TokenKeeper:
         if token.attempt == attempt:
             return
         owner = self._store.owner_of(attempt)
-        is_own = owner is not None and dict(owner.airflow) == dict(token.task.coordinates)
+        is_own = owner is not None and owner.task == token.task.coordinates
         if not is_own or not self._store.bind(token, attempt, attempt_key, self._clock.now() + ATTEMPT_LIFETIME):
             raise AccessDeniedError(
                 f"Expected attempt {attempt.epoch} of job {attempt.job_id} to belong to the caller, found that it belongs "

@@ -157,7 +157,7 @@ def _read_route(verb: Verb) -> Callable[..., Any]:
 def _answer(verb: Verb, call: Call, message: Any) -> Any:
     allowed, tokens = permitted(call, verb.path, message), call.services.tokens
     # A task of a maintenance Dag leads without becoming an attempt.
-    registers = verb.path == "attempts/register" or (verb.path == "aligned/lead" and bool(allowed.owner.airflow))
+    registers = verb.path == "attempts/register" or (verb.path == "aligned/lead" and allowed.owner.task is not None)
     if registers:
         tokens.claim(call.token, allowed.attempt_key)
     reply = verb.answer(getattr(call.services, verb.service), allowed)

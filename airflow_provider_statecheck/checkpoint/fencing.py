@@ -108,7 +108,7 @@ def is_of_new_run(owner: AttemptOwner, earlier: AttemptOwner) -> bool:
     # Airflow names a scheduled run after its date, and creates the newest one again if a user deletes it. Every later try of a
     # run, also after a clear, has a higher number, except for test runs: that of an existing run has its number each time.
     number, before = owner.try_number, earlier.try_number
-    is_number_repeated = dict(owner.airflow) == dict(earlier.airflow) and 0 < (number or 0) <= (before or 0)
+    is_number_repeated = owner.task == earlier.task and 0 < (number or 0) <= (before or 0)
     return is_number_repeated and not is_of_same_try(owner, earlier)
 
 
@@ -120,9 +120,7 @@ def is_of_same_try(owner: AttemptOwner, earlier: AttemptOwner) -> bool:
 
 def map_index_of(owner: AttemptOwner) -> str:
     """Return the index of the owner among the instances of its task; empty if the task is not mapped."""
-    # Airflow gives the index -1 to a task that is not mapped.
-    index = dict(owner.airflow).get("map_index", "")
-    return "" if index == "-1" else index
+    return "" if owner.task is None or owner.task.map_index < 0 else str(owner.task.map_index)
 
 
 class TaskLiveness(Protocol):

@@ -14,7 +14,6 @@ from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.records import (
-    AttemptOwner,
     AttemptRecord,
     AttemptStatus,
     CheckpointRecord,
@@ -184,11 +183,6 @@ def failure_of_checkpoint(checkpoint: CheckpointRecord) -> Failure | None:
     if checkpoint.status is not CheckpointStatus.ABORTED or checkpoint.ended_at is None or not is_failure:
         return None
     return checkpoint.ended_at, _shortened(f"checkpoint {checkpoint.checkpoint_id}: {checkpoint.failure_message}")
-
-
-def dag_of(owner: AttemptOwner) -> str | None:
-    """Return the Dag of the owner of an attempt; ``None`` for a script or a recovered job."""
-    return dict(owner.airflow).get("dag_id") or None
 
 
 def is_of_unknown_dag(name: str, dag_ids: Iterable[str], *, has_unowned_operator: bool) -> bool:

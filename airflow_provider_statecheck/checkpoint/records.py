@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.properties import (
@@ -103,6 +103,29 @@ class OnOverlap(StrEnum):
     """Wait until the other attempt has ended."""
 
 
+class TaskCoordinates(NamedTuple):
+    """A task instance in Airflow, for all its tries."""
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int = -1
+    """Index among the instances of a mapped task; -1 for a task that is not mapped."""
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[str, str]]) -> Self | None:
+        """Return the coordinates in the form of rows and messages; ``None`` if they name no task."""
+        values = {"map_index": "-1"} | dict(pairs)
+        if not values.keys() >= {"dag_id", "run_id", "task_id"}:
+            return None
+        return cls(values["dag_id"], values["run_id"], values["task_id"], int(values["map_index"]))
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """Names and values, the form in rows and messages."""
+        return tuple((name, str(value)) for name, value in self._asdict().items())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptOwner:
     """Task or script that runs an attempt, which distinguishes retries, clears and rival tasks."""
@@ -117,7 +140,7 @@ class AttemptOwner:
     label: str
     """Display name, with which a user finds the task in the Airflow UI."""
     airflow: tuple[tuple[str, str], ...] = ()
-    """Task instance (``dag_id``, ``run_id``, ``task_id``, ``map_index``); empty outside Airflow."""
+    """Coordinates of the task instance as :attr:`TaskCoordinates.pairs`; empty outside Airflow."""
     ti_id: str = ""
     """Airflow's id of the task instance, which is another one for each try; empty if unknown."""
     is_of_partition: bool = False
@@ -134,6 +157,16 @@ class AttemptOwner:
         stated = _TRY_IN_LABEL.search(self.label) if self.airflow and self.try_number is None else None
         if stated is not None:
             object.__setattr__(self, "try_number", int(stated[1]))
+
+    @property
+    def task(self) -> TaskCoordinates | None:
+        """The task instance; ``None`` outside Airflow."""
+        return TaskCoordinates.of(self.airflow)
+
+    @property
+    def dag_id(self) -> str | None:
+        """The Dag of the task; ``None`` for a script or a recovered job."""
+        return dict(self.airflow).get("dag_id") or None
 
     @property
     def is_script(self) -> bool:

@@ -217,14 +217,14 @@ def _require_uid_of_its_own(previous: AttemptRecord | None, request: RegisterAtt
     # The uids of templates are equal only when they are rendered. The second task would find all work done.
     if previous is None or previous.owner.run_id != request.owner.run_id:
         return
-    mine, theirs = dict(request.owner.airflow), dict(previous.owner.airflow)
-    other = theirs.get("task_id")
-    is_other_task = mine.get("dag_id") == theirs.get("dag_id") and other not in (None, mine.get("task_id"))
-    uids = (request.dag_uids or {}).get(other or "")
+    mine, theirs = request.owner.task, previous.owner.task
+    if mine is None or theirs is None or mine.dag_id != theirs.dag_id or mine.task_id == theirs.task_id:
+        return
+    uids = (request.dag_uids or {}).get(theirs.task_id)
     # An empty tuple means that the uid is a template. A task that has another uid now has given this one away.
-    if is_other_task and uids is not None and (not uids or not set(uids).isdisjoint(task_uids_of(request.uid))):
+    if uids is not None and (not uids or not set(uids).isdisjoint(task_uids_of(request.uid))):
         raise InvalidConfigurationError(
-            f"Expected a unique uid for every task of a job, found {request.uid!r} at both {other!r} and {mine.get('task_id')!r} in "
+            f"Expected a unique uid for every task of a job, found {request.uid!r} at both {theirs.task_id!r} and {mine.task_id!r} in "
             f"run {request.owner.run_id!r} of the job {request.job_name!r}; give one of them another uid."
         )
 

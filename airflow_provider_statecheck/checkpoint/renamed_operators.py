@@ -75,7 +75,7 @@ def _has_had_state(tx: JobTransaction, operator: OperatorRecord) -> bool:
 
 
 def _other_tasks(request: RegisterAttempt, uid: str, *, only_former: bool = False) -> list[str]:
-    mine = dict(request.owner.airflow).get("task_id")
+    mine = None if request.owner.task is None else request.owner.task.task_id
     possible = set(task_uids_of(uid))
     declared = ((task, uids[1:] if only_former else uids) for task, uids in (request.dag_uids or {}).items())
     return [task for task, uids in declared if task != mine and not possible.isdisjoint(uids)]
@@ -101,14 +101,15 @@ def _require_one_claim(tx: JobTransaction, request: RegisterAttempt, own: Operat
     if not claimants:
         return
     last = tx.attempt(own.operator_id, own.epoch)
-    mine, theirs = dict(request.owner.airflow), dict(last.owner.airflow) if last else {}
-    is_taken = theirs.get("dag_id") == mine.get("dag_id") and theirs.get("task_id") in claimants
+    mine, theirs = request.owner.task, None if last is None else last.owner.task
+    is_taken = mine is not None and theirs is not None and mine.dag_id == theirs.dag_id and theirs.task_id in claimants
     former = (tx.operator(operator_id_of(uid)) for uid in request.former_uids)
     if is_taken or any(o is not None and transitions.restorable(tx, o) for o in former):
+        task_id = None if mine is None else mine.task_id
         raise IncompatibleCheckpointError(
-            f"Expected operator {own.uid!r} of job {tx.job.name!r} to be that of one task, found it at {mine.get('task_id')!r}, "
+            f"Expected operator {own.uid!r} of job {tx.job.name!r} to be that of one task, found it at {task_id!r}, "
             f"which has this uid, and in the renamed_uids of {claimants[0]!r}; one of them would continue the state of the "
-            f"other. Set uid= of each task to the uid whose state it has, or give {mine.get('task_id')!r} a new one.",
+            f"other. Set uid= of each task to the uid whose state it has, or give {task_id!r} a new one.",
             uid=request.uid,
             found_uid=own.uid,
         )
@@ -194,7 +195,7 @@ def shared_state_warning(
         return ""
     if earlier is not None and _is_elsewhere(request, earlier) and not _reason(tx, request, operator, earlier, dags):
         return (
-            f"Operator {operator.uid!r} of job {tx.job.name!r} is also that of a task of Dag {_dag_of(earlier)!r}, and both "
+            f"Operator {operator.uid!r} of job {tx.job.name!r} is also that of a task of Dag {earlier.owner.dag_id!r}, and both "
             f"continue one state: what one has read, the other does not read. Give one of them another uid= or job= if they "
             f"are different stages."
         )
@@ -250,24 +251,18 @@ def _instances(tx: JobTransaction, uid: str) -> list[OperatorRecord | None]:
 
 def _key_of(owner: AttemptOwner) -> str | None:
     """Return the map key of a task in brackets, empty without one; ``None`` outside of Airflow."""
-    airflow = dict(owner.airflow)
-    task = f"{airflow.get('dag_id')}/{airflow.get('task_id')}"
-    return owner.logical_task.removeprefix(task) if owner.logical_task.startswith(task) else None
+    task = None if owner.task is None else f"{owner.task.dag_id}/{owner.task.task_id}"
+    return None if task is None or not owner.logical_task.startswith(task) else owner.logical_task.removeprefix(task)
 
 
 def _require_asked(attempts: Iterable[AttemptRecord], request: RegisterAttempt, dags: KnownDags) -> None:
-    asked = {_dag_of(each) for each in attempts if _is_elsewhere(request, each)}
+    asked = {each.owner.dag_id or "" for each in attempts if _is_elsewhere(request, each)}
     if request.dag_uids is not None and not asked <= dags.keys():
         raise UnaskedDagsError(asked - dags.keys())
 
 
 def _is_elsewhere(request: RegisterAttempt, newest: AttemptRecord) -> bool:
-    dag_id = dict(newest.owner.airflow).get("dag_id")
-    return dag_id is not None and dag_id != dict(request.owner.airflow).get("dag_id")
-
-
-def _dag_of(attempt: AttemptRecord) -> str:
-    return dict(attempt.owner.airflow)["dag_id"]
+    return newest.owner.dag_id not in (None, request.owner.dag_id)
 
 
 def _reason(
@@ -284,13 +279,13 @@ def _reason(
         is_template = newest is not None and _is_of_template(operator, newest, request.dag_uids)
         return "" if is_template else "whose uid is not that of any task of the Dag"
     _require_asked([newest], request, dags)
-    return _reason_elsewhere(operator, newest, dags[_dag_of(newest)], ignores_pause=is_test_job(tx.job.name))
+    return _reason_elsewhere(operator, newest, dags[newest.owner.dag_id or ""], ignores_pause=is_test_job(tx.job.name))
 
 
 def _reason_elsewhere(
     operator: OperatorRecord, newest: AttemptRecord, tasks: DagTasks | None, *, ignores_pause: bool
 ) -> str:
-    last = f"which Dag {_dag_of(newest)!r} ran last"
+    last = f"which Dag {newest.owner.dag_id!r} ran last"
     if tasks is None:
         return f"{last}, whose current tasks cannot be looked up from here"
     if not tasks.exists:
@@ -305,5 +300,5 @@ def _reason_elsewhere(
 def _is_of_template(operator: OperatorRecord, newest: AttemptRecord, uids: Mapping[str, tuple[str, ...]]) -> bool:
     # An empty tuple means that the uid is a template, which may render to this uid in another run. The id of the task was its
     # uid before it had a template.
-    task_id = dict(newest.owner.airflow).get("task_id", "")
+    task_id = "" if newest.owner.task is None else newest.owner.task.task_id
     return uids.get(task_id) == () and task_id not in task_uids_of(operator.uid)

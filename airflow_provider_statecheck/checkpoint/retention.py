@@ -249,7 +249,7 @@ def owners_of_run(view: JobView) -> tuple[AttemptOwner, ...]:
 
 def is_named_after_run(name: str, owner: AttemptOwner) -> bool:
     """Return whether a job is named after the Dag run of an attempt, and therefore ends with the run."""
-    dag_id = dict(owner.airflow).get("dag_id")
+    dag_id = owner.dag_id
     return dag_id is not None and name == job_name(f"{dag_id}/{owner.run_key}", is_test=is_test_job(name))
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, OperatorId, job_uri
-from airflow_provider_statecheck.checkpoint.job_list import JobList, JobsPage, dag_of, is_of_unknown_dag
+from airflow_provider_statecheck.checkpoint.job_list import JobList, JobsPage, is_of_unknown_dag
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import ClaimRecord
 from airflow_provider_statecheck.checkpoint.records import (
@@ -84,12 +84,12 @@ class JobView:
     @property
     def dag_ids(self) -> tuple[str, ...]:
         """Return the Dags with attempts in the job, sorted."""
-        return tuple(sorted({dag_id for a in self.attempts if (dag_id := dag_of(a.owner)) is not None}))
+        return tuple(sorted({dag_id for a in self.attempts if (dag_id := a.owner.dag_id) is not None}))
 
     @property
     def is_of_unknown_dag(self) -> bool:
         """Return whether the Dag of an operator is unknown; see :func:`~job_list.is_of_unknown_dag`."""
-        owned = {a.operator_id for a in self.attempts if dag_of(a.owner) is not None}
+        owned = {a.operator_id for a in self.attempts if a.owner.dag_id is not None}
         # A removed job leaves the counters of its operators, which have no attempts.
         owned.add(ALIGNED_OPERATOR_ID)  # takes the savepoints of the job, and reads what its stages have written
         has_unowned_operator = any(a.operator_id not in owned for a in self.attempts)

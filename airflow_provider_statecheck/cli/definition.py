@@ -20,6 +20,8 @@ from airflow.cli.cli_config import (
     lazy_load_command,
 )
 
+from airflow_provider_statecheck.settings import SETTINGS
+
 _CLI = "airflow_provider_statecheck.cli"
 _MODULES = {
     "savepoint": "savepoint_commands",
@@ -108,9 +110,7 @@ ARG_LIMIT = Arg(
 )
 ARG_UID = Arg(("--uid",), help="Only this operator")
 ARG_DRY_RUN = Arg(("--dry-run",), action="store_true", help="Show the changes without making them")
-ARG_STORAGE = Arg(
-    ("--storage-conn-id",), metavar="CONN_ID", help="Airflow connection with the credentials of the checkpoint storage"
-)
+ARG_STORAGE = Arg(("--storage-conn-id",), metavar="CONN_ID", help=SETTINGS["storage_conn_id"].help())
 ARG_CHECKPOINT = Arg(("--checkpoint",), type=number, metavar="ID", help="Only this checkpoint")
 ARG_TARGET = Arg(
     ("--target",), metavar="URI", help="Parent directory of the savepoint (default: [statecheck] savepoint_dir)"
@@ -433,7 +433,7 @@ def _serving_command() -> ActionCommand:
         Arg(
             ("--api-url",),
             metavar="URL",
-            help="Root URL of the api-server; without it, that of the connection statecheck_default or of [statecheck] api_url",
+            help=f"{SETTINGS['api_url'].help()}; without it, that of the connection statecheck_default or of [statecheck] api_url",
         ),
         Arg(
             ("--max-staleness",),

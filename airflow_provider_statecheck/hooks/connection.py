@@ -116,10 +116,10 @@ def _timeout_of(connection: Any) -> float:
 
 
 def _configured_url() -> str:
-    from airflow.sdk.configuration import conf
+    from airflow_provider_statecheck.configuration import api_url
 
-    url = conf.get("statecheck", "api_url", fallback=None)
-    return str(url).rstrip("/") if url else _execution_api_url().removesuffix("/execution")
+    url = api_url()
+    return url.rstrip("/") if url else _execution_api_url().removesuffix("/execution")
 
 
 def _execution_api_url() -> str:

@@ -24,15 +24,14 @@ from airflow_provider_statecheck.hooks.connection import (
     coordinator_address,
     storage_opener,
 )
+from airflow_provider_statecheck.hooks.identity import job_name_of, owner_of
 from airflow_provider_statecheck.hooks.transport import (
     airflow_gateway,
     coordinator_rows,
     is_orm_open,
     is_test_run,
-    job_name_of,
     job_savepoints,
     maintenance_gateway,
-    owner_of,
     restore_gateway,
     running_context,
     state_reads,

@@ -39,7 +39,8 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.gateway.verbs import registering
 from airflow_provider_statecheck.hooks.transport import is_orm_open, over_http, task_gateway
-from airflow_provider_statecheck.spark.driver.attempts import DriverSettings, Handover
+from airflow_provider_statecheck.spark.driver.attempts import Handover
+from airflow_provider_statecheck.spark.driver.settings import DriverSettings
 from airflow_provider_statecheck.spark.status_log import (
     CheckpointLog,
     fenced_line,
@@ -293,8 +294,9 @@ def _own_server(owner: AttemptOwner) -> Iterator[DriverAccess]:
     from airflow_provider_statecheck.metadata.tables import Caller
 
     services = airflow_services(tasks=OwnTasks())
+    assert owner.task is not None  # noqa: S101 - a task submits the driver
     with serving(services) as url:
-        yield DriverAccess(url, HttpGateway(HttpClient(url), OwnTokens(services, Caller.of(owner))))
+        yield DriverAccess(url, HttpGateway(HttpClient(url), OwnTokens(services, Caller.of(owner.task))))
 
 
 class OwnTokens:

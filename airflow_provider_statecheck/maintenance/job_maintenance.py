@@ -297,13 +297,13 @@ class JobMaintenance(StoredJobs):
 
     def _unserved_requests(self, view: JobView) -> Iterator[str]:
         # An attempt requests the savepoint at its end under its own key.
-        asking = {a.attempt_key: a.owner for a in view.attempts if a.owner.airflow}
+        asking = {a.attempt_key: a.owner for a in view.attempts if a.owner.task is not None}
         keys = (r.request_key for o in view.operators for r in view.savepoints_asked_of(o.operator_id))
         return (key for key in keys if key in asking and self._runs.ended_as(asking[key]) is not None)
 
     def _is_given_up(self, view: JobView, attempt: AttemptRecord) -> bool:
         owner = attempt.owner
-        has_ended = is_test_job(view.job.name) or not owner.airflow or self._runs.ended_as(owner) is not None
+        has_ended = is_test_job(view.job.name) or owner.task is None or self._runs.ended_as(owner) is not None
         return has_ended and not self._tokens.is_open(AttemptRef.of(attempt), self._clock.now())
 
     def _out_of_scope(self, view: JobView, request: RetireJob) -> tuple[str, ...]:

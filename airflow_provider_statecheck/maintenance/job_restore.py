@@ -459,16 +459,14 @@ def tasks_to_run(operators: Iterable[RestoredOperator]) -> Iterator[str]:
     ranges: dict[tuple[str, str, str], set[str]] = defaultdict(set)
     for operator in operators:
         owner = None if operator.newest is None else operator.newest.owner
-        task = {} if owner is None else dict(owner.airflow)
+        task = None if owner is None else owner.task
         first = operator.first_run or ("" if owner is None else owner.run_key)
-        if owner is None or not {"dag_id", "task_id"} <= task.keys():
+        if owner is None or task is None:
             yield f"{operator.uid}: start {'it' if owner is None else owner.label} again."
         elif logical_date_of(first) is None or logical_date_of(owner.run_key) is None:
-            yield f"{operator.uid}: clear task {task['task_id']} of Dag {task['dag_id']} in run {first} and all later runs."
+            yield f"{operator.uid}: clear task {task.task_id} of Dag {task.dag_id} in run {first} and all later runs."
         else:
-            ranges[task["dag_id"], first, owner.run_key if is_earlier(first, owner.run_key) else first].add(
-                task["task_id"]
-            )
+            ranges[task.dag_id, first, owner.run_key if is_earlier(first, owner.run_key) else first].add(task.task_id)
     yield from (_clear_command(*each, sorted(tasks)) for each, tasks in sorted(ranges.items()))
 
 

@@ -222,16 +222,15 @@ class ForkPoint:
 def fork_point(view: JobView, checkpoint: CheckpointRecord) -> ForkPoint | None:
     """Return how to fork a job at a checkpoint; ``None`` if no run can."""
     attempts = view.attempts_of(checkpoint.operator_id)
-    if _obstacle(view, checkpoint, attempts) is not None:
+    task = attempts[-1].owner.task if attempts else None
+    if task is None or _obstacle(view, checkpoint, attempts) is not None:
         return None
-    task = dict(attempts[-1].owner.airflow)
-    dag_id = task.get("dag_id", "")
     taken_by = next((a.owner for a in reversed(attempts) if _has_taken(a.owner, a.epoch, checkpoint)), None)
     return ForkPoint(
         checkpoint=checkpoint,
-        dag_id=dag_id,
-        task_id=task.get("task_id", ""),
-        run_id=None if taken_by is None else _run_of(taken_by, dag_id),
+        dag_id=task.dag_id,
+        task_id=task.task_id,
+        run_id=None if taken_by is None else _run_of(taken_by, task.dag_id),
     )
 
 
@@ -260,7 +259,7 @@ def dag_of_fork(view: JobView, action: ActionRecord) -> str | None:
         return None
     # The attempt that was the newest one at the request, as in ``fork_point``.
     known = (a for a in reversed(view.attempts) if a.operator_id == action.operator_id)
-    return next((dict(a.owner.airflow).get("dag_id") for a in known if a.registered_at <= action.requested_at), None)
+    return next((a.owner.dag_id for a in known if a.registered_at <= action.requested_at), None)
 
 
 def _obstacle(view: JobView, checkpoint: CheckpointRecord, attempts: Sequence[AttemptRecord]) -> str | None:
@@ -270,7 +269,7 @@ def _obstacle(view: JobView, checkpoint: CheckpointRecord, attempts: Sequence[At
         return f"one that could not be read: {checkpoint.unusable_reason}; choose another checkpoint"
     if checkpoint.operator_id == ALIGNED_OPERATOR_ID:
         return "one of all stages together; choose a checkpoint of a stage"
-    if not attempts or not attempts[-1].owner.airflow:
+    if not attempts or attempts[-1].owner.task is None:
         return "that no Airflow task works on the operator; use from_checkpoint in the script"
     if is_named_after_run(view.job.name, attempts[-1].owner):
         return "a job that ends with its run and so has no state for another run; give the task a job="
@@ -283,5 +282,4 @@ def _has_taken(owner: AttemptOwner, epoch: int, checkpoint: CheckpointRecord) ->
 
 
 def _run_of(owner: AttemptOwner, dag_id: str) -> str | None:
-    task = dict(owner.airflow)
-    return task.get("run_id") if task.get("dag_id") == dag_id else None
+    return owner.task.run_id if owner.task is not None and owner.task.dag_id == dag_id else None

@@ -17,7 +17,6 @@ from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobI
 from airflow_provider_statecheck.checkpoint.job_list import (
     Failure,
     JobFigures,
-    dag_of,
     failure_of_attempt,
     failure_of_checkpoint,
     status_of,
@@ -194,8 +193,8 @@ class FiguresOfTransition:
 
         :param earlier: The known attempt, or the one before it; ``None`` for the first attempt of its operator.
         """
-        dag_id = dag_of(record.owner)
-        if dag_id is not None and (earlier is None or dag_of(earlier.owner) != dag_id):
+        dag_id = record.owner.dag_id
+        if dag_id is not None and (earlier is None or earlier.owner.dag_id != dag_id):
             self._rows.execute(statements.ADD_DAG, operator_id=record.operator_id, dag_id=dag_id)
         is_of_stage = record.operator_id != ALIGNED_OPERATOR_ID
         if record.is_running and is_of_stage:
@@ -233,7 +232,7 @@ class FiguresOfTransition:
     def attempts_removed(self, operator_id: OperatorId) -> None:
         """Take note that ended attempts of an operator were removed, and remove the Dags that have no attempt any more."""
         owners = self._rows.values(ATTEMPTS, "owner", statements.OWNERS_OF_OPERATOR, operator_id=operator_id)
-        kept = {dag_id for owner in owners if (dag_id := dag_of(owner)) is not None}
+        kept = {dag_id for owner in owners if (dag_id := owner.dag_id) is not None}
         self._rows.execute(statements.remove_other_dags(operator_id, kept))
         self._has_other_status = True
         self._has_other_failure |= self._figures.failed_at is not None

@@ -49,7 +49,7 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 from airflow_provider_statecheck.checkpoint.codec import classes_of, decode, encode, name_of_form, of_fields
 from airflow_provider_statecheck.checkpoint.messages import LONGEST_CHECKPOINT
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
-from airflow_provider_statecheck.checkpoint.records import AttemptOwner, TaskState
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner, TaskCoordinates, TaskState
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.exceptions import CorruptRowError, InvalidConfigurationError
 from airflow_provider_statecheck.overriding import override
@@ -62,7 +62,6 @@ Key = tuple[object, ...]
 
 _HIGHEST = {int: 2**63 - 1, float: LONGEST_CHECKPOINT.total_seconds()}
 """Highest numbers in rows. The floats are durations in seconds."""
-_COORDINATES = ("dag_id", "run_id", "task_id", "map_index")
 _YEARS = range(2, 9999)
 """Years from which a year may be subtracted, and to which one may be added. PostgreSQL also has infinite times."""
 _FLAGS = {None: None, 0: False, 1: True}
@@ -207,7 +206,8 @@ def json_reader(kind: Any) -> Callable[[Any], Any]:
 
 def _owner_of(values: dict[str, Any]) -> AttemptOwner:
     pairs = tuple((str(key), str(value)) for key, value in values["airflow"])
-    if pairs and (tuple(key for key, _ in pairs) != _COORDINATES or int(pairs[3][1]) < -1):
+    task = TaskCoordinates.of(pairs)
+    if pairs and (task is None or task.pairs != pairs or task.map_index < -1):
         raise ValueError("coordinates of another form")
     typed = {"airflow": pairs, "task_state": TaskState(values.get("task_state", ""))}
     return of_fields(AttemptOwner, values | typed)

@@ -37,13 +37,13 @@ from airflow_provider_statecheck.checkpoint.properties import ClaimRecord
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
     ActionRecord,
-    AttemptOwner,
     AttemptRecord,
     CheckpointRecord,
     JobRecord,
     OperatorRecord,
     SnapshotRequest,
     StatisticsRecord,
+    TaskCoordinates,
 )
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.metadata.record_rows import (
@@ -70,16 +70,19 @@ class Caller:
     """The user who obtained the token, in a form that only the api-server reads; empty if the task did."""
 
     @classmethod
-    def of(cls, owner: AttemptOwner) -> Self:
-        """Return the task instance that owns an attempt."""
-        values = dict(owner.airflow)
-        names = ("dag_id", "run_id", "task_id")
-        return cls(**{name: values[name] for name in names}, map_index=int(values["map_index"]))
+    def of(cls, task: TaskCoordinates) -> Self:
+        """Return the task instance that has an attempt."""
+        return cls(**task._asdict())
 
     @property
-    def coordinates(self) -> tuple[tuple[str, str], ...]:
-        """Return the task instance as pairs, as in the owner of an attempt."""
-        return tuple((name, str(getattr(self, name))) for name in ("dag_id", "run_id", "task_id", "map_index"))
+    def coordinates(self) -> TaskCoordinates:
+        """The task instance."""
+        return TaskCoordinates(self.dag_id, self.run_id, self.task_id, self.map_index)
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """Names and values, as in the owner of an attempt and in the row of a token."""
+        return self.coordinates.pairs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +94,8 @@ class UserCaller:
     """The user as in :attr:`Caller.login`; empty for a token of an earlier version."""
 
     @property
-    def coordinates(self) -> tuple[tuple[str, str], ...]:
-        """Return the user as a pair, like the coordinates of a task."""
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """Name and value, as in the row of a token."""
         return (("user", self.user),)
 
 

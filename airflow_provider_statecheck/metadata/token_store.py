@@ -81,7 +81,7 @@ class SqlTokenStore:
 
     def count_readers(self, caller: Caller | UserCaller, now: datetime) -> int:
         """Return the number of read tokens of a caller that have not expired."""
-        is_callers = [_is_field(name, value) for name, value in caller.coordinates]
+        is_callers = [_is_field(name, value) for name, value in caller.pairs]
         query = select(func.count()).where(_token.expires_at > now, _token.is_read_only, *is_callers)
         with executing(), Session(self._engine) as session:
             return session.scalar(query) or 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
 )
 from airflow_provider_statecheck.checkpoint.secrets import remember_secrets, secrets_in_settings
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.hooks.transport import job_name_of, owner_of
+from airflow_provider_statecheck.hooks.identity import job_name_of, owner_of
 from airflow_provider_statecheck.operators.links import CheckpointsLink, push_link
 from airflow_provider_statecheck.overriding import override
 
@@ -42,13 +42,12 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.properties import RestoreMode
     from airflow_provider_statecheck.checkpoint.records import AttemptOwner, OnOverlap
     from airflow_provider_statecheck.configuration import StatecheckSettings
-    from airflow_provider_statecheck.spark.driver.attempts import DriverSettings
+    from airflow_provider_statecheck.spark.driver.settings import DriverSettings
     from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 
 _SETTINGS = ("conf", "config_kwargs", "env_vars")
 """Arguments of Spark's operators with settings of Spark, or variables of an environment."""
-_MILLISECOND = timedelta(milliseconds=1)
 
 
 class StageTerminatedError(AirflowException):
@@ -71,45 +70,58 @@ class CheckpointedOperator(BaseOperator):
 
     The defaults of most arguments are in the section ``[statecheck]`` of Airflow's configuration.
 
-    :param job: Name of the unit of recovery. By default each Dag run has its own job. (templated)
-    :param uid: Name of this stage within the job, which owns its state and output. The default is the task id. (templated)
+    :param job: Name of the job, the unit of recovery. By default each Dag run has its own job. (templated)
+    :param uid: Name of this stage within the job, which owns its state and output. The default is the task id.
+        (templated)
     :param map_key: For a mapped task: a stable name of the instance, independent of the order of instances. (templated)
-    :param checkpoint_dir: Directory for checkpoints: any fsspec URI that the Spark driver can reach. (templated)
-    :param storage_conn_id: Airflow connection with the credentials for ``checkpoint_dir``. Without it, every process uses the
-        credentials of its environment. (templated)
-    :param num_retained: Maximum number of completed checkpoints to retain.
-    :param retained_runs: Number of earlier runs whose last checkpoint is retained in addition to ``num_retained``. As many
-        runs can be run again.
-    :param checkpoint_timeout_seconds: Maximum time from the start of a checkpoint to its acknowledgement.
-    :param tolerable_failed_checkpoints: Number of consecutive checkpoint failures that the task tolerates before it fails;
-        ``-1`` for no limit.
-    :param overhead_budget: Maximum share of the stage's time that checkpointing may take, above 0 and up to 1. Beyond it,
-        optional checkpoints and snapshots are delayed.
-    :param checkpoint_interval: Interval of periodic checkpoints, such as ``5 min``. A bare number is milliseconds; ``auto``
-        derives the interval from the cost of checkpoints and the failures of the job. (templated)
-    :param min_pause: Minimum pause between a completed checkpoint and the next periodic checkpoint of a loop.
-    :param externalized_checkpoint_retention: Retention of checkpoints after the end of the run:
-        ``RETAIN_ON_CANCELLATION``, ``DELETE_ON_CANCELLATION`` or ``NO_EXTERNALIZED_CHECKPOINTS``.
-    :param savepoint_dir: Default directory for savepoints. (templated)
-    :param from_savepoint: Pointer to a savepoint, or to a checkpoint of another job. The stage starts from it if it has no
-        checkpoint of its own to restore; of a savepoint of a whole job, from the part with its uid. (templated)
-    :param from_checkpoint: For a fork: the checkpoint of ``job`` to start from, as an id, ``run:<run>`` or ``before:<run>``
-        with a logical date or run id, or a pointer. (templated)
-    :param fork: Name of the fork, which is the job ``<job>@<fork>``. The default is the logical date, else the partition, else
-        the run id. (templated)
-    :param claim_mode: Owner of the restored savepoint or checkpoint: with ``no_claim`` (default) its previous owner keeps it,
-        with ``claim`` this job takes it over.
-    :param renamed_uids: For a stage whose uid changed: the old uid and the new one. The stage takes over the operator of the
-        old uid in its job, and a savepoint of it. Keep the argument as long as the job exists. (templated)
-    :param allow_non_restored_state: Start with empty state if the savepoint belongs to other stages, or if the stage is new
-        in a job from which another stage was removed.
+    :param checkpoint_dir: Directory for checkpoints: a path or any fsspec URI that the Spark driver can reach.
+        (templated)
+    :param storage_conn_id: Airflow connection with the credentials for ``checkpoint_dir``. Without it, every process
+        uses the credentials of its environment. (templated)
+    :param num_retained: Maximum number of completed checkpoints to retain, at least 1.
+    :param retained_runs: Number of earlier runs whose last checkpoint is retained in addition to ``num_retained``, for
+        a job that continues from run to run. As many runs can be run again.
+    :param checkpoint_timeout_seconds: Maximum time from the start of a checkpoint to its acknowledgement. The
+        unit is seconds.
+    :param tolerable_failed_checkpoints: Number of consecutive checkpoint failures that a stage tolerates before it
+        fails; ``-1`` for no limit.
+    :param overhead_budget: Maximum share of a stage's time that checkpointing may take, above 0 and up to 1. Beyond it,
+        optional checkpoints and snapshots are delayed. Without a value nothing is delayed.
+    :param checkpoint_interval: Interval of periodic checkpoints, or ``auto``, which derives it from the cost of
+        checkpoints and the failures of the job. Without a value, a loop takes a checkpoint after its configured number
+        of items, and a stage with state after each increment. A bare number is milliseconds; text has a unit, such as
+        ``5 min``. (templated)
+    :param min_pause: Minimum pause between a completed checkpoint and the next periodic checkpoint. A bare number is
+        milliseconds; text has a unit, such as ``5 min``.
+    :param externalized_checkpoint_retention: Retention of checkpoints after the end of a run:
+        ``RETAIN_ON_CANCELLATION`` retains them after a failure and if a user marks the run as failed,
+        ``DELETE_ON_CANCELLATION`` after a failure only, ``NO_EXTERNALIZED_CHECKPOINTS`` never. A job with a fixed name
+        always retains them.
+    :param savepoint_dir: Default directory for savepoints: any fsspec URI. A request can name another one. (templated)
+    :param from_savepoint: Pointer to a savepoint, or to a checkpoint of another job. The stage starts from it if it has
+        no checkpoint of its own to restore; of a savepoint of a whole job, from the part with its uid. (templated)
+    :param from_checkpoint: For a fork: the checkpoint of ``job`` to start from, as an id, ``run:<run>`` or
+        ``before:<run>``, or a pointer. A run is named by its logical date or run id. (templated)
+    :param fork: Name of the fork, which is the job ``<job>@<fork>``. The default is the logical date, else the
+        partition, else the run id. (templated)
+    :param claim_mode: Owner of the restored savepoint or checkpoint: with ``no_claim`` (default) its previous owner
+        keeps it, with ``claim`` this job takes it over.
+    :param renamed_uids: For a stage whose uid changed: the old uid and the new one. The stage takes over the operator
+        of the old uid in its job, and a savepoint of it. Keep the argument as long as the job exists. (templated)
+    :param allow_non_restored_state: Start with empty state if the savepoint belongs to other stages, or if the stage is
+        new in a job from which another stage was removed.
     :param savepoint_at_end: Whether to take a savepoint when the stage has finished; needs a directory for savepoints.
         (templated)
-    :param data_inline_threshold: Maximum size of a small value that is stored in the metadata, such as ``20 KiB``.
-    :param allowed_locations: Further URIs, such as ``s3://archive``, where checkpoints and savepoints may reference files. The
-        locations of ``checkpoint_dir``, ``savepoint_dir`` and the given pointers are always allowed.
-    :param on_clear: Behaviour of a cleared task: ``resume_unchanged``, ``resume`` or ``restart``.
-    :param on_overlap: Behaviour while the same operator of the job still runs for another run: ``fail`` or ``wait``.
+    :param data_inline_threshold: Maximum size of a small value of a stage that is stored in the metadata of a
+        checkpoint instead of a separate file, up to 1 MiB. A bare number is bytes; text has a unit: ``KiB``, ``MiB``,
+        ``KB`` or ``MB``.
+    :param allowed_locations: URIs where checkpoints and savepoints may reference files, in addition to the bucket or
+        host (for local paths the directory) of ``checkpoint_dir``, ``savepoint_dir`` and a given pointer: a list, or
+        text with commas. A reference to any other location is rejected before it is opened.
+    :param on_clear: Behaviour of a cleared task: ``resume_unchanged`` keeps the steps whose code did not change (after
+        a success, its run starts again), ``resume`` keeps every step, ``restart`` starts its run again.
+    :param on_overlap: Behaviour while the same operator of the job still runs for another run: ``fail`` at once, or
+        ``wait`` for its end.
     """
 
     checkpoint_template_fields: Sequence[str] = (
@@ -324,10 +336,10 @@ def _fork(
 
 
 def _claim_mode(value: str, *, is_test: bool) -> RestoreMode:
-    from airflow_provider_statecheck.checkpoint.config_options import one_of
     from airflow_provider_statecheck.checkpoint.properties import RestoreMode
+    from airflow_provider_statecheck.spark.driver.settings import OPTIONS
 
-    mode = one_of(RestoreMode, str)("claim_mode", value)
+    mode: RestoreMode = OPTIONS["claim_mode"].checked("claim_mode", value)
     # The job of a test run is pruned with all that it owns, and the real job could not start from the savepoint.
     return RestoreMode.NO_CLAIM if is_test else mode
 
@@ -335,27 +347,17 @@ def _claim_mode(value: str, *, is_test: bool) -> RestoreMode:
 def _driver_settings(
     task: CheckpointedOperator, context: Mapping[str, Any], settings: StatecheckSettings, storage: CheckpointStorage
 ) -> DriverSettings:
-    from airflow_provider_statecheck.spark.driver.attempts import DriverSettings
+    from airflow_provider_statecheck.spark.driver.settings import DriverSettings, StageSettings
 
-    return DriverSettings(
-        tolerable_failed_checkpoints=settings.tolerable_failed_checkpoints,
-        overhead_budget=settings.overhead_budget,
-        checkpoint_interval=_interval_text(settings.checkpoint_interval),
-        min_pause_ms=settings.min_pause // _MILLISECOND,
-        data_inline_threshold=settings.data_inline_threshold,
-        savepoint_dir=settings.savepoint_dir,
-        allowed_locations=settings.allowed_locations,
-        state_config=settings.state_config,
-        storage_options=dict(storage.options),
-        logical_date=context["dag_run"].logical_date,
-        parallelism=getattr(task, "parallelism", None),
-        renamed_uids=dict(task.renamed_uids or {}),
-        allow_non_restored_state=task.allow_non_restored_state,
+    own = {name: getattr(task, name, None) for name in ("parallelism", "allow_non_restored_state")}
+    return DriverSettings.of(
+        asdict(settings) | own | {"renamed_uids": task.renamed_uids or {}},
+        StageSettings(
+            logical_date=context["dag_run"].logical_date,
+            state_config=settings.state_config,
+            storage_options=dict(storage.options),
+        ),
     )
-
-
-def _interval_text(interval: timedelta | str | None) -> str | None:
-    return str(interval // _MILLISECOND) if isinstance(interval, timedelta) else interval
 
 
 def _registration(
@@ -392,13 +394,10 @@ def _marked(context: Mapping[str, Any], owner: AttemptOwner) -> AttemptOwner:
 
 
 def _savepoint_at_end(task: CheckpointedOperator, settings: StatecheckSettings) -> bool:
-    from airflow_provider_statecheck.checkpoint.config_options import parse_truth
+    from airflow_provider_statecheck.spark.driver.settings import OPTIONS, require_savepoint_dir
 
-    is_wanted = parse_truth("savepoint_at_end", task.savepoint_at_end)
-    if is_wanted and settings.savepoint_dir is None:
-        raise InvalidConfigurationError(
-            "Expected a directory for the savepoint at the end, found none; set savepoint_dir, or [statecheck] savepoint_dir."
-        )
+    is_wanted: bool = OPTIONS["savepoint_at_end"].checked("savepoint_at_end", task.savepoint_at_end)
+    require_savepoint_dir(is_wanted, settings.savepoint_dir)
     return is_wanted
 
 

@@ -72,14 +72,7 @@ class StageCallable(CheckpointedOperator, PythonOperator):
         """Restore, run the function, and close the attempt."""
         from airflow_provider_statecheck.spark.context import StageContext
 
-        driver = prepared.driver
-        with StageContext(
-            spark,
-            attempt,
-            overhead_budget=driver.overhead_budget,
-            checkpoint_interval=driver.checkpoint_interval,
-            min_pause=driver.min_pause_ms,
-        ) as checkpoint:
+        with StageContext(spark, attempt, **prepared.driver.pacing) as checkpoint:
             self._add_parameter(checkpoint)
             return self._run_interruptibly(spark, super().execute_callable)
 
@@ -113,17 +106,10 @@ class StageCallable(CheckpointedOperator, PythonOperator):
 
     def _open_attempt(self, prepared: PreparedStage) -> StageAttempt:
         from airflow_provider_statecheck.hooks.transport import airflow_gateway
-        from airflow_provider_statecheck.spark.attempt import StageAttempt
+        from airflow_provider_statecheck.spark.driver.attempts import attempt_of
 
-        return StageAttempt(
-            airflow_gateway(),
-            prepared.storage,
-            prepared.registration,
-            tolerable_failed_checkpoints=prepared.driver.tolerable_failed_checkpoints,
-            savepoint_dir=prepared.driver.savepoint_dir,
-            data_inline_threshold=prepared.driver.data_inline_threshold,
-            on_overlap=prepared.on_overlap,
-        )
+        gateway = airflow_gateway()
+        return attempt_of(gateway, prepared.storage, prepared.registration, prepared.driver, prepared.on_overlap)
 
 
 def _raise_if_driver_lost(error: BaseException) -> None:
@@ -254,9 +240,9 @@ class CheckpointedStageOperator(CheckpointedPySparkOperator):
 
     @override
     def _work(self, spark: Any, attempt: StageAttempt, prepared: PreparedStage) -> Any:
-        from airflow_provider_statecheck.spark.stages.stage_run import StageRun, stage_settings_of
+        from airflow_provider_statecheck.spark.stages.stage_run import StageRun
 
-        run = StageRun(spark, attempt, self._stage, stage_settings_of(prepared.driver))
+        run = StageRun(spark, attempt, self._stage, prepared.driver)
         result = run.run(lambda work: self._run_interruptibly(spark, work))
         return {"increments": result.increments, "rows": result.rows, "checkpoint_id": result.checkpoint_id}
 

@@ -23,8 +23,8 @@ from airflow_provider_statecheck.exceptions import (
     UnknownLocationError,
 )
 from airflow_provider_statecheck.gateway.time_travel import LATEST, AsOf
-from airflow_provider_statecheck.queryable.immutable_states import KeyInGroup, OpenedState, StateCache
 from airflow_provider_statecheck.queryable.locations import KvStateAddress, KvStateLocation, OpenStorage
+from airflow_provider_statecheck.queryable.opened_state import KeyInGroup, OpenedState, StateCache
 from airflow_provider_statecheck.queryable.oracle import KvStateLocationOracle
 from airflow_provider_statecheck.queryable.queries import QueryableName, StateQuery, StateReply, ValueLimit
 from airflow_provider_statecheck.state.arrow.part_files import PartBytes

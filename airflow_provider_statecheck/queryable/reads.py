@@ -20,9 +20,10 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.gateway.in_process import open_gateway
 from airflow_provider_statecheck.gateway.time_travel import AsOf
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.queryable.immutable_states import StateCache, immutable_state
+from airflow_provider_statecheck.queryable.immutable_states import immutable_state
 from airflow_provider_statecheck.queryable.json_values import json_of
 from airflow_provider_statecheck.queryable.locations import OpenStorage
+from airflow_provider_statecheck.queryable.opened_state import StateCache
 from airflow_provider_statecheck.queryable.oracle import CheckpointLocationOracle, LatestRows
 from airflow_provider_statecheck.queryable.proxy import KvStateServer, StateProxy
 from airflow_provider_statecheck.queryable.queries import (

@@ -21,8 +21,9 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
 )
 from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID
+from airflow_provider_statecheck.hooks.identity import run_job_of
 from airflow_provider_statecheck.hooks.statecheck import StatecheckHook
-from airflow_provider_statecheck.hooks.transport import ReadingAccess, is_orm_open, reading_access, run_job_of
+from airflow_provider_statecheck.hooks.transport import ReadingAccess, is_orm_open, reading_access
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.triggers.checkpoint import CheckpointCondition, CheckpointTrigger
 

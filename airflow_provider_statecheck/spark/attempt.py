@@ -350,7 +350,7 @@ class StageAttempt:
             self._newer_epoch = _newer_epoch(stale)
         except StateCheckError as closing:
             log.warning("The attempt could not be closed; the next attempt will fence it: %s", closing)
-        if not self.registration.owner.airflow:
+        if self.registration.owner.task is None:
             log.error("%s", self.kept())
 
     def end(self, error: BaseException) -> None:

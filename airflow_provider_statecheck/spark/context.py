@@ -19,19 +19,18 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
 from airflow_provider_statecheck.checkpoint.codec import require, require_count
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, OnClear
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, OnClear, OnOverlap
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.driver.attempts import Handover, begin_submitted, open_attempt, take_handover
 from airflow_provider_statecheck.spark.driver.readiness import check_driver_packages
 from airflow_provider_statecheck.spark.endings import is_success, message_of
 from airflow_provider_statecheck.spark.item_loop import ItemLoop
-from airflow_provider_statecheck.spark.pacing import Rhythm, pace_of, require_pace
+from airflow_provider_statecheck.spark.pacing import Rhythm, pace_of
 from airflow_provider_statecheck.spark.parts.parted_run import FAIL, PartedRun
 from airflow_provider_statecheck.spark.stage_costs import StageCosts, require_budget
 from airflow_provider_statecheck.spark.step_kinds import AutoSnapshots, Refinement, RefiningLoop
 from airflow_provider_statecheck.spark.steps import (
-    StageCheckpointer,
     StageState,
     StageSteps,
     StepReport as StepReport,
@@ -61,12 +60,14 @@ class StageContext:
 
     :param spark: Session that computes the steps.
     :param attempt: The registered attempt.
-    :param overhead_budget: Largest part of the stage's time for checkpointing, above 0 and up to 1; beyond it, optional
-        checkpoints are postponed. ``None`` sets no limit.
-    :param checkpoint_interval: Least time between two checkpoints of a loop, such as ``5 min``; a bare number is
-        milliseconds, and ``auto`` computes it from the cost of a checkpoint and the failures of the job. The last
-        checkpoint of a loop is not delayed. ``None`` sets no limit.
-    :param min_pause: Least time between a completed checkpoint and the next checkpoint of a loop.
+    :param overhead_budget: Maximum share of a stage's time that checkpointing may take, above 0 and up to 1. Beyond it,
+        optional checkpoints and snapshots are delayed. Without a value nothing is delayed.
+    :param checkpoint_interval: Interval of periodic checkpoints, or ``auto``, which derives it from the cost of
+        checkpoints and the failures of the job. Without a value, a loop takes a checkpoint after its configured number
+        of items, and a stage with state after each increment. A bare number is milliseconds; text has a unit, such as
+        ``5 min``.
+    :param min_pause: Minimum pause between a completed checkpoint and the next periodic checkpoint. A bare number is
+        milliseconds; text has a unit, such as ``5 min``.
     :param monotonic: Clock for durations, in seconds.
     :raises InvalidConfigurationError: for a budget or duration out of range.
     """
@@ -89,15 +90,14 @@ class StageContext:
             restored = attempt.restore()
         self.restored: CheckpointRecord | None = restored.checkpoint if restored else None
         """The checkpoint that this try restored; ``None`` if it started from the beginning."""
-        self._saving = StageCheckpointer(
-            attempt, restored, overhead_budget=overhead_budget, pace=pace, monotonic=monotonic
+        self._steps = StageSteps(
+            spark, attempt, restored, overhead_budget=overhead_budget, pace=pace, monotonic=monotonic
         )
-        self.state: StageState = self._saving.state
+        self.state: StageState = self._steps.state
         """Small values by name, saved with each checkpoint."""
-        self.costs: StageCosts = self._saving.costs
+        self.costs: StageCosts = self._steps.costs
         """Time spent on checkpointing, over all tries."""
         self._names = ScopedNames()
-        self._steps = StageSteps(spark, attempt, self._saving, monotonic)
         self._auto = AutoSnapshots(self._steps)
         self.steps: list[StepReport] = self._steps.reports
         """The steps that this try has restored or computed, in order."""
@@ -110,22 +110,28 @@ class StageContext:
         job: str,
         checkpoint_dir: str,
         metadata: str,
-        uid: str = "stage",
+        uid: str | None = None,
+        storage_options: dict[str, Any] | None = None,
         run: str = "script",
-        on_clear: OnClear | str = OnClear.RESUME_UNCHANGED,
         num_retained: int = 2,
+        retained_runs: int = 1,
         checkpoint_timeout_seconds: float = 600.0,
         tolerable_failed_checkpoints: int = -1,
         overhead_budget: float | None = None,
         checkpoint_interval: timedelta | str | int | None = None,
-        min_pause: timedelta | str | int | None = None,
-        storage_options: dict[str, Any] | None = None,
+        min_pause: timedelta | str | int | None = 0,
         savepoint_dir: str | None = None,
         from_savepoint: str | None = None,
+        from_checkpoint: str | None = None,
+        fork: str | None = None,
         claim_mode: RestoreMode | str = RestoreMode.NO_CLAIM,
         renamed_uids: Mapping[str, str] | None = None,
         allow_non_restored_state: bool = False,
-        allowed_locations: Sequence[str] = (),
+        savepoint_at_end: bool = False,
+        data_inline_threshold: str | int = "20 KiB",
+        allowed_locations: Sequence[str] | str | None = None,
+        on_clear: OnClear | str = OnClear.RESUME_UNCHANGED,
+        on_overlap: OnOverlap | str = OnOverlap.FAIL,
     ) -> Self:
         """
         Start a try in a notebook or a plain script, without Airflow.
@@ -133,66 +139,86 @@ class StageContext:
         A try resumes after one that failed or was killed, and starts from the beginning after one that finished.
 
         :param job: Name of the job, the unit of recovery.
-        :param checkpoint_dir: Directory of checkpoints, a path or an fsspec URI.
-        :param metadata: SQLAlchemy URL of the metadata database, such as ``sqlite:///state.db``; its tables are
+        :param checkpoint_dir: Directory for checkpoints: a path or any fsspec URI that the Spark driver can reach.
+        :param metadata: SQLAlchemy URL of the metadata database, such as ``sqlite:///state.db``; missing tables are
             created.
-        :param uid: Name of this stage within the job.
-        :param run: Name of the run; a new run keeps ``state`` and finished items, but recomputes all snapshots.
-        :param on_clear: ``resume_unchanged`` (default), ``resume`` (also restores steps with changed code) or
-            ``restart``.
-        :param num_retained: Number of completed checkpoints to retain, at least 1.
-        :param checkpoint_timeout_seconds: Time limit of a checkpoint, from its trigger to its acknowledgement.
-        :param tolerable_failed_checkpoints: Number of consecutive failed checkpoints that do not fail the stage, ``-1``
-            for no limit.
-        :param overhead_budget: Largest part of the time for checkpointing, such as 0.05; ``None`` sets no limit.
-        :param checkpoint_interval: Least time between two checkpoints of a loop, such as ``5 min``; a bare number is
-            milliseconds, ``auto`` computes it.
-        :param min_pause: Least time between a completed checkpoint and the next checkpoint of a loop.
-        :param storage_options: Options of the fsspec filesystem.
-        :param savepoint_dir: Directory of savepoints whose request names none.
-        :param from_savepoint: Pointer to a savepoint or checkpoint to restore if the job has no checkpoint of its own.
-        :param claim_mode: Owner of that savepoint: ``no_claim`` (default, stays with its owner) or ``claim`` (this
-            job).
-        :param renamed_uids: Former uid to current uid of a renamed stage. It takes over the operator of the former uid
-            and restores its savepoints. Keep it for the lifetime of the job.
-        :param allow_non_restored_state: Whether to start without state if the savepoint is of another stage, or if the
-            job only has checkpoints under other uids.
-        :param allowed_locations: Further locations of files that checkpoints and savepoints may reference, as URIs such
-            as ``s3://archive``.
+        :param uid: Name of this stage within the job, which owns its state and output. The default is ``stage``.
+        :param storage_options: Options of the fsspec filesystem of ``checkpoint_dir``, such as credentials.
+        :param run: Name of the run. A new run keeps ``state`` and finished items, but recomputes all snapshots.
+        :param num_retained: Maximum number of completed checkpoints to retain, at least 1.
+        :param retained_runs: Number of earlier runs whose last checkpoint is retained in addition to ``num_retained``,
+            for a job that continues from run to run. As many runs can be run again.
+        :param checkpoint_timeout_seconds: Maximum time from the start of a checkpoint to its acknowledgement. The unit is seconds.
+        :param tolerable_failed_checkpoints: Number of consecutive checkpoint failures that a stage tolerates before it
+            fails; ``-1`` for no limit.
+        :param overhead_budget: Maximum share of a stage's time that checkpointing may take, above 0 and up to 1. Beyond
+            it, optional checkpoints and snapshots are delayed. Without a value nothing is delayed.
+        :param checkpoint_interval: Interval of periodic checkpoints, or ``auto``, which derives it from the cost of
+            checkpoints and the failures of the job. Without a value, a loop takes a checkpoint after its configured
+            number of items, and a stage with state after each increment. A bare number is milliseconds; text has a
+            unit, such as ``5 min``.
+        :param min_pause: Minimum pause between a completed checkpoint and the next periodic checkpoint. A bare number
+            is milliseconds; text has a unit, such as ``5 min``.
+        :param savepoint_dir: Default directory for savepoints: any fsspec URI. A request can name another one.
+        :param from_savepoint: Pointer to a savepoint, or to a checkpoint of another job. The stage starts from it if it
+            has no checkpoint of its own to restore; of a savepoint of a whole job, from the part with its uid.
+        :param from_checkpoint: For a fork: the checkpoint of ``job`` to start from, as an id, ``run:<run>`` or
+            ``before:<run>``, or a pointer.
+        :param fork: Name of the fork, which is the job ``<job>@<fork>``. The default is the name of the run.
+        :param claim_mode: Owner of the restored savepoint or checkpoint: with ``no_claim`` (default) its previous owner
+            keeps it, with ``claim`` this job takes it over.
+        :param renamed_uids: For a stage whose uid changed: the old uid and the new one. The stage takes over the
+            operator of the old uid in its job, and a savepoint of it. Keep the argument as long as the job exists.
+        :param allow_non_restored_state: Start with empty state if the savepoint belongs to other stages, or if the
+            stage is new in a job from which another stage was removed.
+        :param savepoint_at_end: Whether to take a savepoint when the stage has finished; needs a directory for
+            savepoints.
+        :param data_inline_threshold: Maximum size of a small value of a stage that is stored in the metadata of a
+            checkpoint instead of a separate file, up to 1 MiB. A bare number is bytes; text has a unit: ``KiB``,
+            ``MiB``, ``KB`` or ``MB``.
+        :param allowed_locations: URIs where checkpoints and savepoints may reference files, in addition to the bucket
+            or host (for local paths the directory) of ``checkpoint_dir``, ``savepoint_dir`` and a given pointer: a
+            list, or text with commas. A reference to any other location is rejected before it is opened.
+        :param on_clear: Behaviour of a cleared task: ``resume_unchanged`` keeps the steps whose code did not change
+            (after a success, its run starts again), ``resume`` keeps every step, ``restart`` starts its run again. A
+            script that starts again counts as a cleared task.
+        :param on_overlap: Behaviour while the same operator of the job still runs for another run: ``fail`` at once, or
+            ``wait`` for its end.
         :raises InvalidConfigurationError: for an argument out of range.
         :raises NoRestorableCheckpointError: if there are checkpoints but none is readable.
         :raises IncompatibleCheckpointError: if the savepoint is of another stage, or the uid is new in a job that has
             checkpoints under another uid.
         :raises SnapshotClaimedError: if another job claimed the savepoint.
         """
-        require_budget(overhead_budget)
-        require_pace(checkpoint_interval, min_pause)
-        attempt = open_attempt(
+        attempt, driver = open_attempt(
             spark,
             job=job,
             checkpoint_dir=checkpoint_dir,
             metadata=metadata,
             uid=uid,
+            storage_options=storage_options,
             run=run,
-            on_clear=on_clear,
             num_retained=num_retained,
+            retained_runs=retained_runs,
             checkpoint_timeout_seconds=checkpoint_timeout_seconds,
             tolerable_failed_checkpoints=tolerable_failed_checkpoints,
-            storage_options=storage_options or {},
-            savepoint_dir=savepoint_dir,
-            from_savepoint=from_savepoint,
-            claim_mode=claim_mode,
-            renamed_uids=renamed_uids or {},
-            allow_non_restored_state=allow_non_restored_state,
-            allowed_locations=allowed_locations,
-        )
-        return cls(
-            spark,
-            attempt,
             overhead_budget=overhead_budget,
             checkpoint_interval=checkpoint_interval,
             min_pause=min_pause,
+            savepoint_dir=savepoint_dir,
+            from_savepoint=from_savepoint,
+            from_checkpoint=from_checkpoint,
+            fork=fork,
+            claim_mode=claim_mode,
+            renamed_uids=renamed_uids,
+            allow_non_restored_state=allow_non_restored_state,
+            savepoint_at_end=savepoint_at_end,
+            data_inline_threshold=data_inline_threshold,
+            allowed_locations=allowed_locations,
+            on_clear=on_clear,
+            on_overlap=on_overlap,
         )
+        return cls(spark, attempt, **driver.pacing)
 
     @classmethod
     def current(cls, spark: SparkSession | None = None) -> Self:
@@ -257,7 +283,7 @@ class StageContext:
 
     def _whole(self, step: StepKey, build: Any, when: bool | Literal["auto"], version: str | None) -> DataFrame:
         if when is False:
-            self._saving.figures.skipped(step)
+            self._steps.figures.skipped(step)
             return built(build)
         fingerprint = self._steps.fingerprint(build, version)
         live = self._steps.restorable(step, fingerprint)
@@ -349,7 +375,7 @@ class StageContext:
         every = require_count("every", every)
         require("every_seconds", every_seconds, lambda age: age is None or age >= 0, "a number of seconds, 0 or more")
         pairs = keyed(items, key)
-        rhythm = partial(Rhythm, every, every_seconds, self.costs, self._saving.pace, self._monotonic)
+        rhythm = partial(Rhythm, every, every_seconds, self.costs, self._steps.pace, self._monotonic)
         loop = ItemLoop(
             self._steps,
             self._names,
@@ -368,7 +394,7 @@ class StageContext:
         :raises StaleAttemptError: if a newer attempt has taken over; this one must stop.
         :raises CheckpointDeclinedError: if more checkpoints failed than are tolerated.
         """
-        return self._saving.checkpoint()
+        return self._steps.checkpoint()
 
     def is_restored(self) -> bool:
         """Return whether this try restored a checkpoint."""
@@ -376,13 +402,13 @@ class StageContext:
 
     def finish(self) -> None:
         """Drop steps that this try did not use, take a last checkpoint if there are changes, and close the attempt."""
-        self._saving.drop_unless_used()
+        self._steps.drop_unless_used()
         self._finish()
 
     def _finish(self, message: str = "") -> None:
-        if not self._saving.is_saved():
+        if not self._steps.is_saved():
             self.checkpoint()
-        self._saving.note_restored()
+        self._steps.note_restored()
         self._attempt.finish(AttemptStatus.FINISHED, message)
         self._close()
 
@@ -392,10 +418,10 @@ class StageContext:
 
         :param error: Cause of the failure.
         """
-        damaged = self._saving.snapshots.damage_behind(error)
+        damaged = self._steps.snapshots.damage_behind(error)
         for uri, problem in damaged.items():
             log.error("Snapshot %s is damaged; the next try recomputes it: %s", redact(uri), problem)
-        self._saving.note_restored()
+        self._steps.note_restored()
         self._attempt.fail(error, tuple(damaged))
         self._close()
 
@@ -470,13 +496,7 @@ class CurrentContext:
                 # A call after a failed one must find the handover again.
                 self._handover = self._handover or take_handover()
                 session, attempt = begin_submitted(self._handover, spark)
-                self._context = kind(
-                    session,
-                    attempt,
-                    overhead_budget=self._handover.driver.overhead_budget,
-                    checkpoint_interval=self._handover.driver.checkpoint_interval,
-                    min_pause=self._handover.driver.min_pause_ms,
-                )
+                self._context = kind(session, attempt, **self._handover.driver.pacing)
             return self._context
 
 

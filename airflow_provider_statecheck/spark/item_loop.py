@@ -80,7 +80,6 @@ class ItemLoop:
     ) -> None:
         require("version", version, lambda each: bool(json.dumps(each)), "text, such as str(day)")
         self._steps = steps
-        self._saving = steps.saving
         self._names = names
         self._loop = loop
         self._version = json.dumps(version)
@@ -100,19 +99,19 @@ class ItemLoop:
         basis = self._basis(sys._getframe(1))
         self._take_up(basis, [item_key for item_key, _ in pairs])
         for item_key, item in pairs:
-            if self._saving.progress.is_finished(self._loop, item_key):
+            if self._steps.progress.is_finished(self._loop, item_key):
                 continue
-            self._saving.report_restored()
+            self._steps.report_restored()
             began = monotonic()
             with self._names.inside(self._loop[1], item_key) as scope, self._salted():
                 yield item
-            self._saving.finish_item(self._loop, item_key, monotonic() - began, basis)
+            self._steps.finish_item(self._loop, item_key, monotonic() - began, basis)
             self._release_memory(scope)
             if rhythm.is_time():
-                self._saving.checkpoint()
+                self._steps.checkpoint()
                 rhythm.taken()
         if rhythm.unsaved:
-            self._saving.checkpoint()
+            self._steps.checkpoint()
 
     def _salted(self) -> AbstractContextManager[None]:
         # The steps inside follow the version; the body's code as such is left to their own fingerprints.
@@ -121,7 +120,7 @@ class ItemLoop:
         return self._steps.within(combined_fingerprint("each", self._version))
 
     def _basis(self, consumer: FrameType | None) -> ItemBasis:
-        describe_value = partial(described, self._saving.snapshots.fingerprints())
+        describe_value = partial(described, self._steps.snapshots.fingerprints())
         found = loop_code(consumer, describe_value, self._is_given)
         before = tuple(sorted(self._before()))
         parts = [found.with_inputs, self._version, self._steps.salt]
@@ -130,7 +129,7 @@ class ItemLoop:
         fingerprint = combined_fingerprint(*parts)
         self._names.passed[self._loop] = fingerprint
         return ItemBasis(
-            run=self._saving.run, version=self._version, code=found.code, fingerprint=fingerprint, before=before
+            run=self._steps.run, version=self._version, code=found.code, fingerprint=fingerprint, before=before
         )
 
     def _is_given(self, value: object) -> bool:
@@ -141,12 +140,12 @@ class ItemLoop:
         scope = self._loop[0]
         for step in self._names.used:
             if step != self._loop and step[0] == scope[: len(step[0])]:
-                identity = self._names.passed.get(step) or self._saving.snapshots.identity(step)
+                identity = self._names.passed.get(step) or self._steps.snapshots.identity(step)
                 if identity:
                     yield describe(step), combined_fingerprint(identity)[:16]
 
     def _take_up(self, basis: ItemBasis, item_keys: list[str]) -> None:
-        known = self._saving.progress.bases(self._loop, item_keys)
+        known = self._steps.progress.bases(self._loop, item_keys)
         changes: dict[Change, dict[str, ItemBasis | None]] = {}
         for key, each in known.items():
             changes.setdefault(change_since(each, basis), {})[key] = each
@@ -154,7 +153,7 @@ class ItemLoop:
             self._follow(basis, changes)
         else:
             self._keep_all(changes)
-        self._saving.progress.expect(self._loop, item_keys)
+        self._steps.progress.expect(self._loop, item_keys)
 
     def _follow(self, basis: ItemBasis, changes: Mapping[Change, Mapping[str, ItemBasis | None]]) -> None:
         if own := changes.get(Change.OWN):
@@ -164,7 +163,7 @@ class ItemLoop:
                 describe(self._loop),
                 _named(own),
             )
-            self._saving.progress.reopen(self._loop, own)
+            self._steps.progress.reopen(self._loop, own)
         self._keep_since_earlier_run(basis, changes.get(Change.SINCE_EARLIER_RUN, {}))
         self._keep_despite_steps_before(basis, changes.get(Change.BEFORE, {}))
         self._adopt(changes.get(Change.UNKNOWN, {}), lambda _: basis)
@@ -193,7 +192,7 @@ class ItemLoop:
 
     def _adopt(self, items: Mapping[str, ItemBasis | None], now: Callable[[ItemBasis | None], ItemBasis]) -> None:
         for key, known in items.items():
-            self._saving.progress.set_basis(self._loop, key, now(known))
+            self._steps.progress.set_basis(self._loop, key, now(known))
 
     def _keep_all(self, changes: Mapping[Change, Mapping[str, Any]]) -> None:
         kept = [

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -265,15 +264,6 @@ def pace_of(
     view, operator_id = attempt.job_view(), attempt.grant.attempt.operator_id
     known = measured_costs(view, operator_id) if costs is None else costs
     return Pace(AutoInterval(FailureHistory.of(view, operator_id), known), min_pause, monotonic)
-
-
-def require_pace(checkpoint_interval: timedelta | str | int | None, min_pause: timedelta | str | int | None) -> None:
-    """
-    Validate the arguments of a pace before an attempt is registered.
-
-    :raises InvalidConfigurationError: for a duration out of range.
-    """
-    Pace(None if checkpoint_interval == AUTO else checkpoint_interval, min_pause, time.monotonic)
 
 
 class Rhythm:

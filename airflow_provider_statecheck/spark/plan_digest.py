@@ -22,6 +22,7 @@ from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark import code_digest
 from airflow_provider_statecheck.spark.driver.session import is_connect, same_place
+from airflow_provider_statecheck.spark.explained_plans import analysed_plan, explained
 from airflow_provider_statecheck.spark.snapshots.executor_io import read_snapshot
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -92,10 +93,8 @@ def expression_text(df: DataFrame, expression: str) -> str | None:
     return None if " more fields" in text else stable_text(_named(text, df.columns))
 
 
-def _connect_tree(df: Any) -> str:
-    _, _, analyzed = df._explain_string(extended=True).partition("== Analyzed Logical Plan ==\n")
-    # The first line is the schema.
-    return str(analyzed.partition("\n\n== ")[0].partition("\n")[2])
+def _connect_tree(df: DataFrame) -> str:
+    return analysed_plan(explained(df), df.schema.simpleString())
 
 
 def _named(text: str, names: Sequence[str]) -> str:

@@ -8,13 +8,13 @@ write costs. A loop takes a snapshot of its DataFrame every few iterations.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.codec import require, require_count
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.spark.explained_plans import cached_size, explained_with_costs
 from airflow_provider_statecheck.spark.plan_digest import combined_fingerprint
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import LiveSnapshot, Stopwatch
 from airflow_provider_statecheck.spark.stage_costs import AutoFact
@@ -40,7 +40,6 @@ class AutoSnapshots:
 
     def __init__(self, steps: StageSteps) -> None:
         self._steps = steps
-        self._saving = steps.saving
         self._cached: dict[StepKey, DataFrame] = {}
         # A later step may depend on unwritten ones; a retry would recompute them with it.
         self._unwritten_seconds = 0.0
@@ -51,8 +50,8 @@ class AutoSnapshots:
 
         :raises UnsupportedStateError: if the step is written and cannot be restored unchanged.
         """
-        self._saving.report_restored()
-        measured = self._saving.auto_facts.measured(step, fingerprint)
+        self._steps.report_restored()
+        measured = self._steps.auto_facts.measured(step, fingerprint)
         decision = None if measured is None else self._decide(step, measured)
         if measured is not None and decision is not None and not decision.is_written:
             self._log(step, decision, "measured by an earlier try")
@@ -89,18 +88,18 @@ class AutoSnapshots:
     def _measure(self, step: StepKey, frame: DataFrame, fingerprint: str, stopwatch: Stopwatch) -> AutoFact:
         frame.write.format("noop").mode("overwrite").save()
         fact = AutoFact(fingerprint=fingerprint, compute_seconds=stopwatch(), size_bytes=cached_bytes(frame))
-        self._saving.auto_facts.record(step, fact)
+        self._steps.auto_facts.record(step, fact)
         return fact
 
     def _decide(self, step: StepKey, fact: AutoFact) -> Decision:
         shortage = self._steps.shortage(step, fact.size_bytes)
         if shortage is not None:
             return Decision(False, shortage)
-        if not self._saving.costs.allow():
-            self._saving.costs.put_off += 1
+        if not self._steps.costs.allow():
+            self._steps.costs.put_off += 1
             return Decision(False, "overhead_budget is used up")
         size = fact.size_bytes
-        expected = None if size is None else self._saving.write_times.expected_seconds(size)
+        expected = None if size is None else self._steps.write_times.expected_seconds(size)
         return decide(fact.compute_seconds, expected, unwritten_seconds=self._unwritten_seconds)
 
     def _write(self, step: StepKey, frame: DataFrame, fingerprint: str, stopwatch: Stopwatch) -> DataFrame:
@@ -111,7 +110,7 @@ class AutoSnapshots:
 
     def _skip(self, step: StepKey, fact: AutoFact) -> None:
         self._unwritten_seconds += fact.compute_seconds
-        self._saving.figures.skipped(step, fact.compute_seconds)
+        self._steps.figures.skipped(step, fact.compute_seconds)
 
     def _release_step(self, step: StepKey) -> None:
         frame = self._cached.pop(step, None)
@@ -162,8 +161,6 @@ def _unwritten(seconds: float) -> str:
 
 
 _A_FUNCTION = "a function"
-_STATISTICS = re.compile(r"Statistics\(sizeInBytes=([\d.]+(?:E[+-]?\d+)?) ([KMGTPE]?)i?B")
-_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 
 
 def is_cached(frame: DataFrame) -> bool:
@@ -175,27 +172,7 @@ def is_cached(frame: DataFrame) -> bool:
 def cached_bytes(frame: DataFrame) -> int | None:
     """Return the size of a cached and computed DataFrame, ``None`` if Spark does not report it."""
     # A new query: a plan from before the cache would report the size of its sources.
-    return explained_bytes(_explained(frame.select("*")))
-
-
-def explained_bytes(explained: str) -> int | None:
-    """
-    Return the size of the cached relation at the top of a plan, ``None`` if there is none.
-
-    :param explained: Output of ``explain("cost")``.
-    """
-    top = next((line for line in explained.splitlines() if line and not line.startswith("==")), "")
-    found = _STATISTICS.search(explained)
-    if found is None or not top.startswith("InMemoryRelation"):
-        return None
-    return int(float(found.group(1)) * 1024 ** _POWERS[found.group(2)])
-
-
-def _explained(frame: Any) -> str:
-    if hasattr(frame, "_jdf"):
-        query = frame._jdf.queryExecution()
-        return str(frame.sparkSession._jvm.org.apache.spark.sql.api.python.PythonSQLUtils.explainString(query, "cost"))
-    return str(frame._explain_string(mode="cost"))
+    return cached_size(explained_with_costs(frame.select("*")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +255,6 @@ class RefiningLoop:
         release: Callable[[Scope], None],
     ) -> None:
         self._steps = steps
-        self._saving = steps.saving
         self._names = names
         self._loop = loop
         self._refinement = refinement
@@ -290,15 +266,15 @@ class RefiningLoop:
 
     def result(self) -> DataFrame:
         """Return the refined DataFrame, read from its snapshot."""
-        self._saving.iterations.expect(self._loop, self._refinement.steps)
+        self._steps.iterations.expect(self._loop, self._refinement.steps)
         live, reached = self._restored()
         if live is not None and (reached.is_converged or reached.number == self._refinement.steps):
             self._steps.report(self._loop, live, is_restored=True)
             return self._steps.read(live)
         if live is not None:
             log.info("Loop %s resumes after step %s of %s.", self._name, reached.number, self._refinement.steps)
-            self._saving.figures.restored(NamedSnapshot((live.handle,)))
-        self._saving.report_restored()
+            self._steps.figures.restored(NamedSnapshot((live.handle,)))
+        self._steps.report_restored()
         return self._refine(live, reached.number)
 
     @property
@@ -307,7 +283,7 @@ class RefiningLoop:
 
     def _restored(self) -> tuple[LiveSnapshot | None, Iteration]:
         start = Iteration(number=0, is_converged=False)
-        reached = self._saving.iterations.find(self._loop) or start
+        reached = self._steps.iterations.find(self._loop) or start
         live = self._steps.restorable(self._loop, self._fingerprint_at(reached.number), is_loop=True)
         if live is None:
             return None, start
@@ -351,14 +327,14 @@ class RefiningLoop:
     def _checkpoint(
         self, number: int, frame: DataFrame, previous: DataFrame, stopwatch: Stopwatch
     ) -> tuple[DataFrame, bool]:
-        is_early = number < self._refinement.steps and not self._saving.pace.allows()
-        is_over_budget = number < self._refinement.steps and not is_early and not self._saving.costs.allow()
+        is_early = number < self._refinement.steps and not self._steps.pace.allows()
+        is_over_budget = number < self._refinement.steps and not is_early and not self._steps.costs.allow()
         is_postponed = is_early or is_over_budget
         # A local checkpoint keeps the plan short without a snapshot; its rows are valid for this try only.
         current = frame.localCheckpoint() if is_postponed else self._write(number, frame, stopwatch)
         is_converged = self._refinement.has_converged(number, current, previous)
         if is_postponed and not is_converged:
-            self._saving.costs.put_off += is_over_budget
+            self._steps.costs.put_off += is_over_budget
             return current, False
         written = self._write(number, current, stopwatch) if is_postponed else current
         self._save(number, is_converged)
@@ -368,15 +344,15 @@ class RefiningLoop:
         self._steps.require_room(self._loop)
         written = self._steps.write(self._loop, frame, self._fingerprint_at(number), stopwatch)
         # Set here, before any checkpoint: the live snapshot and its number must match in each.
-        self._saving.iterations.record(self._loop, Iteration(number, is_converged=False))
+        self._steps.iterations.record(self._loop, Iteration(number, is_converged=False))
         self._write_seconds += written.seconds
         return self._read(written.live)
 
     def _save(self, number: int, is_converged: bool) -> None:
-        self._saving.iterations.record(self._loop, Iteration(number, is_converged))
+        self._steps.iterations.record(self._loop, Iteration(number, is_converged))
         self._drop_steps(number)
         self._unpin()
-        self._saving.checkpoint()
+        self._steps.checkpoint()
         log.info("Loop %s: snapshot of step %s of %s written.", self._name, number, self._refinement.steps)
 
     def _read(self, live: LiveSnapshot) -> DataFrame:
@@ -386,17 +362,17 @@ class RefiningLoop:
     def _drop_steps(self, number: int) -> None:
         scope, name = self._loop
         for finished in range(self._last_dropped + 1, number + 1):
-            self._saving.drop_scope((*scope, (name, str(finished))))
+            self._steps.drop_scope((*scope, (name, str(finished))))
             self._release_memory((*scope, (name, str(finished))))
         self._last_dropped = number
 
     def _unpin(self) -> None:
         for uri in self._handed_out[:-1]:
-            self._saving.snapshots.handed_out.discard(uri)
+            self._steps.snapshots.handed_out.discard(uri)
         self._handed_out = self._handed_out[-1:]
 
     def _report(self) -> None:
-        live = self._saving.snapshots.find(self._loop)
+        live = self._steps.snapshots.find(self._loop)
         if live is not None:
             self._steps.report(self._loop, live, is_restored=False, write_seconds=self._write_seconds)
 

@@ -275,19 +275,32 @@ class Written:
     """Measured or estimated time of the write, without the computation."""
 
 
-class StageSteps:
-    """Restores, computes and writes steps, and measures their costs."""
+class StageSteps(StageCheckpointer):
+    """
+    Restores, computes and writes steps, measures their costs, and takes the checkpoints that contain them.
+
+    Loops, parts and automatic snapshots work through it.
+
+    :param restored: The restored checkpoint, ``None`` if the attempt started from the beginning.
+    :param overhead_budget: Largest part of the time for checkpointing, ``None`` for no limit.
+    """
 
     def __init__(
-        self, spark: SparkSession, attempt: StageAttempt, saving: StageCheckpointer, monotonic: Callable[[], float]
+        self,
+        spark: SparkSession,
+        attempt: StageAttempt,
+        restored: RestoredStage | None,
+        *,
+        overhead_budget: float | None,
+        pace: Pace,
+        monotonic: Callable[[], float],
     ) -> None:
+        super().__init__(attempt, restored, overhead_budget=overhead_budget, pace=pace, monotonic=monotonic)
         self.spark = spark
-        self._attempt = attempt
         self._monotonic = monotonic
-        self.saving = saving
         self.reports: list[StepReport] = []
         # Snapshots are valid for one run only, even if the job continues in later runs.
-        self._salts = [saving.run]
+        self._salts = [self.run]
 
     @contextmanager
     def within(self, fingerprint: str) -> Iterator[None]:
@@ -304,7 +317,7 @@ class StageSteps:
 
     def fingerprint(self, build: DataFrame | Callable[..., object], version: str | None) -> str:
         """Return the fingerprint of a step's code, inputs and enclosing loops."""
-        snapshots = self.saving.snapshots.fingerprints()
+        snapshots = self.snapshots.fingerprints()
         return step_fingerprint(build, version=version, snapshots=snapshots, salt="\n".join(self._salts))
 
     @property
@@ -323,10 +336,10 @@ class StageSteps:
 
         :param is_loop: Whether the step is a loop, whose snapshot may be of an intermediate iteration.
         """
-        live = self.saving.snapshots.find(step)
+        live = self.snapshots.find(step)
         if live is None:
             return None
-        is_other_kind = (self.saving.iterations.find(step) is not None) is not is_loop
+        is_other_kind = (self.iterations.find(step) is not None) is not is_loop
         has_changed = live.handle.fingerprint != fingerprint and self.verifies_fingerprints
         if is_other_kind or has_changed:
             log.warning("Step %s has changed since its snapshot was taken; it is recomputed.", describe(step))
@@ -339,7 +352,7 @@ class StageSteps:
 
         :raises StorageError: if there is too little space.
         """
-        last = self.saving.snapshots.find(step)
+        last = self.snapshots.find(step)
         require_room(self._attempt.storage, describe(step), None if last is None else last.handle.size_bytes)
 
     def shortage(self, step: StepKey, size_bytes: int | None) -> str | None:
@@ -353,15 +366,15 @@ class StageSteps:
         :raises StorageError: if there is too little space.
         """
         self.require_room(step)
-        self.saving.report_restored()
+        self.report_restored()
         stopwatch = self.stopwatch()
         written = self.write(step, built(build), fingerprint, stopwatch)
         return self.save(step, written)
 
     def save(self, step: StepKey, written: Written) -> DataFrame:
         """Take a checkpoint that references a written step, and return the step, read from its snapshot."""
-        self.saving.iterations.forget(step)
-        self.saving.checkpoint()
+        self.iterations.forget(step)
+        self.checkpoint()
         self.report(step, written.live, is_restored=False, write_seconds=written.seconds)
         return self.read(written.live)
 
@@ -384,12 +397,12 @@ class StageSteps:
         """
         stopwatch = self.stopwatch()
         with disk_failures_named(self._attempt.storage.base_uri):
-            live = self.saving.snapshots.write(step, frame, fingerprint, seconds_so_far)
+            live = self.snapshots.write(step, frame, fingerprint, seconds_so_far)
         seconds, size = stopwatch(), live.handle.size_bytes
         if is_computed:
-            self.saving.write_times.observe(size, seconds)
-        self.saving.parts.forget(step)
-        self.saving.figures.computed(NamedSnapshot((live.handle,)))
+            self.write_times.observe(size, seconds)
+        self.parts.forget(step)
+        self.figures.computed(NamedSnapshot((live.handle,)))
         return Written(live, self._count(size, seconds, is_computed=is_computed))
 
     def count_part(self, step: StepKey, live: LiveSnapshot, seconds: float) -> float:
@@ -398,14 +411,14 @@ class StageSteps:
 
         :param seconds: Time of the step that the part took.
         """
-        self.saving.costs.parts += 1
-        self.saving.figures.computed(self._parts_of(step), self.saving.parts.find(step))
+        self.costs.parts += 1
+        self.figures.computed(self._parts_of(step), self.parts.find(step))
         return self._count(live.handle.size_bytes, seconds, is_computed=False)
 
     def note_restored_parts(self, step: StepKey) -> None:
         """Record the parts of an unfinished step that an earlier try has computed."""
-        if self.saving.snapshots.parts(step):
-            self.saving.figures.restored(self._parts_of(step), self.saving.parts.find(step))
+        if self.snapshots.parts(step):
+            self.figures.restored(self._parts_of(step), self.parts.find(step))
 
     def report_parts(
         self,
@@ -421,29 +434,29 @@ class StageSteps:
 
         :param restored_parts: Number of parts that an earlier try has computed.
         """
-        if not self.saving.snapshots.parts(step):
+        if not self.snapshots.parts(step):
             self.reports.append(
                 StepReport(name=describe(step), is_restored=False, seconds=0.0, size_bytes=0, rows=None, bad_parts=bad)
             )
             return
         snapshot = self._parts_of(step)
         if not is_restored:
-            self.saving.figures.computed(snapshot, self.saving.parts.find(step))
+            self.figures.computed(snapshot, self.parts.find(step))
         self._add_report(snapshot, is_restored, write_seconds, restored_parts=restored_parts, bad_parts=bad)
 
     def _parts_of(self, step: StepKey) -> NamedSnapshot:
-        return NamedSnapshot(tuple(live.handle for live in self.saving.snapshots.parts(step).values()))
+        return NamedSnapshot(tuple(live.handle for live in self.snapshots.parts(step).values()))
 
     def _count(self, size: int, seconds: float, *, is_computed: bool) -> float:
-        spent = seconds if is_computed else self.saving.write_times.part_of(seconds, size)
-        self.saving.costs.spent_seconds += spent
-        self.saving.unsaved_bytes += size
-        self.saving.unsaved_seconds += spent
+        spent = seconds if is_computed else self.write_times.part_of(seconds, size)
+        self.costs.spent_seconds += spent
+        self.unsaved_bytes += size
+        self.unsaved_seconds += spent
         return spent
 
     def read(self, live: LiveSnapshot) -> DataFrame:
         """Return a DataFrame that reads a snapshot."""
-        return self.saving.snapshots.read(self.spark, live)
+        return self.snapshots.read(self.spark, live)
 
     def stopwatch(self, seconds_before: float = 0.0) -> Stopwatch:
         """Return a stopwatch that starts now, at ``seconds_before``."""
@@ -468,7 +481,7 @@ class StageSteps:
         self.reports.append(report)
         size, duration = f"{report.rows} rows, {report.size_bytes} bytes", readable_seconds(report.seconds)
         if is_restored:
-            self.saving.figures.restored(snapshot)
+            self.figures.restored(snapshot)
             log.info("Step %s restored: %s; saved %s", report.name, size, duration)
         else:
             log.info("Step %s computed in %s: %s%s", report.name, duration, size, _parts_text(report))

@@ -13,11 +13,12 @@ from airflow_provider_statecheck.checkpoint.config import STORAGE_OPTIONS, Check
 from airflow_provider_statecheck.checkpoint.config_options import ConfigOption
 from airflow_provider_statecheck.configuration import FLINK_COUNTERPARTS, SECTION
 from airflow_provider_statecheck.get_provider_info import get_provider_info
+from airflow_provider_statecheck.settings import SETTINGS, TASKS, Place, Setting
 from airflow_provider_statecheck.state.arrow.layout import PREFIX, ArrowStateSettings
 from airflow_provider_statecheck.storage.views.loading import DEFAULT_STORAGE
 from scripts.docs.tables import code, table
 
-_FLINK_KEYS: dict[str, ConfigOption[Any]] = {name: each.option for name, each in FLINK_COUNTERPARTS.items()}
+_HEADINGS = ("`[statecheck]`", "Operators", "Operators of stages", "`StageContext.open`", "`run_stage`")
 _UNITS = {"MiB": 1 << 20, "KiB": 1 << 10}
 
 
@@ -28,9 +29,29 @@ def options_table() -> str:
     return table(("Option", "Type", "Default", "Meaning"), rows)
 
 
+def places_table() -> str:
+    """Return the table of the places where each setting can be given, with its default there."""
+    rows = ((code(name), *(_default_in(setting, place) for place in Place)) for name, setting in SETTINGS.items())
+    return table(("Setting", *_HEADINGS), rows)
+
+
+def _default_in(setting: Setting, place: Place) -> str:
+    if place not in setting.places:
+        return ""
+    if place in setting.required_in:
+        return "required"
+    default = default_in(setting, place)
+    return "yes" if default is None else code(default)
+
+
+def default_in(setting: Setting, place: Place) -> Any:
+    """Return the default in a signature; that of an operator is the one of the section, if it is an option."""
+    return None if place in TASKS and Place.SECTION in setting.places else setting.default
+
+
 def flink_keys_table() -> str:
     """Return the table of the options that have a key in Flink."""
-    rows = ((code(name), code(of.key), ", ".join(map(code, of.old_keys))) for name, of in _FLINK_KEYS.items())
+    rows = ((code(name), code(of.key), ", ".join(map(code, of.old_keys))) for name, of in FLINK_COUNTERPARTS.items())
     return table(("Option", "Key in Flink", "Deprecated keys"), rows)
 
 
@@ -61,7 +82,7 @@ def _meaning(name: str, option: dict[str, Any]) -> str:
     facts = [
         option["description"],
         f"Example: {code(option['example'])}" if option["example"] else "",
-        f"Key in Flink: {code(_FLINK_KEYS[name].key)}" if name in _FLINK_KEYS else "",
+        f"Key in Flink: {code(FLINK_COUNTERPARTS[name].key)}" if name in FLINK_COUNTERPARTS else "",
         f"Environment variable: {code(f'AIRFLOW__{SECTION.upper()}__{name.upper()}')}",
         f"Since {option['version_added']}",
     ]

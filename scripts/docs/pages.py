@@ -10,11 +10,18 @@ from scripts.docs.arguments import arguments_table
 from scripts.docs.column_types import types_table
 from scripts.docs.commands import command_reference, exit_statuses_table
 from scripts.docs.errors import unretried_errors_table
-from scripts.docs.options import arrow_settings_table, flink_keys_table, options_table, storage_settings_table
+from scripts.docs.options import (
+    arrow_settings_table,
+    flink_keys_table,
+    options_table,
+    places_table,
+    storage_settings_table,
+)
 
 _REGION = re.compile(r"<!-- generated: (?P<part>\S+)(?: (?P<name>[^>]+))? -->\n.*?<!-- end -->", re.DOTALL)
 _PARTS: dict[str, Callable[..., str]] = {
     "options": options_table,
+    "places": places_table,
     "flink-keys": flink_keys_table,
     "arrow-settings": arrow_settings_table,
     "storage-settings": storage_settings_table,

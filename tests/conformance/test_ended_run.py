@@ -207,7 +207,7 @@ class Contract:
         ):
             clock.advance(1)
             caller = Caller(dag_id=dag_id, run_id=run_id, task_id=task_id)
-            owner = make_owner(logical_task=f"{dag_id}/{task_id}", airflow=caller.coordinates)
+            owner = make_owner(logical_task=f"{dag_id}/{task_id}", airflow=caller.pairs)
             uid = f"{dag_id}.{task_id}"
             AttemptCoordinator(store).register(make_registration(job_name=job, uid=uid, owner=owner))
         AttemptCoordinator(store).register(make_registration(job_name="of a script", owner=make_owner(label="run-1")))
@@ -224,9 +224,7 @@ class Contract:
         assert store.dag_ids() == {"nightly", "hourly"}
 
     def test_the_dags_beside_a_dag_are_those_of_its_jobs(self, store: JobStore) -> None:
-        owner = make_owner(
-            logical_task="weekly/t", airflow=Caller(dag_id="weekly", run_id="r", task_id="t").coordinates
-        )
+        owner = make_owner(logical_task="weekly/t", airflow=Caller(dag_id="weekly", run_id="r", task_id="t").pairs)
         AttemptCoordinator(store).register(make_registration(job_name="third", owner=owner))
         assert store.dag_ids(beside="hourly") == {"nightly", "hourly"}
         assert store.dag_ids(beside="weekly") == {"weekly"}

@@ -312,7 +312,7 @@ class TestSqlite(OnSqlite, StatementContract):
     def test_a_list_for_a_reader_of_some_dags_looks_at_each_operator_once(self, engine: Engine) -> None:
         stage = Stage(engine)
         for job, operator in itertools.product(range(10), range(10)):
-            owner = make_owner(airflow=Caller(dag_id=f"d{job}", run_id="r", task_id="t").coordinates)
+            owner = make_owner(airflow=Caller(dag_id=f"d{job}", run_id="r", task_id="t").pairs)
             stage.coordinator.register(make_registration(job_name=f"job {job}", uid=f"o{operator}", owner=owner))
         page = JobsPage(limit=1, readable_dag_ids=frozenset(f"d{job}" for job in range(1, 10)))
         with steps_of(engine) as steps:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.connectors.files.source import ParquetSource
-from airflow_provider_statecheck.spark.stages.stage import Count, Max, Stage, StageSettings, Sum
+from airflow_provider_statecheck.spark.driver.settings import DriverSettings
+from airflow_provider_statecheck.spark.stages.stage import Count, Max, Stage, Sum
 from airflow_provider_statecheck.spark.stages.stage_run import StageRun
 from airflow_provider_statecheck.testing.faults import FaultPlan
 from tests.crash.pipeline import UID, open_attempt
@@ -56,7 +57,7 @@ def run(spark: SparkSession, work: Path, plan: FaultPlan, command: dict[str, Any
         timer = threading.Timer(command["seconds"], os.kill, (os.getpid(), signal.SIGKILL))
         timer.daemon = True
         timer.start()
-    settings = StageSettings(data_inline_threshold=INLINE_BYTES)
+    settings = DriverSettings(data_inline_threshold=INLINE_BYTES)
     result = StageRun(spark, open_attempt(work, plan, JOB), _stage(work, plan, command), settings).run()
     return {"increments": result.increments, "rows": result.rows}
 

@@ -72,7 +72,7 @@ def only_row(engine: Engine, table: Any) -> dict[str, Any]:
 def add_jobs(engine: Engine, operators: int, checkpoints: int) -> None:
     """Copy a job until there are 2,000, each with a Dag and operators of its own that have completed checkpoints."""
     coordinator = AttemptCoordinator(SqlJobStore(engine))
-    owner = make_owner(airflow=Caller(dag_id="d", run_id="r", task_id="t").coordinates)
+    owner = make_owner(airflow=Caller(dag_id="d", run_id="r", task_id="t").pairs)
     attempt = coordinator.register(make_registration(job_name="job", owner=owner)).attempt
     complete_checkpoint(coordinator, attempt)
     coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FAILED, message="disk full"))

@@ -12,8 +12,6 @@ from unittest.mock import patch
 from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, job_uri
-from airflow_provider_statecheck.checkpoint.properties import RestoreMode
-from airflow_provider_statecheck.checkpoint.records import OnClear
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.gateway.in_process import open_gateway
 from airflow_provider_statecheck.spark.context import StageContext
@@ -75,21 +73,9 @@ class Tries:
             "job": JOB,
             "checkpoint_dir": str(self.checkpoints),
             "metadata": self.metadata,
-            "uid": "stage",
-            "run": "script",
-            "on_clear": OnClear.RESUME_UNCHANGED,
-            "num_retained": 2,
-            "checkpoint_timeout_seconds": 600.0,
-            "tolerable_failed_checkpoints": -1,
-            "storage_options": {},
-            "savepoint_dir": None,
-            "from_savepoint": None,
-            "claim_mode": RestoreMode.NO_CLAIM,
-            "renamed_uids": {},
-            "allow_non_restored_state": False,
         }
         with patch.object(attempts, "CheckpointStorage", SimpleNamespace(open=self._open_disk)):
-            attempt = attempts.open_attempt(self.spark, **settings | changes)
+            attempt, _ = attempts.open_attempt(self.spark, **settings | changes)
         return StageContext(self.spark, attempt, overhead_budget=overhead_budget, monotonic=self.monotonic)
 
     def _open_disk(self, *args: Any, **options: Any) -> Disk:

@@ -10,10 +10,14 @@ from typing import Any
 import pytest
 from airflow.sdk.configuration import conf
 
-from airflow_provider_statecheck.api.airflow_services import _maintenance_dags
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.config_options import ConfigOption
-from airflow_provider_statecheck.configuration import StatecheckSettings, StateServingSettings, reads_other_jobs
+from airflow_provider_statecheck.configuration import (
+    StatecheckSettings,
+    StateServingSettings,
+    maintenance_dags,
+    reads_other_jobs,
+)
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.get_provider_info import get_provider_info
 from airflow_provider_statecheck.hooks import transport
@@ -22,7 +26,6 @@ from airflow_provider_statecheck.operators import checkpointed
 from airflow_provider_statecheck.operators.checkpointed import CheckpointedOperator
 from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOperator, CheckpointedStageOperator
 from airflow_provider_statecheck.operators.spark_submit import CheckpointedStageSubmitOperator
-from airflow_provider_statecheck.spark.stages.stage_run import stage_settings_of
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
 from airflow_provider_statecheck.state.backends import (
     ArrowStateBackend,
@@ -122,7 +125,9 @@ def test_the_address_and_the_maintenance_dags_are_used(in_file: Any, monkeypatch
     in_file("api_url", "https://airflow.example.com/x/")
     monkeypatch.setenv("AIRFLOW__STATECHECK__MAINTENANCE_DAGS", "mine, yours")
     assert coordinator_address().url == "https://airflow.example.com/x"
-    assert _maintenance_dags() == {"mine", "yours"}
+    assert maintenance_dags() == {"mine", "yours"}
+    monkeypatch.setenv("AIRFLOW__STATECHECK__MAINTENANCE_DAGS", "")
+    assert maintenance_dags() == frozenset()
 
 
 def test_tasks_read_other_jobs_unless_the_configuration_says_no(in_file: Any) -> None:
@@ -227,7 +232,7 @@ def test_a_key_of_flink_acts_in_the_section_or_is_refused(in_file: Any, option: 
 def test_the_configured_state_backend_is_that_of_a_stage(in_file: Any, key: str, name: str, kind: type) -> None:
     in_file(key, name)
     driver = prepared(checkpoint_dir="/data/checkpoints")[1]
-    config = stage_settings_of(driver).state_config
+    config = driver.state_config
     assert isinstance(backend_of_stage(None, config), kind)
     assert isinstance(backend_of_stage("arrow", config), ArrowStateBackend)
 

@@ -16,7 +16,7 @@ from airflow_provider_statecheck.checkpoint.declared_uids import DagTasks
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.records import OnClear
 from airflow_provider_statecheck.exceptions import StateCheckError
-from airflow_provider_statecheck.hooks.transport import owner_of
+from airflow_provider_statecheck.hooks.identity import owner_of
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink

@@ -260,8 +260,8 @@ RETRY_DELAY = timedelta(hours=1)
 """How long after a failure a page waits for the retry."""
 
 Record = TypeVar("Record", AttemptRecord, CheckpointRecord)
-Coordinates = Collection[tuple[str, str]]
-"""Coordinates of a task or a run, as in the owner of an attempt; empty for all."""
+Coordinates = tuple[str | int, ...]
+"""The Dag and the run, or all coordinates of a task; empty for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,8 +376,8 @@ def operator_rows(view: JobView, task: Coordinates = ()) -> tuple[OperatorRow, .
 
 
 def is_of(owner: AttemptOwner, task: Coordinates) -> bool:
-    """Return whether an attempt belongs to a task or a run, by its coordinates."""
-    return bool(task) and {*task} <= {*owner.airflow}
+    """Return whether an attempt belongs to a task or a run."""
+    return bool(task) and owner.task is not None and owner.task[: len(task)] == task
 
 
 def is_restorable(checkpoint: CheckpointRecord, generation: int | None) -> bool:

@@ -23,6 +23,7 @@ from airflow_provider_statecheck.api.pages.job_views import OperatorsQuery
 from airflow_provider_statecheck.api.requests import public_text, status_of
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
 from airflow_provider_statecheck.checkpoint.job_list import JobsPage
+from airflow_provider_statecheck.checkpoint.records import TaskCoordinates
 from airflow_provider_statecheck.exceptions import (
     AccessDeniedError,
     CheckpointNotFoundError,
@@ -143,11 +144,6 @@ def exact_time(moment: datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
 
 
-Coordinates = tuple[tuple[str, str], ...]
-"""Task instance as in the owner of an attempt; empty for a script."""
-_TASK = {"dag_id", "run_id", "task_id"}
-
-
 @dataclass(frozen=True, slots=True)
 class Addresses:
     """
@@ -229,13 +225,12 @@ class Addresses:
         """Return the address of the page of a run's checkpoints."""
         return f"{self.dag(dag_id)}/runs/{_quoted(run_id)}"
 
-    def task(self, task: Coordinates) -> str | None:
+    def task(self, task: TaskCoordinates | None) -> str | None:
         """Return the address of the page of a task's checkpoints; ``None`` for a script."""
-        values = dict(task)
-        if not values.keys() >= _TASK:
+        if task is None:
             return None
-        query = {} if _index(values) == "-1" else {"map_index": _index(values)}
-        return f"{self.run(values['dag_id'], values['run_id'])}/tasks/{_quoted(values['task_id'])}{_query(query)}"
+        query = {} if task.map_index < 0 else {"map_index": task.map_index}
+        return f"{self.run(task.dag_id, task.run_id)}/tasks/{_quoted(task.task_id)}{_query(query)}"
 
     def airflow_dag(self, dag_id: str) -> str:
         """Return the address of Airflow's page of a Dag."""
@@ -245,19 +240,13 @@ class Addresses:
         """Return the address of Airflow's page of a run."""
         return f"{self.airflow_dag(dag_id)}/runs/{_quoted(run_id)}"
 
-    def airflow_task(self, task: Coordinates, try_number: int | None = None) -> str | None:
+    def airflow_task(self, task: TaskCoordinates | None, try_number: int | None = None) -> str | None:
         """Return the address of a task instance, or of one of its tries, in Airflow; ``None`` for a script."""
-        values = dict(task)
-        if not values.keys() >= _TASK:
+        if task is None:
             return None
-        mapped = "" if _index(values) == "-1" else f"/mapped/{_quoted(_index(values))}"
-        run = self.airflow_run(values["dag_id"], values["run_id"])
-        return f"{run}/tasks/{_quoted(values['task_id'])}{mapped}{_query({'try_number': try_number})}"
-
-
-def _index(task: Mapping[str, str]) -> str:
-    # The owner of an attempt comes from its client, which may name no index.
-    return task.get("map_index", "-1")
+        mapped = "" if task.map_index < 0 else f"/mapped/{task.map_index}"
+        run = self.airflow_run(task.dag_id, task.run_id)
+        return f"{run}/tasks/{_quoted(task.task_id)}{mapped}{_query({'try_number': try_number})}"
 
 
 def _quoted(part: str) -> str:

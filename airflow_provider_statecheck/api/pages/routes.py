@@ -18,15 +18,10 @@ from fastapi.responses import JSONResponse
 from pydantic import BeforeValidator
 
 from airflow_provider_statecheck.api.access import ServicesDep
-from airflow_provider_statecheck.api.action_routes import (
-    WantedDep,
-    forking_task,
-    may_fork,
-    preview_of,
-    require_permitted,
-)
+from airflow_provider_statecheck.api.action_routes import WantedDep, preview_of, require_permitted
 from airflow_provider_statecheck.api.airflow_access import JobsDep, UserJobs
 from airflow_provider_statecheck.api.airflow_services import task_state
+from airflow_provider_statecheck.api.forks import forking_task, may_fork
 from airflow_provider_statecheck.api.pages.job_views import RETRY_DELAY, OperatorsQuery, ShownJob, rows_of, shown_job
 from airflow_provider_statecheck.api.pages.rendering import PageRoute, render
 from airflow_provider_statecheck.api.requests import public_text
@@ -34,7 +29,7 @@ from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.api.task_routes import CheckpointPath, JobPath, OperatorPath
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, new_key
 from airflow_provider_statecheck.checkpoint.job_list import JobList, JobOverview, JobSort, JobsPage, ListedStatus
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, TaskCoordinates
 from airflow_provider_statecheck.checkpoint.retention import SILENCE
 from airflow_provider_statecheck.checkpoint.store import CheckpointPage
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptRowError, StateCheckError
@@ -230,7 +225,7 @@ def task_page(
     # The UI leaves its placeholder in the address of a task that is not mapped.
     index = int(map_index) if map_index.isdecimal() else -1
     task = Caller(dag_id=dag_id, run_id=run_id, task_id=task_id, map_index=index)
-    (shown, unreadable), state = _of_run(jobs, dag_id, run_id, *task.coordinates), task_state(task)
+    (shown, unreadable), state = _of_run(jobs, task.coordinates), task_state(task)
     refreshes = state in _LIVE_STATES or any(job.is_changing for job in shown)
     name = f"{dag_id}.{task_id}" + (f" [{index}]" if index >= 0 else "")
     more: dict[str, Any] = {"jobs": shown, "unreadable": unreadable, "refreshes": refreshes}
@@ -243,16 +238,15 @@ def run_page(
 ) -> Response:
     """Return the page of a Dag run."""
     jobs.readable.require(dag_id)
-    shown, unreadable = _of_run(jobs, dag_id, run_id, ("dag_id", dag_id), ("run_id", run_id))
+    shown, unreadable = _of_run(jobs, (dag_id, run_id))
     refreshes = any(job.is_changing for job in shown)
     table, now = query.table(row for job in shown for row in job.rows), services.clock.now()
     more: dict[str, Any] = {"table": table, "unreadable": unreadable, "now": now, "refreshes": refreshes}
     return render(request, "run.html", dag_id=dag_id, run_id=run_id, **more)
 
 
-def _of_run(
-    jobs: UserJobs, dag_id: str, run_id: str, *task: tuple[str, str]
-) -> tuple[list[ShownJob], list[CorruptRowError]]:
-    views, unreadable = jobs.of_run(dag_id, run_id)
+def _of_run(jobs: UserJobs, task: TaskCoordinates | tuple[str, str]) -> tuple[list[ShownJob], list[CorruptRowError]]:
+    """Return the jobs of a task, or of a run of a Dag."""
+    views, unreadable = jobs.of_run(task[0], task[1])
     found = (shown_job(view, task, is_editable=jobs.editable.permits_all(view)) for view in views)
     return [each for each in found if each.rows], unreadable

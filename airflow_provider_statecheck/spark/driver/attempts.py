@@ -11,67 +11,44 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.codec import decode, encode
-from airflow_provider_statecheck.checkpoint.config_options import one_of, parse_text
+from airflow_provider_statecheck.checkpoint.config_options import parse_text
 from airflow_provider_statecheck.checkpoint.ids import TEST_NAMESPACE, is_test_job, job_id_of, new_key, uids_before
-from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
-from airflow_provider_statecheck.checkpoint.properties import RestoreMode
-from airflow_provider_statecheck.checkpoint.records import SCRIPT_PREFIX, AttemptOwner, OnClear
-from airflow_provider_statecheck.checkpoint.secrets import remember_secrets, require_no_credentials
+from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt, RestoreSource
+from airflow_provider_statecheck.checkpoint.records import SCRIPT_PREFIX, AttemptOwner, OnOverlap
+from airflow_provider_statecheck.checkpoint.secrets import remember_secrets
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, InvalidConfigurationError
 from airflow_provider_statecheck.gateway.in_process import open_gateway
 from airflow_provider_statecheck.gateway.time_travel import find_fork_source, fork_name
+from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway
+from airflow_provider_statecheck.settings import SCRIPTS, settings_in
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.checkpoint_files import INLINE_STATE_BYTES
 from airflow_provider_statecheck.spark.driver.readiness import make_ready, require_reachable
 from airflow_provider_statecheck.spark.driver.session import give_workers_this_python, mask_settings
+from airflow_provider_statecheck.spark.driver.settings import (
+    OPTIONS,
+    DriverSettings,
+    StageSettings,
+    require_savepoint_dir,
+    values_of_script,
+)
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.locations import parse_locations
 from airflow_provider_statecheck.storage.pointers import find_source
-from airflow_provider_statecheck.storage.uris import normalise_savepoint_dir, require_known_filesystem
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 HANDOVER_VARIABLE = "SPARK_STATECHECK_HANDOVER"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriverSettings:
-    """Settings of a driver for its storage, checkpoints and state."""
-
-    tolerable_failed_checkpoints: int = -1
-    """Number of consecutive checkpoint failures that the stage tolerates; ``-1`` for no limit."""
-    overhead_budget: float | None = None
-    """Maximum share of the stage's time for checkpointing; ``None`` for no limit."""
-    checkpoint_interval: str | None = None
-    """Minimum interval between automatic checkpoints in milliseconds, or ``auto``; ``None`` for no minimum."""
-    min_pause_ms: int = 0
-    """Minimum pause in milliseconds between a completed checkpoint and the next automatic checkpoint."""
-    data_inline_threshold: int = 20 * 1024
-    """Maximum size in bytes of a value that is stored in the metadata."""
-    savepoint_dir: str | None = None
-    """Directory for savepoints without a target."""
-    allowed_locations: tuple[str, ...] = ()
-    """Further URIs where checkpoints may reference files."""
-    storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
-    """Options of the fsspec filesystem, which may contain credentials."""
-    logical_date: datetime | None = None
-    """Logical date of the Dag run, which is the time for the expiry of state."""
-    state_config: dict[str, str] = field(default_factory=dict)
-    """Settings of the state backend and the checkpoint storage, by Flink's configuration keys."""
-    parallelism: int | None = None
-    """Number of subtasks; ``None`` for the parallelism of the stage."""
-    renamed_uids: dict[str, str] = field(default_factory=dict)
-    """New uids by old uids."""
-    allow_non_restored_state: bool = False
-    """Whether a restore may skip state that does not belong to any operator of the stage."""
+_DEFAULTS = {
+    name: OPTIONS[name].default if name in OPTIONS else setting.default
+    for place in SCRIPTS
+    for name, setting in settings_in(place).items()
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,13 +125,25 @@ def _repeat_registration(spark: SparkSession, handover: Handover) -> StageAttemp
     require_reachable(spark, storage)
     remember_secrets([handover.token])
     http = HttpGateway(HttpClient(handover.url), GivenToken(handover.token))
+    return attempt_of(retrying(http, OUTAGE_PAUSES_SECONDS), storage, handover.registration, handover.driver)
+
+
+def attempt_of(
+    gateway: CheckpointCoordinatorGateway,
+    storage: CheckpointStorage,
+    registration: RegisterAttempt,
+    driver: DriverSettings,
+    on_overlap: OnOverlap = OnOverlap.FAIL,
+) -> StageAttempt:
+    """Register an attempt with the settings of its driver."""
     return StageAttempt(
-        retrying(http, OUTAGE_PAUSES_SECONDS),
+        gateway,
         storage,
-        handover.registration,
-        tolerable_failed_checkpoints=handover.driver.tolerable_failed_checkpoints,
-        savepoint_dir=handover.driver.savepoint_dir,
-        data_inline_threshold=handover.driver.data_inline_threshold,
+        registration,
+        tolerable_failed_checkpoints=driver.tolerable_failed_checkpoints,
+        savepoint_dir=driver.savepoint_dir,
+        data_inline_threshold=driver.data_inline_threshold,
+        on_overlap=on_overlap,
     )
 
 
@@ -172,82 +161,67 @@ def _session() -> SparkSession:
 
 
 def open_attempt(
-    spark: SparkSession,
-    *,
-    job: str,
-    checkpoint_dir: str,
-    metadata: str,
-    uid: str,
-    run: str,
-    on_clear: OnClear | str,
-    num_retained: int,
-    storage_options: dict[str, Any],
-    from_savepoint: str | None,
-    claim_mode: RestoreMode | str,
-    renamed_uids: Mapping[str, str],
-    allow_non_restored_state: bool,
-    checkpoint_timeout_seconds: float = 600.0,
-    tolerable_failed_checkpoints: int = -1,
-    savepoint_dir: str | None = None,
-    retained_runs: int = 1,
-    from_checkpoint: str | None = None,
-    fork: str | None = None,
-    allowed_locations: Sequence[str] | str = (),
-    data_inline_threshold: int = INLINE_STATE_BYTES,
-) -> StageAttempt:
-    """Register an attempt of a script; for the arguments see :meth:`StageContext.open` and :func:`run_stage`."""
+    spark: SparkSession, settings: StageSettings | None = None, **given: Any
+) -> tuple[StageAttempt, DriverSettings]:
+    """
+    Register an attempt of a script.
+
+    :param given: Arguments of :meth:`StageContext.open` or :func:`run_stage` by name.
+    :raises InvalidConfigurationError: if an argument is invalid; nothing was written then.
+    """
+    values = {**_DEFAULTS, **values_of_script(given)}
+    values |= {"uid": values["uid"] or "stage", "renamed_uids": values["renamed_uids"] or {}}
+    _require_valid(values)
+    driver = DriverSettings.of(values, settings or StageSettings())
+    storage = CheckpointStorage.open(values["checkpoint_dir"], **(values["storage_options"] or {}))
+    storage = storage.allowing(driver.savepoint_dir, locations=driver.allowed_locations)
+    give_workers_this_python(spark)
+    mask_settings(spark)
+    make_ready(spark, storage)
+    gateway = open_gateway(values["metadata"])
+    registration = _registration(values, storage, gateway)
+    return attempt_of(gateway, storage, registration, driver, values["on_overlap"]), driver
+
+
+def _require_valid(values: Mapping[str, Any]) -> None:
+    job = values["job"]
     job_id_of(job)  # rejects other values than texts
-    parse_text("run", run)
-    clearing, mode = one_of(OnClear, str)("on_clear", on_clear), one_of(RestoreMode, str)("claim_mode", claim_mode)
-    former_uids = uids_before(uid, renamed_uids)
+    parse_text("run", values["run"])
+    uids_before(values["uid"], values["renamed_uids"])  # rejects other values than mappings
     if is_test_job(job):
         raise InvalidConfigurationError(
             f"Expected a job name without the prefix {TEST_NAMESPACE!r}, which is reserved for test runs, found {job!r}; "
             f"choose another name."
         )
-    _require_one_source(from_savepoint, from_checkpoint, fork)
-    if savepoint_dir is not None:
-        savepoint_dir = normalise_savepoint_dir(savepoint_dir)
-        require_known_filesystem(savepoint_dir)
-    require_no_credentials("checkpoint_dir", str(checkpoint_dir))
-    storage = CheckpointStorage.open(checkpoint_dir, **storage_options)
-    storage = storage.allowing(savepoint_dir, locations=parse_locations(allowed_locations))
-    give_workers_this_python(spark)
-    mask_settings(spark)
-    make_ready(spark, storage)
-    gateway = open_gateway(metadata)
-    declared: dict[str, Any] = {
-        "uid": uid,
-        "renamed_uids": renamed_uids,
-        "allow_non_restored_state": allow_non_restored_state,
-    }
-    source = None
-    if from_savepoint is not None:
-        source = find_source(storage, from_savepoint, mode=mode, **declared)
-    elif from_checkpoint is not None:
-        source = find_fork_source(gateway, storage, job, from_checkpoint, **declared)
-    registration = RegisterAttempt(
-        job_name=job if from_checkpoint is None else fork_name(job, fork or run),
-        uid=uid,
+    _require_one_source(values["from_savepoint"], values["from_checkpoint"], values["fork"])
+    require_savepoint_dir(values["savepoint_at_end"], values["savepoint_dir"])
+
+
+def _registration(
+    values: Mapping[str, Any], storage: CheckpointStorage, gateway: CheckpointCoordinatorGateway
+) -> RegisterAttempt:
+    job, run, fork_point = values["job"], values["run"], values["from_checkpoint"]
+    names = {each.name for each in fields(RegisterAttempt)} & OPTIONS.keys()
+    return RegisterAttempt(
+        **{name: values[name] for name in names},
+        job_name=job if fork_point is None else fork_name(job, values["fork"] or run),
         attempt_key=new_key(),
         owner=_owner(job, run),
         storage_base=storage.base_uri,
-        on_clear=clearing,
-        num_retained=num_retained,
-        retained_runs=retained_runs,
-        checkpoint_timeout_seconds=checkpoint_timeout_seconds,
-        restore_from=source,
-        former_uids=former_uids,
-        allow_non_restored_state=allow_non_restored_state,
+        restore_from=_source(values, storage, gateway),
+        former_uids=uids_before(values["uid"], values["renamed_uids"]),
     )
-    return StageAttempt(
-        gateway,
-        storage,
-        registration,
-        tolerable_failed_checkpoints=tolerable_failed_checkpoints,
-        savepoint_dir=savepoint_dir,
-        data_inline_threshold=data_inline_threshold,
-    )
+
+
+def _source(
+    values: Mapping[str, Any], storage: CheckpointStorage, gateway: CheckpointCoordinatorGateway
+) -> RestoreSource | None:
+    declared = {name: values[name] for name in ("uid", "renamed_uids", "allow_non_restored_state")}
+    if values["from_savepoint"] is not None:
+        return find_source(storage, values["from_savepoint"], mode=values["claim_mode"], **declared)
+    if values["from_checkpoint"] is not None:
+        return find_fork_source(gateway, storage, values["job"], values["from_checkpoint"], **declared)
+    return None
 
 
 def _require_one_source(from_savepoint: str | None, from_checkpoint: str | None, fork: str | None) -> None:

@@ -178,8 +178,7 @@ class PartJobs:
         fails_at_once: bool,
     ) -> None:
         self._steps = steps
-        self._saving = steps.saving
-        self._snapshots = steps.saving.snapshots
+        self._snapshots = steps.snapshots
         self._step = step
         self._name = describe(step)
         self._enumerator = enumerator
@@ -192,7 +191,7 @@ class PartJobs:
         self._finished_at = 0.0
         self._unit = SizeUnit.of(enumerator)
         self._sizes = PartSizes(
-            self._unit.left, is_bytes=self._unit.is_bytes, interval_seconds=self._saving.pace.interval_seconds
+            self._unit.left, is_bytes=self._unit.is_bytes, interval_seconds=self._steps.pace.interval_seconds
         )
         self._least = cores_of(steps.spark)
         self.progress = StageProgress(
@@ -237,17 +236,17 @@ class PartJobs:
 
         :param is_end: Whether to take it in any case.
         """
-        if (self._is_unsaved or is_end) and self._saving.checkpoint() is not None:
+        if (self._is_unsaved or is_end) and self._steps.checkpoint() is not None:
             self._is_unsaved = False
             self._saved_share = self.parted.share
 
     def _save_if_due(self) -> None:
-        if not self._saving.pace.allows():
+        if not self._steps.pace.allows():
             return
-        if self._saving.costs.allow():
+        if self._steps.costs.allow():
             self.save()
         else:
-            self._saving.costs.put_off += 1
+            self._steps.costs.put_off += 1
 
     def _fill(self, start: Callable[[_Part, DataFrame], None]) -> None:
         while len(self._running) < AT_ONCE:
@@ -358,7 +357,7 @@ class PartJobs:
 
     def _record(self, parted: PartedStep) -> None:
         self.parted = parted
-        self._saving.parts.record(self._step, parted)
+        self._steps.parts.record(self._step, parted)
 
 
 def failure_of(step: str, bad: tuple[BadPart, ...], share: float) -> PartFailedError:

@@ -185,7 +185,7 @@ def _input(over: object, steps: StageSteps, step: str) -> tuple[Source, str]:
     from pyspark.sql import DataFrame
 
     if isinstance(over, DataFrame):
-        snapshots = steps.saving.snapshots
+        snapshots = steps.snapshots
         stored = snapshots.read_by(over)
         source = _scan(over, step) if stored is None else SnapshotSource(snapshots.frames, stored)
         return source, steps.fingerprint(over, None)
@@ -317,8 +317,7 @@ class PartedRun:
         on_bad_part: str,
     ) -> None:
         self._steps = steps
-        self._saving = steps.saving
-        self._snapshots = steps.saving.snapshots
+        self._snapshots = steps.snapshots
         self._step = step
         self._over = over
         self._source, digest = _input(over, steps, self._name)
@@ -335,12 +334,12 @@ class PartedRun:
             self._steps.report_parts(self._step, is_restored=True, restored_parts=len(known.finished))
             return self._snapshots.read_parts(self._steps.spark, self._step)
         enumerator, start = self._open(known)
-        self._saving.report_restored()
+        self._steps.report_restored()
         self._finish(self._compute(enumerator, start), restored_parts=len(start.finished))
         return self._snapshots.read_parts(self._steps.spark, self._step)
 
     def _known(self) -> PartedStep | None:
-        known = self._saving.parts.find(self._step)
+        known = self._steps.parts.find(self._step)
         if known is None:
             return None
         if known.fingerprint != self._digest and self._steps.verifies_fingerprints:
@@ -359,7 +358,7 @@ class PartedRun:
             except SourceRestartRequiredError as error:
                 log.warning("Step %s is recomputed: %s", self._name, error)
         self._snapshots.drop(self._step)
-        self._saving.iterations.forget(self._step)
+        self._steps.iterations.forget(self._step)
         enumerator = self._open_source(None)
         return enumerator, PartedStep(fingerprint=self._digest, listed=enumerator.snapshot())
 
@@ -372,7 +371,7 @@ class PartedRun:
         start = replace(
             _as_listed(known, enumerator), fingerprint=self._digest, bad=(), share=enumerator.finished_share
         )
-        self._saving.parts.record(self._step, start)
+        self._steps.parts.record(self._step, start)
         self._steps.note_restored_parts(self._step)
         return enumerator, start
 

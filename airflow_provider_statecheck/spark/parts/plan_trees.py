@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from airflow_provider_statecheck.spark.explained_plans import nodes_above
 from airflow_provider_statecheck.spark.plan_digest import containing, items
 
 AS_VALUE = "compute the value before the step and pass it as a literal, or add it in a step without over"
@@ -260,17 +261,6 @@ BARRIER = "barrier"
 SUBQUERY = "Subquery"
 """Kind of a node that stands for the plan of a subquery in an expression."""
 
-# The text of a plan names these nodes differently from their classes.
-_CLASSES = {"Relation": "LogicalRelation", "RelationV2": "DataSourceV2Relation"}
-_PREFIX = re.compile(r"(?:[: ] {2})*[:+]- ")
-_KIND = re.compile(r"[A-Za-z]\w*")
-_DETAILS = {
-    "SubqueryAlias": re.compile(r"SubqueryAlias (.*)"),
-    "Join": re.compile(r"Join (\w+)"),
-    "Generate": re.compile(r"Generate (\w+)\("),
-    "Repartition": re.compile(r"Repartition \d+, (\w+)"),
-}
-
 
 @dataclass(slots=True, kw_only=True)
 class PlanNode:
@@ -354,9 +344,7 @@ def tree_of_text(text: str, marker: str, *, has_subsets: bool = False, is_barrie
     """
     Return the tree of the text of an analysed plan.
 
-    A line without the prefix of a node continues the text of the node before it: a name or a literal has a line break.
-
-    :param text: The text, without the line that describes the columns.
+    :param text: The text, without the description of the columns.
     :param marker: Name of the alias at which the tree ends.
     :param has_subsets: Whether a ``dropDuplicates`` of the plan is on a subset of the columns, which the text does not say.
     :param is_barrier: Whether a ``mapInPandas`` or ``mapInArrow`` of the plan uses barrier mode.
@@ -365,38 +353,9 @@ def tree_of_text(text: str, marker: str, *, has_subsets: bool = False, is_barrie
     if is_barrier:
         details |= {"MapInPandas": BARRIER, "MapInArrow": BARRIER}
     open_nodes: list[PlanNode] = []
-    for depth, line in _above_marker(_nodes(text), marker):
-        _attach(open_nodes, depth, _node(line, details))
+    for depth, kind, detail in nodes_above(text, marker):
+        _attach(open_nodes, depth, PlanNode(kind=kind, detail=detail or details.get(kind, "")))
     return open_nodes[0] if open_nodes else PlanNode(kind="")
-
-
-def _nodes(text: str) -> Iterator[tuple[int, str]]:
-    for number, line in enumerate(text.split("\n")):
-        prefix = _PREFIX.match(line)
-        if prefix is not None:
-            yield len(prefix.group()) // 3, line[prefix.end() :]
-        elif number == 0:
-            yield 0, line
-
-
-def _above_marker(nodes: Iterable[tuple[int, str]], marker: str) -> Iterator[tuple[int, str]]:
-    marker_depth: int | None = None
-    for depth, line in nodes:
-        if marker_depth is not None and depth > marker_depth:
-            continue
-        marker_depth = depth if line == f"SubqueryAlias {marker}" else None
-        yield depth, line
-
-
-def _node(line: str, details: dict[str, str]) -> PlanNode:
-    found = _KIND.match(line)
-    kind = found.group() if found is not None else ""
-    kind = _CLASSES.get(kind, kind)
-    pattern = _DETAILS.get(kind)
-    if pattern is None:
-        return PlanNode(kind=kind, detail=details.get(kind, ""))
-    argument = pattern.match(line)
-    return PlanNode(kind=kind, detail=argument.group(1) if argument is not None else "")
 
 
 def _attach(open_nodes: list[PlanNode], depth: int, node: PlanNode) -> None:

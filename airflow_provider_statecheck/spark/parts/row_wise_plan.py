@@ -11,14 +11,12 @@ other, and values that were computed from the input while the plan was built, wh
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from airflow_provider_statecheck.exceptions import UnsupportedPlanError
 from airflow_provider_statecheck.spark.driver.session import is_connect
+from airflow_provider_statecheck.spark.explained_plans import analysed_plan, cached_relations, explained, is_complete
 from airflow_provider_statecheck.spark.parts.plan_trees import (
     AS_JOIN,
     AS_SCALAR,
@@ -98,15 +96,6 @@ _REFUSALS = {
     SUBQUERY: Refusal("a subquery", AS_JOIN),
 }
 _JOINS = {"RightOuter": "a right join", "FullOuter": "a full outer join"}
-
-_PLAN_LENGTH = "spark.sql.maxPlanStringLength"
-_LONGEST_PLAN = str(2**31 - 16)
-_ANALYSED, _OPTIMISED, _PHYSICAL = (
-    "== Analyzed Logical Plan ==\n",
-    "\n== Optimized Logical Plan ==",
-    "\n== Physical Plan ==",
-)
-_CACHED_LINE = re.compile(r"^[:+\- ]*InMemoryRelation\b", re.MULTILINE)
 
 
 def marked(frame: DataFrame) -> tuple[DataFrame, str]:
@@ -219,13 +208,13 @@ def _named_refusal(node: PlanNode) -> Refusal:
 def _connect_refusal(built: Any, marker: str) -> Refusal | None:
     plan = built._plan.to_proto(built.sparkSession.client)
     judged = list(messages(plan, lambda message: _is_marked_message(message, marker)))
-    text = _explained(built)
-    if _PHYSICAL not in text:
+    text = explained(built)
+    if not is_complete(text):
         return Refusal("a plan whose text is incomplete", _AS_STEP)
-    analysed = _analysed(text, built)
+    analysed = analysed_plan(text, built.schema.simpleString() if built.schema.fields else "")
     refusal = tree_refusal(tree_of_text(analysed, marker, **_flags(judged)), marker)
     refusal = refusal or message_refusal(judged, analysed, lambda: _registered(built.sparkSession))
-    if refusal is None and _cached_relations(text) > _cached_in_input(built, marker, text):
+    if refusal is None and cached_relations(text) > _cached_in_input(built, marker, text):
         return _REFUSALS["InMemoryRelation"]
     return refusal
 
@@ -243,45 +232,14 @@ def _flags(judged: list[Any]) -> dict[str, bool]:
     }
 
 
-def _explained(frame: Any) -> str:
-    with _longest_plan(frame.sparkSession):
-        return str(frame._explain_string(mode="extended"))
-
-
-@contextmanager
-def _longest_plan(spark: Any) -> Iterator[None]:
-    """Let the session return plans of any length."""
-    before = spark.conf.get(_PLAN_LENGTH, None)
-    spark.conf.set(_PLAN_LENGTH, _LONGEST_PLAN)
-    try:
-        yield
-    finally:
-        if before is None:
-            spark.conf.unset(_PLAN_LENGTH)
-        else:
-            spark.conf.set(_PLAN_LENGTH, before)
-
-
-def _analysed(text: str, frame: Any) -> str:
-    # The columns come first, if there are any; a name with a line break takes several lines.
-    section = text.partition(_ANALYSED)[2].partition(_OPTIMISED)[0]
-    schema = frame.schema
-    lines = 1 + schema.simpleString().count("\n") if schema.fields else 0
-    return "\n".join(section.split("\n")[lines:])
-
-
 def _registered(spark: Any) -> list[str]:
     return [row[0] for row in spark.sql("SHOW USER FUNCTIONS").collect()]
 
 
-def _cached_relations(text: str) -> int:
-    return len(_CACHED_LINE.findall(text.partition(_OPTIMISED)[2].partition(_PHYSICAL)[0]))
-
-
 def _cached_in_input(built: Any, marker: str, text: str) -> int:
-    if not _cached_relations(text):
+    if not cached_relations(text):
         return 0
     plan = built._plan
     while plan is not None and getattr(plan, "_alias", None) != marker:
         plan = getattr(plan, "_child", None)
-    return 0 if plan is None else _cached_relations(_explained(type(built)(plan, built.sparkSession)))
+    return 0 if plan is None else cached_relations(explained(type(built)(plan, built.sparkSession)))

@@ -1,21 +1,20 @@
 """
-Declaration of a stateful stage: nodes, aggregates and settings.
+Declaration of a stateful stage: nodes and aggregates.
 
 A stage is immutable and holds no session, so that modules can declare it and Airflow can parse it without Spark.
 """
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow_provider_statecheck.checkpoint.codec import require_one_of
 from airflow_provider_statecheck.checkpoint.config import AUTO as AUTO
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.spark.driver.settings import StageSettings as StageSettings
 from airflow_provider_statecheck.state.functions.user_functions import (
     FlatMapFunction,
     MapFunction,
@@ -265,31 +264,3 @@ class Stage:
 
 def _is_complete(aggregate: object) -> bool:
     return isinstance(aggregate, Aggregate) and isinstance(aggregate.expression, str)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageSettings:
-    """Settings of a stage from an operator or a script."""
-
-    logical_date: datetime | None = None
-    """Time for the expiry of state; by default the date in the name of the run, else the registration time of its first
-    attempt."""
-    checkpoint_interval: timedelta | str | int | None = None
-    """Minimum time between checkpoints. ``None`` takes one after each increment; ``auto`` derives it from the cost of
-    checkpoints and the failures of the job."""
-    min_pause: timedelta | str | int | None = None
-    """Minimum time between a completed checkpoint and the next one."""
-    renamed_uids: Mapping[str, str] = field(default_factory=dict)
-    """New uids of functions by old uids, within the stage."""
-    allow_non_restored_state: bool = False
-    """Whether to drop the state of functions that no longer exist."""
-    data_inline_threshold: int = 20 * 1024
-    """Maximum size of state that is stored inside the metadata, in bytes."""
-    state_config: Mapping[str, str] = field(default_factory=dict)
-    """Default state backend and options of the checkpoint storage, by Flink's keys such as ``state.backend``."""
-    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """Default options of the filesystems of source and sink."""
-    combines: bool | None = None
-    """Whether Spark combines aggregates before the shuffle; ``None`` decides by the number of keys per row."""
-    monotonic: Callable[[], float] = time.monotonic
-    """Clock for durations, in seconds."""

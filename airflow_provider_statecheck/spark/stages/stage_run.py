@@ -14,31 +14,28 @@ import functools
 import logging
 import signal
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from airflow_provider_statecheck.checkpoint.config import STORAGE_KEYS, CheckpointConfig
 from airflow_provider_statecheck.checkpoint.fencing import logical_date_of
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear, OnOverlap
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.states.handles import default_max_parallelism
 from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError, StageExitError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.connectors.item_source import ItemSource
 from airflow_provider_statecheck.spark.connectors.source import SizeUnit
-from airflow_provider_statecheck.spark.driver.attempts import (
-    DriverSettings,
-    begin_submitted,
-    open_attempt,
-    take_handover,
-)
+from airflow_provider_statecheck.spark.driver.attempts import begin_submitted, open_attempt, take_handover
 from airflow_provider_statecheck.spark.driver.readiness import check_driver_packages
 from airflow_provider_statecheck.spark.driver.session import TaggedJobs, run_interruptibly, tasks_at_once
+from airflow_provider_statecheck.spark.driver.settings import DriverSettings, StageSettings
 from airflow_provider_statecheck.spark.endings import message_of
 from airflow_provider_statecheck.spark.pacing import Pace, pace_of
 from airflow_provider_statecheck.spark.stages.executor.operator_run import SubtaskContext
@@ -55,7 +52,7 @@ from airflow_provider_statecheck.spark.stages.preparation import (
     subtasks_within,
     with_former_names,
 )
-from airflow_provider_statecheck.spark.stages.stage import Stage, StageSettings
+from airflow_provider_statecheck.spark.stages.stage import Stage
 from airflow_provider_statecheck.spark.stages.stage_state import (
     SINK,
     RestoredStageState,
@@ -96,64 +93,112 @@ def run_stage(
     job: str,
     checkpoint_dir: str,
     metadata: str,
+    storage_options: dict[str, Any] | None = None,
     run: str = "script",
-    on_clear: OnClear | str = OnClear.RESUME_UNCHANGED,
     num_retained: int = 2,
     retained_runs: int = 1,
-    settings: StageSettings | None = None,
-    storage_options: dict[str, Any] | None = None,
+    checkpoint_timeout_seconds: float = 600.0,
+    tolerable_failed_checkpoints: int = -1,
+    checkpoint_interval: timedelta | str | int | None = None,
+    min_pause: timedelta | str | int | None = 0,
+    savepoint_dir: str | None = None,
     from_savepoint: str | None = None,
-    claim_mode: RestoreMode | str = RestoreMode.NO_CLAIM,
     from_checkpoint: str | None = None,
     fork: str | None = None,
-    allowed_locations: Sequence[str] = (),
+    claim_mode: RestoreMode | str = RestoreMode.NO_CLAIM,
+    renamed_uids: Mapping[str, str] | None = None,
+    allow_non_restored_state: bool = False,
+    savepoint_at_end: bool = False,
+    data_inline_threshold: str | int = "20 KiB",
+    allowed_locations: Sequence[str] | str | None = None,
+    on_clear: OnClear | str = OnClear.RESUME_UNCHANGED,
+    on_overlap: OnOverlap | str = OnOverlap.FAIL,
+    parallelism: int | None = None,
+    settings: StageSettings | None = None,
 ) -> StageResult:
     """
     Run a stage to its end; resume a failed attempt of the same run.
 
-    :param job: Name of the job.
-    :param checkpoint_dir: Directory of checkpoints: a path or any fsspec URI.
+    :param job: Name of the job, the unit of recovery.
+    :param checkpoint_dir: Directory for checkpoints: a path or any fsspec URI that the Spark driver can reach.
     :param metadata: SQLAlchemy URL of the metadata database, such as ``sqlite:///state.db``; missing tables are
         created.
+    :param storage_options: Options of the fsspec filesystem of ``checkpoint_dir``, such as credentials.
     :param run: Name of the run. A new run continues from the state of the last one. Names that are dates, such as
         ``2026-01-05``, are ordered, and a run before the last one is refused.
-    :param on_clear: ``resume_unchanged`` (default), ``resume`` or ``restart``.
-    :param num_retained: Number of retained completed checkpoints, at least 1.
-    :param retained_runs: Number of earlier runs whose last checkpoint is retained, so that as many runs can be
-        repeated.
-    :param storage_options: Options of the filesystem of checkpoints.
-    :param from_savepoint: Pointer of a savepoint or checkpoint that is restored if the job has no state.
-    :param claim_mode: Owner of the restored savepoint: ``no_claim`` (default, its previous owner) or ``claim`` (the
-        job).
-    :param from_checkpoint: For a run on a fork: the checkpoint of the job at which the fork starts, as an ID,
-        ``run:<run>``, ``before:<run>`` or a pointer.
-    :param fork: Name of the fork, which is the job ``<job>@<fork>``; by default the name of the run.
-    :param allowed_locations: Other locations of files in checkpoints and savepoints, as URIs such as ``s3://archive``.
+    :param num_retained: Maximum number of completed checkpoints to retain, at least 1.
+    :param retained_runs: Number of earlier runs whose last checkpoint is retained in addition to ``num_retained``, for
+        a job that continues from run to run. As many runs can be run again.
+    :param checkpoint_timeout_seconds: Maximum time from the start of a checkpoint to its acknowledgement. The unit is seconds.
+    :param tolerable_failed_checkpoints: Number of consecutive checkpoint failures that a stage tolerates before it
+        fails; ``-1`` for no limit.
+    :param checkpoint_interval: Interval of periodic checkpoints, or ``auto``, which derives it from the cost of
+        checkpoints and the failures of the job. Without a value, a loop takes a checkpoint after its configured number
+        of items, and a stage with state after each increment. A bare number is milliseconds; text has a unit, such as
+        ``5 min``.
+    :param min_pause: Minimum pause between a completed checkpoint and the next periodic checkpoint. A bare number is
+        milliseconds; text has a unit, such as ``5 min``.
+    :param savepoint_dir: Default directory for savepoints: any fsspec URI. A request can name another one.
+    :param from_savepoint: Pointer to a savepoint, or to a checkpoint of another job. The stage starts from it if it has
+        no checkpoint of its own to restore; of a savepoint of a whole job, from the part with its uid.
+    :param from_checkpoint: For a fork: the checkpoint of ``job`` to start from, as an id, ``run:<run>`` or
+        ``before:<run>``, or a pointer.
+    :param fork: Name of the fork, which is the job ``<job>@<fork>``. The default is the name of the run.
+    :param claim_mode: Owner of the restored savepoint or checkpoint: with ``no_claim`` (default) its previous owner
+        keeps it, with ``claim`` this job takes it over.
+    :param renamed_uids: For a stage whose uid changed: the old uid and the new one. The stage takes over the operator
+        of the old uid in its job, and a savepoint of it. Keep the argument as long as the job exists. It also names
+        functions of the stage whose uid has changed.
+    :param allow_non_restored_state: Start with empty state if the savepoint belongs to other stages, or if the stage is
+        new in a job from which another stage was removed. Also drop the state of functions that no longer exist.
+    :param savepoint_at_end: Whether to take a savepoint when the stage has finished; needs a directory for savepoints.
+    :param data_inline_threshold: Maximum size of a small value of a stage that is stored in the metadata of a
+        checkpoint instead of a separate file, up to 1 MiB. A bare number is bytes; text has a unit: ``KiB``, ``MiB``,
+        ``KB`` or ``MB``.
+    :param allowed_locations: URIs where checkpoints and savepoints may reference files, in addition to the bucket or
+        host (for local paths the directory) of ``checkpoint_dir``, ``savepoint_dir`` and a given pointer: a list, or
+        text with commas. A reference to any other location is rejected before it is opened.
+    :param on_clear: Behaviour of a cleared task: ``resume_unchanged`` keeps the steps whose code did not change (after
+        a success, its run starts again), ``resume`` keeps every step, ``restart`` starts its run again. A script that
+        starts again counts as a cleared task.
+    :param on_overlap: Behaviour while the same operator of the job still runs for another run: ``fail`` at once, or
+        ``wait`` for its end.
+    :param parallelism: Number of subtasks. The default is that of the stage, or else the number of task slots of Spark.
+    :param settings: What a Dag takes from its run, its configuration and its connection.
     :raises InvalidConfigurationError: if an argument is invalid, or the steps of the stage do not fit together.
     :raises RunSupersededError: if the state already includes a later run.
     """
-    stage, settings = load_stage(stage), settings or StageSettings()
-    attempt = open_attempt(
+    stage = load_stage(stage, parallelism=parallelism)
+    attempt, driver = open_attempt(
         spark,
+        settings,
+        uid=stage.uid,
         job=job,
         checkpoint_dir=checkpoint_dir,
         metadata=metadata,
-        uid=stage.uid or "stage",
+        storage_options=storage_options,
         run=run,
-        on_clear=on_clear,
         num_retained=num_retained,
         retained_runs=retained_runs,
-        storage_options=storage_options or {},
+        checkpoint_timeout_seconds=checkpoint_timeout_seconds,
+        tolerable_failed_checkpoints=tolerable_failed_checkpoints,
+        checkpoint_interval=checkpoint_interval,
+        min_pause=min_pause,
+        savepoint_dir=savepoint_dir,
         from_savepoint=from_savepoint,
-        claim_mode=claim_mode,
-        renamed_uids=settings.renamed_uids,
-        allow_non_restored_state=settings.allow_non_restored_state,
         from_checkpoint=from_checkpoint,
         fork=fork,
+        claim_mode=claim_mode,
+        renamed_uids=renamed_uids,
+        allow_non_restored_state=allow_non_restored_state,
+        savepoint_at_end=savepoint_at_end,
+        data_inline_threshold=data_inline_threshold,
         allowed_locations=allowed_locations,
-        data_inline_threshold=settings.data_inline_threshold,
+        on_clear=on_clear,
+        on_overlap=on_overlap,
+        parallelism=parallelism,
     )
-    return StageRun(spark, attempt, stage, settings).run()
+    return StageRun(spark, attempt, stage, driver).run()
 
 
 class StageRun:
@@ -164,12 +209,12 @@ class StageRun:
     """
 
     def __init__(
-        self, spark: SparkSession, attempt: StageAttempt, stage: Stage, settings: StageSettings | None = None
+        self, spark: SparkSession, attempt: StageAttempt, stage: Stage, settings: DriverSettings | None = None
     ) -> None:
         self._spark = spark
         self._attempt = attempt
         self._stage = stage
-        self._settings = settings or StageSettings()
+        self._settings = settings or DriverSettings()
         self._vertices = vertices_of(stage)
         self._uid = attempt.registration.uid
 
@@ -216,7 +261,7 @@ class StageRun:
                 commits,
                 self._pace(restored),
                 self._progress(enumerator),
-                self._settings.monotonic,
+                time.monotonic,
                 self._restored_seconds(restored),
                 self._planned_for,
             )
@@ -426,11 +471,11 @@ class StageRun:
     def _pace(self, restored: RestoredStageState) -> Pace:
         settings, cost = self._settings, restored.values.cost_seconds
         costs = () if cost is None else (cost,)
-        return pace_of(self._attempt, settings.checkpoint_interval, settings.min_pause, settings.monotonic, costs)
+        return pace_of(self._attempt, settings.checkpoint_interval, settings.min_pause, time.monotonic, costs)
 
     def _progress(self, enumerator: SplitEnumerator) -> StageProgress:
         unit = SizeUnit.of(enumerator)
-        return StageProgress(self._uid, unit.total, restored=unit.finished, monotonic=self._settings.monotonic)
+        return StageProgress(self._uid, unit.total, restored=unit.finished, monotonic=time.monotonic)
 
     def _now_ms(self, restored: RestoredStageState) -> int:
         """Return the time for the expiry of state, which is the same in all attempts of a run."""
@@ -443,7 +488,7 @@ class StageRun:
         operator_id, run = self._attempt.grant.attempt.operator_id, self._run_key()
         attempts = self._attempt.job_view().attempts
         own = [a for a in attempts if (a.operator_id, a.owner.run_key) == (operator_id, run)]
-        if not self._attempt.registration.owner.airflow:
+        if self._attempt.registration.owner.task is None:
             # A script that starts again after its end begins another run under the same name.
             ended = max((a.epoch for a in own if a.status is AttemptStatus.FINISHED), default=0)
             own = [a for a in own if a.epoch > ended]
@@ -469,7 +514,7 @@ def main() -> None:
     spark, attempt = begin_submitted(handover)
     stage = _load_or_fail(sys.argv[1], handover.driver.parallelism, attempt)
     signal.signal(signal.SIGTERM, _terminate)
-    StageRun(spark, attempt, stage, stage_settings_of(handover.driver)).run(functools.partial(run_interruptibly, spark))
+    StageRun(spark, attempt, stage, handover.driver).run(functools.partial(run_interruptibly, spark))
     spark.stop()
 
 
@@ -485,18 +530,4 @@ def _load_or_fail(location: str, parallelism: int | None, attempt: StageAttempt)
 def _terminate(*_: object) -> NoReturn:
     raise DriverTerminatedError(
         "The driver received SIGTERM; its stage is closed, and a retry resumes after its last checkpoint."
-    )
-
-
-def stage_settings_of(driver: DriverSettings) -> StageSettings:
-    """Return the settings of a stage from those of its driver."""
-    return StageSettings(
-        logical_date=driver.logical_date,
-        checkpoint_interval=driver.checkpoint_interval,
-        min_pause=driver.min_pause_ms,
-        renamed_uids=driver.renamed_uids,
-        allow_non_restored_state=driver.allow_non_restored_state,
-        data_inline_threshold=driver.data_inline_threshold,
-        state_config=driver.state_config,
-        storage_options=driver.storage_options,
     )

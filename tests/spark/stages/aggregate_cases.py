@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from airflow_provider_statecheck.spark.connectors.custom.data_frame_source import DataFrameSource
-from airflow_provider_statecheck.spark.stages.stage import Aggregate, Count, Max, Min, Stage, StageSettings, Sum
+from airflow_provider_statecheck.spark.driver.settings import DriverSettings
+from airflow_provider_statecheck.spark.stages.stage import Aggregate, Count, Max, Min, Stage, Sum
 from airflow_provider_statecheck.spark.tables.schemas import spark_schema
 from airflow_provider_statecheck.state.reading.state_reader import read_state
 from tests.messages import make_owner
@@ -191,7 +192,7 @@ class Case:
             )
             stage = stage.key_by(*self.keys).aggregate(**self.aggregates)
             try:
-                tries.run(stage, StageSettings(combines=run.combines), owner=make_owner(run_key=key))
+                tries.run(stage, DriverSettings(combines=run.combines), owner=make_owner(run_key=key))
             except Exception as error:
                 if "planned" not in str(error):
                     raise

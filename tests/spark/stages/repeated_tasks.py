@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink, committed_files
 from airflow_provider_statecheck.spark.connectors.files.source import ParquetSource
-from airflow_provider_statecheck.spark.stages.stage import Count, Stage, StageSettings, Sum
+from airflow_provider_statecheck.spark.driver.settings import DriverSettings
+from airflow_provider_statecheck.spark.stages.stage import Count, Stage, Sum
 from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, ValueStateDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField
 from airflow_provider_statecheck.storage.metadata_file import document_uris, load_document
@@ -35,7 +36,7 @@ def run(spark: Any, folder: Path, way: str) -> dict[str, Any]:
     tries = StageTries(spark, folder)
     tries.write_input(*payments()[: 1 if way.endswith("one increment") else None])
     traces = Traces(folder / "traces", folder / "checkpoints")
-    tries.run(_stage(tries, traces, *way.split(" in ")), StageSettings(data_inline_threshold=0))
+    tries.run(_stage(tries, traces, *way.split(" in ")), DriverSettings(data_inline_threshold=0))
     return {
         "rows": tries.rows(),
         "state": _state(tries),

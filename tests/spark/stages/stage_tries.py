@@ -15,7 +15,8 @@ from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints, serve_idle
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.stages.stage import Stage, StageSettings
+from airflow_provider_statecheck.spark.driver.settings import DriverSettings
+from airflow_provider_statecheck.spark.stages.stage import Stage
 from airflow_provider_statecheck.spark.stages.stage_run import StageResult, StageRun
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, load_document
@@ -58,7 +59,7 @@ class StageTries:
         for number, part in enumerate(parts, begin):
             pq.write_table(pa.table(part), self.input / f"part-{number:03d}.parquet")
 
-    def run(self, stage: Stage, settings: StageSettings | None = None, **registration: Any) -> StageResult:
+    def run(self, stage: Stage, settings: DriverSettings | None = None, **registration: Any) -> StageResult:
         """Begin a try and run the stage to its end, or to its failure."""
         return StageRun(self.spark, self.attempt(**registration), stage, settings).run()
 

@@ -8,8 +8,9 @@ import pytest
 
 from airflow_provider_statecheck.exceptions import StateMigrationError
 from airflow_provider_statecheck.spark.connectors.custom.data_frame_source import DataFrameSource
+from airflow_provider_statecheck.spark.driver.settings import DriverSettings
 from airflow_provider_statecheck.spark.plan_digest import expression_text
-from airflow_provider_statecheck.spark.stages.stage import Max, Min, Stage, StageSettings, Sum
+from airflow_provider_statecheck.spark.stages.stage import Max, Min, Stage, Sum
 from airflow_provider_statecheck.state.reading.state_reader import read_state
 from tests.messages import make_owner
 from tests.spark.stages.stage_tries import StageTries
@@ -21,7 +22,7 @@ def load_day(spark: Any, day: int) -> Any:
     return spark.range(day * 10, day * 10 + 10).selectExpr("id % 2 AS k", "id AS v")
 
 
-def run_day(tries: StageTries, day: int, settings: StageSettings | None = None, **declared: Any) -> dict[str, int]:
+def run_day(tries: StageTries, day: int, settings: DriverSettings | None = None, **declared: Any) -> dict[str, int]:
     """Run the stage of one day over all input until then, and return its state of one key."""
     stage = Stage("stage", max_parallelism=8, parallelism=1).source(DataFrameSource(list(range(1, day + 1)), load_day))
     uid = declared.get("uid", "aggregate")
@@ -59,7 +60,7 @@ def test_renamed_aggregate_goes_on_over_further_runs_and_a_removed_one_is_droppe
 @pytest.mark.soak
 def test_another_uid_aggregates_later_input_only(tries: StageTries) -> None:
     run_day(tries, 1, x=Max("v"))
-    settings = StageSettings(allow_non_restored_state=True)
+    settings = DriverSettings(allow_non_restored_state=True)
     assert run_day(tries, 2, settings, uid="least", x=Min("v")) == {"x": 20}
 
 

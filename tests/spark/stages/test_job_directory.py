@@ -24,8 +24,9 @@ from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
 from airflow_provider_statecheck.spark.connectors.files.source import ParquetSource
+from airflow_provider_statecheck.spark.driver.settings import DriverSettings
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import StageSnapshots
-from airflow_provider_statecheck.spark.stages.stage import Count, Stage, StageSettings
+from airflow_provider_statecheck.spark.stages.stage import Count, Stage
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import document_uris, load_document
 from airflow_provider_statecheck.storage.pointers import resolve_checkpoint
@@ -68,7 +69,7 @@ def run(
 ) -> None:
     """Run the stage on new files with a checkpoint after each of four increments; two are retained."""
     tries.write_input(*payments())
-    settings = StageSettings(
+    settings = DriverSettings(
         data_inline_threshold=threshold, checkpoint_interval="10 ms", min_pause="0 s", state_config=config or {}
     )
     tries.run(

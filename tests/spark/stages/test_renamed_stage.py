@@ -10,7 +10,7 @@ import pytest
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, IncompatibleCheckpointError
 from airflow_provider_statecheck.spark.connectors.custom.data_frame_source import DataFrameSource
 from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
-from airflow_provider_statecheck.spark.stages.stage import Stage, StageSettings
+from airflow_provider_statecheck.spark.stages.stage import Stage
 from airflow_provider_statecheck.spark.stages.stage_run import run_stage
 from tests.contracts.operator_uids_contract import owner_of_task
 from tests.spark.stages.functions import RunningBalance
@@ -65,7 +65,7 @@ def test_script_whose_stage_was_renamed_goes_on_once_it_says_so(spark: Any, tmp_
             "checkpoint_dir": str(tmp_path / "checkpoints"),
             "metadata": f"sqlite:///{tmp_path}/state.db",
         }
-        return run_stage(spark, stage, job="numbers", run=day, settings=StageSettings(**settings), **places).rows
+        return run_stage(spark, stage, job="numbers", run=day, **settings, **places).rows
 
     run("old", [1, 2], "2026-01-01")
     with pytest.raises(IncompatibleCheckpointError, match="not that of this script"):

@@ -17,7 +17,8 @@ from airflow_provider_statecheck.exceptions import StateMigrationError
 from airflow_provider_statecheck.spark.connectors.custom.data_frame_source import DataFrameSource
 from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
 from airflow_provider_statecheck.spark.connectors.files.source import ParquetSource
-from airflow_provider_statecheck.spark.stages.stage import Count, Max, Min, Stage, StageSettings, Sum
+from airflow_provider_statecheck.spark.driver.settings import DriverSettings
+from airflow_provider_statecheck.spark.stages.stage import Count, Max, Min, Stage, Sum
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.storage.metadata_file import load_document, state_uris
 from tests.messages import ManualClock, make_owner, source_at
@@ -111,7 +112,7 @@ def test_output_of_increments_without_a_completed_checkpoint_is_not_seen(tries: 
     tries.write_input(*payments())
     stage = running_stage(tries, FailingOnce(tries.folder / "failed", number=2 * PAYMENTS + 7))
     with pytest.raises(Exception, match="planned"):
-        tries.run(stage, StageSettings(checkpoint_interval="1 h"))
+        tries.run(stage, DriverSettings(checkpoint_interval="1 h"))
     assert tries.rows() == []
     assert tries.completed() == []
 
@@ -308,7 +309,7 @@ def test_aggregates_are_equal_whether_combined_before_the_shuffle_or_not(
     stage = stage.aggregate(
         total=Sum("amount"), twice=Sum("2 * amount"), n=Count(), foods=Count("nullif(purpose, 'rent')")
     )
-    result = tries.run(stage.sink(ParquetSink(str(tries.output))), StageSettings(combines=combines))
+    result = tries.run(stage.sink(ParquetSink(str(tries.output))), DriverSettings(combines=combines))
     assert result.rows == FILES * PAYMENTS
     foods = Counter(row["account"] for row in by_row(parts) if row["purpose"] == "food")
     numbers = Counter(row["account"] for row in by_row(parts))
@@ -436,7 +437,7 @@ def test_checkpoint_whose_state_is_gone_is_passed_over_and_its_output_retracted(
     marker = tries.folder / "failed"
     with pytest.raises(Exception, match="planned"):
         tries.run(
-            running_stage(tries, FailingOnce(marker, number=3 * PAYMENTS + 7)), StageSettings(data_inline_threshold=0)
+            running_stage(tries, FailingOnce(marker, number=3 * PAYMENTS + 7)), DriverSettings(data_inline_threshold=0)
         )
     before, newest = (set(state_uris(load_document(tries.storage, c).operator_states)) for c in tries.completed())
     tries.storage.delete_file(min(newest - before))
@@ -446,5 +447,5 @@ def test_checkpoint_whose_state_is_gone_is_passed_over_and_its_output_retracted(
 
 def test_interval_lets_several_increments_share_a_checkpoint(tries: StageTries) -> None:
     tries.write_input(*payments())
-    tries.run(running_stage(tries, RunningBalance()), StageSettings(checkpoint_interval="1 h"))
+    tries.run(running_stage(tries, RunningBalance()), DriverSettings(checkpoint_interval="1 h"))
     assert len(tries.view().checkpoints) == 1

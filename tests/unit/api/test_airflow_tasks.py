@@ -237,7 +237,7 @@ def test_a_task_instance_waits_while_it_runs_or_is_deferred(engine: Engine) -> N
 def test_a_try_is_the_last_one_until_its_task_instance_is_cleared_or_tried_again(engine: Engine) -> None:
     task = RunningTask.start(engine, map_index=3)
     caller = Caller(dag_id="nightly", run_id=task.run_id, task_id="features", map_index=3)
-    owner = make_owner(label="task nightly.features, try 2", airflow=caller.coordinates)
+    owner = make_owner(label="task nightly.features, try 2", airflow=caller.pairs)
     found = {}
     for state in ("running", "deferred", "success", "failed", "restarting", "up_for_retry", "removed", None):
         task.become(state, try_number=2)

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
-from airflow_provider_statecheck.api.action_routes import forking_task
+from airflow_provider_statecheck.api.forks import forking_task
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key
 from tests.messages import complete_checkpoint, make_owner, make_registration, present

@@ -175,7 +175,7 @@ def test_a_task_leads_the_aligned_checkpoints_of_one_job_as_its_own_attempt(ende
     leader = calls.lead(owned)
     assert calls.lead(owned) == leader
     [attempt] = [a for a in calls.describe(OWN_NAME).attempts if a.operator_id == leader.operator_id]
-    assert attempt.owner.airflow == CALLER.coordinates
+    assert attempt.owner.airflow == CALLER.pairs
     assert calls.handles(leader).live == ()
     of_stage = calls_of(COORDINATOR, ended, CALLER)
     of_stage._token = calls._token

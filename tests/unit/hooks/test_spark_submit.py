@@ -21,7 +21,8 @@ from airflow_provider_statecheck.hooks.spark import (
     as_cluster_python,
     require_cluster_paths,
 )
-from airflow_provider_statecheck.spark.driver.attempts import HANDOVER_VARIABLE, DriverSettings, Handover, take_handover
+from airflow_provider_statecheck.spark.driver.attempts import HANDOVER_VARIABLE, Handover, take_handover
+from airflow_provider_statecheck.spark.driver.settings import DriverSettings
 from tests.messages import make_registration
 
 TOKEN = "a token that nobody may see"

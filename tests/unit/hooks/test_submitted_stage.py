@@ -31,7 +31,7 @@ from airflow_provider_statecheck.hooks.submitted_stage import (
     repeatedly,
     serving,
 )
-from airflow_provider_statecheck.spark.driver.attempts import DriverSettings
+from airflow_provider_statecheck.spark.driver.settings import DriverSettings
 from tests.messages import ManualClock, complete_checkpoint, make_acknowledgement, make_owner, make_registration
 from tests.sqlite_rows import new_engine, new_store
 from tests.unit.api.server import CALLER, Tasks

@@ -17,7 +17,7 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointProperti
 from airflow_provider_statecheck.checkpoint.records import OnOverlap
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks import transport
-from airflow_provider_statecheck.hooks.transport import job_name_of, owner_of
+from airflow_provider_statecheck.hooks.identity import job_name_of, owner_of
 from airflow_provider_statecheck.operators import checkpointed
 from airflow_provider_statecheck.operators.checkpointed import (
     refuse_shared_uid,

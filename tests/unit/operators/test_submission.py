@@ -24,8 +24,9 @@ from airflow_provider_statecheck.operators.spark_submit import (
     CheckpointedSparkSubmitOperator,
     CheckpointedStageSubmitOperator,
 )
-from airflow_provider_statecheck.spark.driver.attempts import DriverSettings, Handover
+from airflow_provider_statecheck.spark.driver.attempts import Handover
 from airflow_provider_statecheck.spark.driver.cluster_start import STAGE_APPLICATION
+from airflow_provider_statecheck.spark.driver.settings import DriverSettings
 from tests.messages import make_registration
 
 CLIENT = {"conn_type": "spark", "host": "spark://master", "port": 7077}

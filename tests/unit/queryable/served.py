@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from airflow_provider_statecheck.checkpoint.states.handles import KeyGroupRange, key_group_range_of
-from airflow_provider_statecheck.queryable.immutable_states import StateCache
 from airflow_provider_statecheck.queryable.locations import KvStateAddress
+from airflow_provider_statecheck.queryable.opened_state import StateCache
 from airflow_provider_statecheck.queryable.proxy import KvStateServer
 from airflow_provider_statecheck.queryable.queries import ABSENT
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates

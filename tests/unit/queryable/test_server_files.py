@@ -30,9 +30,9 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnknownKvStateIdError,
 )
-from airflow_provider_statecheck.queryable import immutable_states
-from airflow_provider_statecheck.queryable.immutable_states import StateCache
+from airflow_provider_statecheck.queryable import opened_state
 from airflow_provider_statecheck.queryable.locations import KvStateAddress
+from airflow_provider_statecheck.queryable.opened_state import StateCache
 from airflow_provider_statecheck.queryable.proxy import KvStateServer
 from airflow_provider_statecheck.queryable.queries import ABSENT, ValueLimit
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings, Block
@@ -107,7 +107,7 @@ def test_few_large_values_are_in_memory_at_once(
         served.job.state(name, "value").update(name)
         served.job.state(name, "map").put_all(dict.fromkeys(range(20), name))
     pointer = served.job.save()
-    monkeypatch.setattr(immutable_states, "_BYTES_AT_ONCE", bytes_at_once)
+    monkeypatch.setattr(opened_state, "_BYTES_AT_ONCE", bytes_at_once)
     read: list[int] = []
     blocks = FileRun.blocks
 

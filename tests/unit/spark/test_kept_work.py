@@ -56,7 +56,7 @@ def test_other_settings_and_another_checkpoint_dir_keep_all_that_is_saved(stage:
     moved = replace(stage, storage=CheckpointStorage.open(f"{tmp_path}/moved").allowing(stage.storage.base_uri))
     attempt = moved.attempt(num_retained=3, checkpoint_timeout_seconds=7.0)
     with StageContext(None, attempt, overhead_budget=0.5, checkpoint_interval="1 min") as checkpoint:  # type: ignore[arg-type]
-        saving = checkpoint._saving
+        saving = checkpoint._steps
         assert dict(checkpoint.state) == {"cursor": 7}
         assert saving.progress.is_finished(((), "days"), "d1")
         assert saving.iterations.loops[((), "ranks")].number == 3
@@ -204,7 +204,7 @@ def test_a_savepoint_is_restored_like_the_checkpoint_that_it_copies(stage: Writt
         stage.request_savepoint(attempt, f"file://{tmp_path}/savepoints")
         for day in checkpoint.each("days", ["d1"]):
             checkpoint.state["day"] = day
-        expected = checkpoint._saving.progress.encode_bases()
+        expected = checkpoint._steps.progress.encode_bases()
     savepoint = next(tmp_path.joinpath("savepoints").iterdir())
     _, fork = begin_from(stage, f"file://{savepoint}")
     assert fork.state["bases"] == expected != []

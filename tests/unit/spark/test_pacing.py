@@ -29,7 +29,6 @@ from airflow_provider_statecheck.spark.pacing import (
     measured_costs,
     optimal_interval,
     pace_of,
-    require_pace,
 )
 from airflow_provider_statecheck.spark.stage_costs import StageCosts
 from tests.messages import ManualClock, make_acknowledgement, make_registration, make_savepoint_request
@@ -110,17 +109,10 @@ def test_interval_that_is_given_is_taken(stage: WrittenStage) -> None:
     assert pace.allows()
 
 
-@pytest.mark.parametrize("interval", ["auto", "5 s", None])
-def test_what_a_pace_is_made_of_is_checked_before_there_is_an_attempt(interval: str | None) -> None:
-    require_pace(interval, None)
-    with pytest.raises(InvalidConfigurationError, match="min_pause"):
-        require_pace(interval, -1)
-
-
 def test_loop_finds_its_interval_and_learns_what_its_checkpoints_cost(stage: WrittenStage) -> None:
     clock = Clock()
     with StageContext(None, stage.attempt(), checkpoint_interval="auto", monotonic=clock) as checkpoint:  # type: ignore[arg-type]
-        pace = checkpoint._saving.pace
+        pace = checkpoint._steps.pace
         for number in checkpoint.each("items", range(3)):
             checkpoint.state["number"] = number
             clock.seconds += 5

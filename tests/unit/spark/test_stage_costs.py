@@ -27,7 +27,6 @@ from airflow_provider_statecheck.spark.step_kinds import (
     Refinement,
     RefiningLoop,
     decide,
-    explained_bytes,
 )
 
 # Budget
@@ -215,27 +214,6 @@ def test_a_disk_that_is_nearly_full_is_warned_of(caplog):
     assert record.getMessage().startswith(f"Only {2 * UNKNOWN_SIZE_BYTES - 1} bytes are free")
 
 
-PLAN = """== Optimized Logical Plan ==
-InMemoryRelation [id#0L], StorageLevel(disk, memory, deserialized, 1 replicas), Statistics(sizeInBytes={}, rowCount=5)
-   +- *(1) Range (0, 5, step=1, splits=2)
-
-== Physical Plan ==
-"""
-
-
-@pytest.mark.parametrize(
-    ("shown", "expected"),
-    [("40.0 B", 40), ("7.5 KiB", 7680), ("1.0 MiB", 1024**2), ("2.0 GiB", 2 * 1024**3), ("1.5E+3 B", 1500)],
-)
-def test_the_size_of_the_cached_relation_is_read(shown, expected):
-    assert explained_bytes(PLAN.format(shown)) == expected
-
-
-def test_what_is_not_cached_has_no_size_that_can_be_relied_on():
-    assert explained_bytes("== Optimized Logical Plan ==\nRange (0, 5), Statistics(sizeInBytes=40.0 B)\n") is None
-    assert explained_bytes("") is None
-
-
 # Steps of a loop
 
 
@@ -249,9 +227,9 @@ class Frame:
 class Loop(RefiningLoop):
     """A loop that notes what it would write; a step takes a second."""
 
-    def __init__(self, asked: Refinement, saving: Any) -> None:
+    def __init__(self, asked: Refinement, steps: Any) -> None:
         self._refinement = asked
-        self._saving = saving
+        self._steps = steps
         self.written: list[int] = []
 
     def _write(self, number: int, frame: Any, stopwatch: Any) -> Any:
@@ -259,7 +237,7 @@ class Loop(RefiningLoop):
         return frame
 
     def _save(self, number: int, is_converged: bool) -> None:
-        self._saving.pace.completed()
+        self._steps.pace.completed()
 
 
 def written(

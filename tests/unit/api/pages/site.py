@@ -14,7 +14,7 @@ from airflow.models.dag import DagModel
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from airflow_provider_statecheck.api import action_routes, airflow_access
+from airflow_provider_statecheck.api import airflow_access, forks
 from airflow_provider_statecheck.api.app import create_app
 from airflow_provider_statecheck.api.pages import routes
 from airflow_provider_statecheck.api.pages.rendering import PageFiles
@@ -100,7 +100,7 @@ class MadeJob:
             logical_task=f"{task.dag_id}/{task.task_id}",
             run_id=task.run_id,
             label=f"task {task.dag_id}.{task.task_id} of run {task.run_id}, try {self.tries}",
-            airflow=task.coordinates,
+            airflow=task.pairs,
         )
         self.grant = self.coordinator.register(
             make_registration(**{"job_name": self.name, "uid": self.uid, "owner": owner, "num_retained": 3} | changes)
@@ -183,8 +183,8 @@ class Site:
         return Page(reply.text)
 
 
-def _task(template: str) -> action_routes.ForkingTask:
-    return action_routes.ForkingTask(from_checkpoint=template, fork="", params={"restore_from": "latest", "month": 12})
+def _task(template: str) -> forks.ForkingTask:
+    return forks.ForkingTask(from_checkpoint=template, fork="", params={"restore_from": "latest", "month": 12})
 
 
 @contextmanager
@@ -206,9 +206,9 @@ def open_site(monkeypatch: pytest.MonkeyPatch, root: str = ROOT) -> Iterator[Sit
     monkeypatch.setattr(airflow_access, "get_auth_manager", lambda: manager)
     monkeypatch.setattr(DagModel, "get_dag_id_to_team_name_mapping", lambda dag_ids: {})
     monkeypatch.setattr(routes, "task_state", states.get)
-    for module in (action_routes, routes):
+    for module in (forks, routes):
         monkeypatch.setattr(module, "forking_task", lambda *task: _task(templates.get(task, "")))
-    monkeypatch.setattr(action_routes, "_conf_of", lambda point: {"restore_from": "latest", "output": "<i>here</i>"})
+    monkeypatch.setattr(forks, "_conf_of", lambda point: {"restore_from": "latest", "output": "<i>here</i>"})
     outer = FastAPI(openapi_url=None)
     outer.mount(root, app)
     yield Site(store, clock, outer, TestClient(outer), manager, user, states, templates, actions)

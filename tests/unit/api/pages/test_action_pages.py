@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.api.action_routes import param_of
+from airflow_provider_statecheck.api.forks import param_of
 from airflow_provider_statecheck.api.pages import routes
 from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of

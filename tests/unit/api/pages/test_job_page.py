@@ -123,7 +123,7 @@ def test_after_a_clear_with_a_fresh_start_no_older_checkpoint_is_said_to_be_rest
     site: Site, retried: MadeJob
 ) -> None:
     cleared = make_owner(logical_task="nightly/features", run_id="run-1", clear_marker="4/0")
-    retried.begin(owner=replace(cleared, airflow=retried.task.coordinates), on_clear=OnClear.RESTART)
+    retried.begin(owner=replace(cleared, airflow=retried.task.pairs), on_clear=OnClear.RESTART)
     assert retried.grant.candidates == ()
     retried.end(AttemptStatus.FAILED, "PlannedError")
     page = site.read(path_of(retried))

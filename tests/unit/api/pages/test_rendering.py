@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_statecheck.api.pages import charts
 from airflow_provider_statecheck.api.pages.charts import BARS, CHART_HEIGHT, LANES, readable_duration
 from airflow_provider_statecheck.api.pages.rendering import Addresses, relative_time
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, TaskCoordinates
 from airflow_provider_statecheck.checkpoint.snapshot_summary import (
     LoopSummary,
     SnapshotSummary,
@@ -20,7 +20,7 @@ from airflow_provider_statecheck.checkpoint.snapshot_summary import (
     StepSummary,
 )
 from airflow_provider_statecheck.checkpoint.store import JobView
-from tests.messages import present
+from tests.messages import make_owner, present
 from tests.unit.api.pages.html import Element, Page
 from tests.unit.api.pages.site import ROOT, MadeJob, Site
 
@@ -166,17 +166,17 @@ def test_a_status_is_told_by_words_and_not_by_colour_alone(site: Site) -> None:
                 assert name.removeprefix("status status-") in status.text
 
 
-def test_an_owner_without_a_map_index_is_a_task_that_is_not_mapped() -> None:
-    task = (("dag_id", "nightly"), ("run_id", "run-1"), ("task_id", "features"))
-    whole = (*task, ("map_index", "-1"))
-    assert Addresses("").task(task) == Addresses("").task(whole)
-    assert Addresses("").airflow_task(task, 2) == Addresses("").airflow_task(whole, 2)
+def test_a_task_that_is_not_mapped_has_no_index_in_its_address() -> None:
+    task, instance = TaskCoordinates("nightly", "run-1", "features"), TaskCoordinates("nightly", "run-1", "features", 0)
+    assert "map" not in f"{Addresses('').task(task)}{Addresses('').airflow_task(task, 2)}"
+    assert str(Addresses("").task(instance)).endswith("/tasks/features?map_index=0")
+    assert str(Addresses("").airflow_task(instance, 2)).endswith("/tasks/features/mapped/0?try_number=2")
 
 
 def test_an_owner_without_a_task_has_no_address() -> None:
-    made_up = (("dag_id", "nightly"), ("map_index", "-1"))
-    assert Addresses("").task(made_up) is None
-    assert Addresses("").airflow_task(made_up) is None
+    made_up = make_owner(airflow=())
+    assert Addresses("").task(made_up.task) is None
+    assert Addresses("").airflow_task(made_up.task) is None
 
 
 NOTHING = "\N{EN DASH}"

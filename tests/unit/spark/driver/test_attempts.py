@@ -6,20 +6,30 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.records import OnClear
+from airflow_provider_statecheck.checkpoint.records import OnClear, OnOverlap
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, InvalidConfigurationError
+from airflow_provider_statecheck.settings import SCRIPTS, Place, settings_in
+from airflow_provider_statecheck.spark import context
+from airflow_provider_statecheck.spark.connectors.custom.data_frame_source import DataFrameSource
 from airflow_provider_statecheck.spark.context import CurrentContext, StageContext
-from airflow_provider_statecheck.spark.driver.attempts import HANDOVER_VARIABLE, DriverSettings, Handover, take_handover
+from airflow_provider_statecheck.spark.driver import attempts
+from airflow_provider_statecheck.spark.driver.attempts import HANDOVER_VARIABLE, Handover, take_handover
 from airflow_provider_statecheck.spark.driver.readiness import NEEDED_ON_A_DRIVER, check_driver_packages
+from airflow_provider_statecheck.spark.driver.settings import DriverSettings
+from airflow_provider_statecheck.spark.stages import stage_run
+from airflow_provider_statecheck.spark.stages.stage import Count, Stage
+from airflow_provider_statecheck.spark.stages.stage_run import run_stage
 from tests.messages import make_registration
 from tests.unit.interpreter import modules_loaded_by
 
+DAYS = Stage("days").source(DataFrameSource([1], lambda spark, _: spark.range(1))).key_by("id").aggregate(n=Count())
 TOKEN = "a token that nobody may see"
 DRIVER = DriverSettings(
     tolerable_failed_checkpoints=3,
@@ -140,6 +150,13 @@ def test_driver_with_all_packages_may_start() -> None:
         ({"on_clear": "restrat"}, "Expected on_clear to be one of .* found 'restrat'"),
         ({"claim_mode": None}, "Expected claim_mode to be one of .* found None"),
         ({"renamed_uids": ["old"]}, "Expected renamed_uids to be a mapping"),
+        ({"min_pause": -1}, "Expected min_pause to be 0 or more"),
+        ({"checkpoint_interval": "often"}, "Expected checkpoint_interval to be milliseconds"),
+        ({"data_inline_threshold": "2 MiB"}, "Expected data_inline_threshold to be from 0 to 1 MiB"),
+        ({"num_retained": 0}, "Expected num_retained to be at least 1"),
+        ({"on_overlap": "wiat"}, "Expected on_overlap to be one of fail, wait"),
+        ({"fork": "again"}, "Expected from_checkpoint with fork"),
+        ({"savepoint_at_end": True}, "Expected a directory for the savepoint at the end"),
     ],
 )
 def test_script_with_a_wrong_argument_is_refused_before_any_work(
@@ -149,4 +166,85 @@ def test_script_with_a_wrong_argument_is_refused_before_any_work(
     arguments = {"job": "sales", "checkpoint_dir": f"{tmp_path}/c", "metadata": f"sqlite:///{tmp_path}/state.db"}
     with pytest.raises(InvalidConfigurationError, match=message):
         StageContext.open(spark, **arguments | argument)
+    with pytest.raises(InvalidConfigurationError, match=message):
+        run_stage(spark, DAYS, **arguments | argument)
     assert list(tmp_path.iterdir()) == []
+
+
+class Noted(Exception):
+    """Carries the arguments with which an attempt would be opened."""
+
+    def __init__(self, *_: Any, **given: Any) -> None:
+        self.given = given
+
+
+def note(*arguments: Any, **given: Any) -> None:
+    raise Noted(*arguments, **given)
+
+
+CALLS = [(Place.SCRIPT, context, StageContext.open, ()), (Place.STAGE_SCRIPT, stage_run, run_stage, (DAYS,))]
+
+
+@pytest.mark.parametrize(("place", "module", "call", "stage"), CALLS, ids=["steps", "stage"])
+def test_each_setting_that_a_script_gives_reaches_its_attempt(
+    monkeypatch: Any, place: Place, module: Any, call: Any, stage: tuple[Any, ...]
+) -> None:
+    monkeypatch.setattr(module, "open_attempt", note)
+    given = {name: 2 if name == "parallelism" else object() for name in settings_in(place)}
+    with pytest.raises(Noted) as opened:
+        call(None, *stage, **given)
+    assert given.items() <= opened.value.given.items()
+
+
+SCRIPT_VALUES: dict[str, Any] = {
+    "uid": "totals",
+    "run": "2026-01-02",
+    "num_retained": 7,
+    "retained_runs": 3,
+    "checkpoint_timeout_seconds": 12,
+    "tolerable_failed_checkpoints": 4,
+    "overhead_budget": 0.25,
+    "checkpoint_interval": "5 min",
+    "min_pause": "30 s",
+    "savepoint_dir": "/elsewhere/savepoints",
+    "renamed_uids": {"sums": "stage"},
+    "allow_non_restored_state": True,
+    "savepoint_at_end": True,
+    "data_inline_threshold": "1 KiB",
+    "allowed_locations": "s3://archive",
+    "on_clear": "restart",
+    "on_overlap": "wait",
+    "parallelism": 4,
+    "storage_options": {"auto_mkdir": True},
+}
+ELSEWHERE = {"job", "checkpoint_dir", "metadata", "from_savepoint", "from_checkpoint", "fork", "claim_mode"}
+"""Settings that other tests of scripts give."""
+
+
+@pytest.fixture
+def opened(tmp_path: Path, monkeypatch: Any) -> Callable[..., tuple[Any, ...]]:
+    """Return the registration and the settings of the driver of a script, without Spark."""
+    for name in ("give_workers_this_python", "mask_settings", "make_ready"):
+        monkeypatch.setattr(attempts, name, lambda *_: None)
+    monkeypatch.setattr(attempts, "new_key", lambda: "key")
+    monkeypatch.setattr(attempts, "attempt_of", lambda _, *asked: asked)
+    where = {"job": "sales", "checkpoint_dir": f"{tmp_path}/c", "metadata": f"sqlite:///{tmp_path}/state.db"}
+    spark: Any = None
+    return lambda **given: attempts.open_attempt(spark, **where | given)[0]
+
+
+def test_every_setting_of_scripts_has_a_value_here() -> None:
+    assert SCRIPT_VALUES.keys() | ELSEWHERE == {name for place in SCRIPTS for name in settings_in(place)}
+
+
+@pytest.mark.parametrize("name", SCRIPT_VALUES)
+def test_a_setting_changes_what_the_attempt_of_a_script_is_handed(opened: Any, name: str) -> None:
+    needed = {"savepoint_dir": "/elsewhere"} if name == "savepoint_at_end" else {}
+    changed, before = opened(**needed, **{name: SCRIPT_VALUES[name]}), opened(**needed)
+    assert (repr(changed), changed[0].options) != (repr(before), before[0].options)
+
+
+def test_what_a_script_leaves_out_is_as_in_a_dag(opened: Any) -> None:
+    _, registration, driver, on_overlap = opened()
+    assert driver == DriverSettings()
+    assert (registration.num_retained, registration.uid, on_overlap) == (2, "stage", OnOverlap.FAIL)

@@ -22,10 +22,11 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
+from airflow_provider_statecheck.spark.driver.settings import DriverSettings
 from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.increment_loop import SinkCommits
-from airflow_provider_statecheck.spark.stages.stage import Stage, StageSettings
+from airflow_provider_statecheck.spark.stages.stage import Stage
 from airflow_provider_statecheck.spark.stages.stage_run import StageRun
 from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -202,7 +203,7 @@ def test_sink_with_an_open_commit_is_missed_unless_its_output_may_be_dropped(
         LoopWithoutSpark(first, RecordedSink(error=StorageError("away") if is_open else None)).run(1)
     first.finish(AttemptStatus.FAILED)
     stage: Any = Stage("aggregate").source(EmptySource(lambda: None)).map(lambda row: row, output="number bigint")
-    run = StageRun(None, written.attempt(), stage, StageSettings(allow_non_restored_state=drops))  # type: ignore[arg-type]
+    run = StageRun(None, written.attempt(), stage, DriverSettings(allow_non_restored_state=drops))  # type: ignore[arg-type]
     is_missed = is_open and not drops
     with pytest.raises(IncompatibleCheckpointError, match="add the sink until") if is_missed else nullcontext():
         run.run()
