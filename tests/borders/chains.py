@@ -31,6 +31,8 @@ NAMES = (
         "index",
         "id",
         "self",
+        "uid",
+        "emit",
         "select",
         "1",
         "null",
@@ -122,7 +124,7 @@ def summed(random_: random.Random, chain: Chain) -> Chain:
     kinds = [random_.choice((Max, Min, Count)) for _ in names]
     declared: dict[str, Any] = {name: kind(quoted(column)) for name, kind, column in zip(names, kinds, of, strict=True)}
     declared |= {f"{names[0]}_sum": Sum(f"cast({quoted(of[0])} as double)")} if f"{names[0]}_sum" not in keys else {}
-    stage = chain.stage.key_by(*keys).aggregate(uid=_uid(chain), **declared)
+    stage = chain.stage.key_by(*keys).aggregate(declared, uid=_uid(chain))
     columns = [getattr(F, each.spark_function)(F.expr(each.expression)).alias(name) for name, each in declared.items()]
     return Chain(stage, chain.rows.groupBy(*map(quoted_column, keys)).agg(*columns))
 

@@ -216,23 +216,37 @@ class Stage:
         return self._with(ProcessNode(uid=uid or "process", function=function, output=output))
 
     def aggregate(
-        self, *, uid: str | None = None, emit: Literal["end", "changes"] = "end", **aggregates: Aggregate
+        self,
+        by_name: Mapping[str, Aggregate] | None = None,
+        /,
+        *,
+        uid: str | None = None,
+        emit: Literal["end", "changes"] = "end",
+        **aggregates: Aggregate,
     ) -> Stage:
         """
         Aggregate by key, on whole columns.
 
+        :param by_name: Aggregates by the names of their output columns, for columns named ``uid`` or ``emit``.
         :param uid: Name of its state within the stage; by default ``aggregate``.
         :param emit: ``end`` emits all keys at the end of the input; ``changes`` emits changed keys after each
             increment.
         :param aggregates: Aggregates by the names of their output columns.
-        :raises InvalidConfigurationError: if there is no aggregate, or ``emit`` is invalid.
+        :raises InvalidConfigurationError: if there is no aggregate, or ``uid`` or ``emit`` is invalid.
         """
-        if not aggregates or not all(map(_is_complete, aggregates.values())):
+        declared = {**(by_name or {}), **aggregates}
+        if not declared or not all(map(_is_complete, declared.values())):
             raise InvalidConfigurationError(
-                f"Expected aggregates by name, such as total=Sum('price'), found {aggregates!r}."
+                f"Expected aggregates by name, such as total=Sum('price'), found {declared!r}."
             )
+        for name, given in {"uid": uid, "emit": emit}.items():
+            if isinstance(given, Aggregate):
+                raise InvalidConfigurationError(
+                    f"Expected text for {name}, found {given!r}; for a column of this name, give the aggregates in a "
+                    f"dictionary: aggregate({{{name!r}: {given!r}}})."
+                )
         require_one_of("emit", emit, ("end", "changes"))
-        return self._with(AggregateNode(uid=uid or "aggregate", aggregates=aggregates, emits_changes=emit == "changes"))
+        return self._with(AggregateNode(uid=uid or "aggregate", aggregates=declared, emits_changes=emit == "changes"))
 
     def sink(self, sink: Sink) -> Stage:
         """
