@@ -1,4 +1,4 @@
-"""State of one subtask opened for look-ups of keys, and the cache of opened states: the heart of a server of state."""
+"""State of one subtask opened for look-ups of keys, and the cache of a server of state."""
 
 from __future__ import annotations
 

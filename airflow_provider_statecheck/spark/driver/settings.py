@@ -1,5 +1,5 @@
 """
-Values of the settings of a stage: parsers, ranges, and what a driver gets from its operator or script.
+Values of settings: parsers, ranges, and what a driver gets from its operator or script.
 
 :mod:`airflow_provider_statecheck.settings` describes the settings.
 """
