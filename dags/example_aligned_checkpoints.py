@@ -18,10 +18,6 @@ from typing import Any
 
 from airflow.sdk import dag, task
 
-# [START howto_aligned_checkpoints]
-from airflow_provider_statecheck.checkpoint.aligned.components import AcknowledgeMessage
-from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
-from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus
 from airflow_provider_statecheck.checkpoint.ids import new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, JobStatus
 from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
@@ -33,6 +29,11 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorStateMeta,
     OperatorSubtaskState,
 )
+
+# [START howto_aligned_checkpoints]
+from airflow_provider_statecheck.flink.components import AcknowledgeMessage
+from airflow_provider_statecheck.flink.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.flink.plan import ExecutionStatus
 from airflow_provider_statecheck.hooks.statecheck import StatecheckHook
 
 FLIGHTS, REPORT = Path("data/flights/flights.csv"), Path("data/delays.json")

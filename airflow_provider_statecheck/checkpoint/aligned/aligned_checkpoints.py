@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from airflow_provider_statecheck.checkpoint import transitions as rows
 from airflow_provider_statecheck.checkpoint.aligned import transitions
-from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointRequestDecider, Choice
+from airflow_provider_statecheck.checkpoint.aligned.decider import CheckpointRequestDecider, Choice
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AbortCheckpoints,
     AcknowledgeAligned,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from airflow_provider_statecheck.checkpoint import statistics, transitions as rows
-from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointRequestDecider, Choice
+from airflow_provider_statecheck.checkpoint.aligned.decider import CheckpointRequestDecider, Choice
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AbortCheckpoints,
     AbortScope,
