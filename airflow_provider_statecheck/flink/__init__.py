@@ -1,1 +1,1 @@
-"""Flink's interfaces for programs that checkpoint several operators of their own: reached through ``StatecheckHook`` only."""
+"""Flink's coordinator for programs with operators of their own, which only the hook reaches."""

@@ -276,13 +276,9 @@ def _keeps_no_manifest(checkpoint: CheckpointRecord | None) -> bool:
 
 def content_of(message: AcknowledgeMessage) -> SnapshotContent:
     """Return the content of the manifest of an acknowledgement; empty for an operator without state."""
-    return SnapshotContent(
-        operator_states=() if message.state is None else (message.state,),
-        parts=() if message.part is None else (message.part,),
-    )
+    return SnapshotContent(operator_states=() if message.state is None else (message.state,))
 
 
 def size_of(message: AcknowledgeMessage) -> int:
     """Return the size of the acknowledged state in bytes."""
-    state = 0 if message.state is None else message.state.state_size
-    return state + (0 if message.part is None else message.part.named_bytes)
+    return 0 if message.state is None else message.state.state_size

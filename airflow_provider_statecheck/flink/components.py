@@ -1,5 +1,5 @@
 """
-Parts that the steps of the aligned coordinator share: aborter, notifier of tasks, statistics.
+Parts that the steps of the coordinator share: aborter, notifier of tasks, statistics.
 
 Notifications are sent at most once and may be lost. Receivers treat a completion as the completion of all earlier
 checkpoints.
@@ -22,7 +22,7 @@ from typing import Any
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.decider import CheckpointRequestDecider
 from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints, AbortScope
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotPart, SnapshotStorage
+from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotStorage
 from airflow_provider_statecheck.checkpoint.aligned.steps import message_of, recorded_failure
 from airflow_provider_statecheck.checkpoint.codec import require, storable_text
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
@@ -298,8 +298,6 @@ class AcknowledgeMessage:
     metrics: dict[str, int] = field(default_factory=dict)
     state: OperatorState | None = None
     """The state of all subtasks, ``None`` for an operator without state."""
-    part: SnapshotPart | None = None
-    """The copied checkpoint of a stage, which is its part of a savepoint of the whole job."""
     finished_subtasks: frozenset[int] = frozenset()
     """The indexes of subtasks that had ended before the checkpoint."""
 

@@ -1,4 +1,4 @@
-"""What the coordinator adds to a checkpoint for operators that do not answer, and the state that one checkpoint alone names."""
+"""Contents that a coordinator adds for other operators, and state that only one checkpoint names."""
 
 from __future__ import annotations
 

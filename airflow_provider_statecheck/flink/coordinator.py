@@ -23,7 +23,7 @@ from airflow_provider_statecheck.checkpoint.failure import (
     CheckpointFailureManager,
     CheckpointFailureReason,
 )
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, new_key
+from airflow_provider_statecheck.checkpoint.ids import JobId, new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointProperties,
@@ -121,7 +121,7 @@ class CheckpointCoordinator:
         lease: timedelta = DEFAULT_LEASE,
     ) -> None:
         require("tasks_to_wait_for", list(tasks_to_wait_for), bool, "at least one task")
-        is_ours = (leader.job_id, leader.operator_id) == (job_id, ALIGNED_OPERATOR_ID)
+        is_ours = leader.job_id == job_id and leader.is_of_job
         require("leader", leader, lambda _: is_ours, f"a leader of the aligned checkpoints of job {job_id}")
         self._job_id = job_id
         self._clock = clock

@@ -1,4 +1,4 @@
-"""The tasks of a checkpoint by their roles, from their statuses at the trigger: Flink's ``CheckpointPlan``."""
+"""Tasks of a checkpoint by their roles, from their statuses: Flink's ``CheckpointPlan``."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.steps import DEFAULT_LEASE
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, OperatorId
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType, SavepointFormat
 from airflow_provider_statecheck.checkpoint.records import (
@@ -82,7 +82,7 @@ class WholeJobSavepoints:
     """Requests savepoints of whole jobs, and takes them as far as the stages allow."""
 
     rows: AlignedCheckpoints
-    """Rows of coordinators of several operators."""
+    """Rows of aligned checkpoints, of which a savepoint of the whole job is one."""
     maintenance: JobMaintenance
     savepoints: JobSavepoints
     open_storage: OpenStorage
@@ -118,9 +118,8 @@ class WholeJobSavepoints:
         require_members(view)
         _require_no_own_coordinator(view)
         self.savepoints.request(
-            RequestSavepoint(
-                job_id=view.job.job_id,
-                operator_id=ALIGNED_OPERATOR_ID,
+            RequestSavepoint.of_job(
+                view.job.job_id,
                 request_key=request_key,
                 target=target,
                 savepoint_format=savepoint_format,
@@ -406,7 +405,7 @@ def _unstopped_by(view: JobView, request: SnapshotRequest) -> tuple[str, ...]:
     """Return the uids of the stages that ran at the trigger of a completed savepoint of a suspended job, and still run."""
     taken = view.checkpoint(request.checkpoint_id)
     is_stop = request.properties.snapshot_type is CheckpointType.SAVEPOINT_SUSPEND
-    if taken is None or taken.completed_at is None or not is_stop or request.operator_id != ALIGNED_OPERATOR_ID:
+    if taken is None or taken.completed_at is None or not is_stop or not request.is_of_job:
         return ()
     attempts = [a for a in view.attempts if a.registered_at <= taken.completed_at]
     ran = {a.operator_id for a in attempts if a.ran_at(taken.triggered_at)}
@@ -416,9 +415,8 @@ def _unstopped_by(view: JobView, request: SnapshotRequest) -> tuple[str, ...]:
 
 
 def _open_request(view: JobView) -> SnapshotRequest | None:
-    requests = [r for r in view.requests if r.operator_id == ALIGNED_OPERATOR_ID and r.status.is_open]
     # The requests of a coordinator in a program have no requester, and are left to it.
-    return next((r for r in requests if r.requested_by), None)
+    return next((r for r in view.requests_of_job if r.requested_by), None)
 
 
 def _is_being_finalized(view: JobView, savepoint: CheckpointRecord | None) -> bool:
@@ -430,13 +428,13 @@ def _is_being_finalized(view: JobView, savepoint: CheckpointRecord | None) -> bo
 def _is_left_untriggered(
     view: JobView, savepoint: CheckpointRecord, acknowledgements: Iterable[AcknowledgementRecord]
 ) -> bool:
-    own = (a for a in acknowledgements if a.operator_id == ALIGNED_OPERATOR_ID)
+    own = (a for a in acknowledgements if a.is_of_job)
     is_triggered = all(a.acknowledged_at is not None for a in own)
     return not is_triggered and view.read_at - savepoint.triggered_at > DEFAULT_LEASE
 
 
 def _require_no_own_coordinator(view: JobView) -> None:
-    operator = view.operator(ALIGNED_OPERATOR_ID)
+    operator = view.operator_of_job
     newest = None if operator is None else view.current_attempt(operator)
     if operator is None or newest is None or newest.owner.logical_task == OWNER.logical_task:
         return

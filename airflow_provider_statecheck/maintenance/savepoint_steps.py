@@ -1,5 +1,5 @@
 """
-Steps of the process that takes a savepoint of a whole job: it leads, and then triggers, gives, finalizes, declines or expires.
+Steps of a savepoint of a whole job: trigger, give, finalize, decline and expire.
 
 The rows hold all that a step has done, so another process goes on after any of them. A process leads only for its step: what it
 has not triggered or finalized when it ends is settled by the next one.
@@ -118,16 +118,20 @@ class SavepointSteps:
         self._abort(AbortScope.EXPIRED, expired, uids={o.operator_id: o.uid for o in self.view.stages})
 
     def trigger(self, request: SnapshotRequest) -> None:
-        """Begin a requested savepoint of the stages that have begun; a failure is logged, and the next call retries."""
-        members = members_of(self.view)
+        """Begin a savepoint of the stages that have begun, if its request is queued; a failure is logged, and the next call retries."""
         try:
-            begun = self._begin(request, members)
-            if begun is not None:
-                self._acknowledge_trigger(begun, members)
+            chosen = self.rows.choose(self.leader, _ONE_AT_A_TIME).run
+            if chosen is not None and chosen.request_key == request.request_key:
+                self._trigger(chosen, members_of(self.view))
         except StaleAttemptError:
             raise
         except Exception:
             log.exception("The savepoint of the job could not be triggered; the next call retries")
+
+    def _trigger(self, request: SnapshotRequest, members: Sequence[Member]) -> None:
+        begun = self._begin(request, members)
+        if begun is not None:
+            self._acknowledge_trigger(begun, members)
 
     def _begin(self, request: SnapshotRequest, members: Sequence[Member]) -> CheckpointRecord | None:
         try:

@@ -1,5 +1,5 @@
 """
-Steps of a leader that concern both the rows and the files of a checkpoint: its metadata, its completion, deletions, failures.
+Steps of a leader with rows and files: metadata, completion, deletions and failures.
 
 Every step can be repeated, also by another process, with the same result.
 """
