@@ -18,10 +18,6 @@ from typing import Any
 
 from airflow.sdk import dag, task
 
-# [START howto_aligned_checkpoints]
-from airflow_provider_statecheck.checkpoint.aligned.components import AcknowledgeMessage
-from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
-from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus
 from airflow_provider_statecheck.checkpoint.ids import new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, JobStatus
 from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
@@ -33,6 +29,11 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorStateMeta,
     OperatorSubtaskState,
 )
+
+# [START howto_aligned_checkpoints]
+from airflow_provider_statecheck.flink.components import AcknowledgeMessage, DeclineMessage
+from airflow_provider_statecheck.flink.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.flink.plan import ExecutionStatus
 from airflow_provider_statecheck.hooks.statecheck import StatecheckHook
 
 FLIGHTS, REPORT = Path("data/flights/flights.csv"), Path("data/delays.json")
@@ -59,7 +60,12 @@ class Delays:
         self.months += 1
 
     def trigger_checkpoint(self, checkpoint_id: int, timestamp: datetime, options: Any) -> None:
-        """Acknowledge a checkpoint with the state."""
+        """Acknowledge a checkpoint with the state, or decline it before the first month."""
+        if not self.months:
+            self.coordinator.receive_decline_message(
+                DeclineMessage(job_id=self.coordinator.job_id, attempt_id=self.attempt_id, checkpoint_id=checkpoint_id)
+            )
+            return
         data = json.dumps([self.months, self.total]).encode()
         handle = OperatorStateHandle((("delays", ONE),), ByteStreamStateHandle(f"{self.uid}/{checkpoint_id}", data))
         state = OperatorState(

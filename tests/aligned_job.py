@@ -7,18 +7,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from pathlib import Path
 from random import Random
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.components import (
-    AcknowledgeMessage,
-    CheckpointStatsTracker,
-    DeclineMessage,
-)
-from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
-from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus, ExecutionTask
-from airflow_provider_statecheck.checkpoint.aligned.requests import CheckpointFuture, TriggerKind
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
@@ -43,10 +36,19 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorSubtaskState,
 )
 from airflow_provider_statecheck.checkpoint.store import JobStore
-from airflow_provider_statecheck.gateway.coordinators import SETTINGS, new_coordinator
+from airflow_provider_statecheck.flink.components import (
+    AcknowledgeMessage,
+    CheckpointStatsTracker,
+    DeclineMessage,
+)
+from airflow_provider_statecheck.flink.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.flink.leading import SETTINGS, new_coordinator
+from airflow_provider_statecheck.flink.plan import ExecutionStatus, ExecutionTask
+from airflow_provider_statecheck.flink.requests import CheckpointFuture, TriggerKind
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import normalise_base
 from tests.messages import ManualClock, make_leadership
+from tests.sqlite_rows import new_store
 
 CHECKPOINT = CheckpointProperties.for_checkpoint()
 SAVEPOINT = CheckpointProperties.for_savepoint()
@@ -64,6 +66,13 @@ def reason_of(future: CheckpointFuture) -> CheckpointFailureReason:
     error = future.exception(0)
     assert error is not None
     return error.reason
+
+
+def local_job(path: Path) -> AlignedJob:
+    """Return a job of two operators with rows in SQLite, and files below a path."""
+    clock = ManualClock()
+    storage = CheckpointStorage.open(str(path / "checkpoints"))
+    return AlignedJob(new_store(clock), storage, clock, savepoint_dir=str(path / "savepoints"))
 
 
 class AlignedJob:

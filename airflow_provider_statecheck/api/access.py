@@ -18,7 +18,6 @@ from airflow_provider_statecheck.api.holders import TaskDirectory, job_of
 from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.checkpoint.aligned.rows import PutHandle, TakeLeadership
 from airflow_provider_statecheck.checkpoint.ids import (
-    ALIGNED_OPERATOR_ID,
     TEST_NAMESPACE,
     JobId,
     is_test_job,
@@ -123,7 +122,7 @@ def _attempt(call: Call, message: Any) -> Any:
         raise AccessDeniedError(
             "Expected the token of the attempt in the message, found another token; use the token that registered it."
         )
-    if message.attempt.operator_id == ALIGNED_OPERATOR_ID:
+    if message.attempt.is_of_job:
         raise AccessDeniedError(
             "Expected an attempt of a stage, found a leader of aligned checkpoints; make the calls of a coordinator."
         )
@@ -200,7 +199,7 @@ def _new_leader(call: Call, message: TakeLeadership) -> TakeLeadership:
 def _leader(call: Call, message: Any) -> Any:
     if call.token.attempt != message.leader:
         _maintenance_task(call, message)
-    if message.leader.operator_id != ALIGNED_OPERATOR_ID:
+    if not message.leader.is_of_job:
         raise AccessDeniedError(
             "Expected a leader of aligned checkpoints, found an attempt of a stage; the stage needs the token of the attempt."
         )

@@ -13,7 +13,7 @@ from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from airflow_provider_statecheck.checkpoint.codec import encode
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_UID, job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.job_list import JobList, JobOverview, JobsPage, ListedStatus
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.snapshot_summary import LoopSummary, SnapshotSummary, StepSummary
@@ -41,7 +41,7 @@ _VALUES: dict[str, Any] = {
     "part": "features",
     "checkpoint_id": 14,
     "attempt": {"job_id": _JOB, "operator_id": _OPERATOR, "epoch": 2},
-    "leader": {"job_id": _JOB, "operator_id": ALIGNED_OPERATOR_ID, "epoch": 3},
+    "leader": {"job_id": _JOB, "operator_id": operator_id_of(ALIGNED_UID), "epoch": 3},
     "attempt_id": "features/2",
     "dag_id": "nightly",
     "run_id": _RUN_ID,

@@ -22,7 +22,7 @@ import re
 import uuid
 from collections.abc import Mapping
 from datetime import datetime
-from typing import NewType, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, NewType, TypeGuard, TypeVar
 
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
@@ -185,8 +185,26 @@ def _digest(kind: str, name: object) -> str:
 
 
 ALIGNED_UID = "(aligned)"
-"""Uid of the coordinator of several operators, which registers as an operator of its job."""
+"""Uid of the operator that stands for the whole job: leaders of its aligned checkpoints and savepoints register as it."""
 ALIGNED_OPERATOR_ID = operator_id_of(ALIGNED_UID)
+"""Operator id of the rows of the whole job; see :attr:`OfOperator.is_of_job` and the look-ups in ``store.py``."""
+
+
+class OfOperator:
+    """A row or a message of one operator, which is a stage of the job, or stands for the whole job."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        @property
+        def operator_id(self) -> OperatorId:
+            """Return the id of the operator."""
+
+    @property
+    def is_of_job(self) -> bool:
+        """Return whether it is of the whole job: of its savepoints, or of a program that leads aligned checkpoints."""
+        return self.operator_id == ALIGNED_OPERATOR_ID
 
 
 METADATA_FILE = "_metadata"

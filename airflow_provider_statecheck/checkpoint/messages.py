@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Any, Self
 
 from airflow_provider_statecheck.checkpoint.codec import plain_integer, require, storable_text
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE, JobId, OperatorId
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, METADATA_FILE, JobId, OfOperator, OperatorId
 from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointRetentionPolicy,
     CheckpointType,
@@ -30,7 +31,7 @@ from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSumm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptRef:
+class AttemptRef(OfOperator):
     """Identity of an attempt; the coordinator rejects an epoch below the operator's."""
 
     job_id: JobId
@@ -272,8 +273,8 @@ class FinishAttempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestSavepoint:
-    """Requests a savepoint of an operator, with or without a running stage."""
+class RequestSavepoint(OfOperator):
+    """Requests a savepoint of an operator, with or without a running stage, or of the whole job."""
 
     job_id: JobId
     operator_id: OperatorId
@@ -286,6 +287,11 @@ class RequestSavepoint:
     """``SAVEPOINT``, or a kind that stops the stage."""
     requested_by: str = ""
     """Display name of the requester."""
+
+    @classmethod
+    def of_job(cls, job_id: JobId, **fields: Any) -> Self:
+        """Return the request for a savepoint of the whole job."""
+        return cls(job_id=job_id, operator_id=ALIGNED_OPERATOR_ID, **fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
 
-from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
+from airflow_provider_statecheck.checkpoint.ids import JobId, OfOperator, OperatorId
 from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointProperties,
     CheckpointRetentionPolicy,
@@ -208,7 +208,7 @@ class JobRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorRecord:
+class OperatorRecord(OfOperator):
     """Row of a stateful operator of a job, with its fencing epoch."""
 
     job_id: JobId
@@ -231,7 +231,7 @@ class OperatorRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptRecord:
+class AttemptRecord(OfOperator):
     """Row of an attempt to run an operator."""
 
     job_id: JobId
@@ -287,7 +287,7 @@ class AttemptRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRecord:
+class CheckpointRecord(OfOperator):
     """Row of a checkpoint of an operator."""
 
     job_id: JobId
@@ -404,7 +404,7 @@ class CheckpointRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AcknowledgementRecord:
+class AcknowledgementRecord(OfOperator):
     """Acknowledgement of an aligned checkpoint by one operator, which covers all its subtasks."""
 
     job_id: JobId
@@ -454,7 +454,7 @@ class RequestStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotRequest:
+class SnapshotRequest(OfOperator):
     """Row of a request for a checkpoint or savepoint of an operator."""
 
     job_id: JobId

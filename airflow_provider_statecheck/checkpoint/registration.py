@@ -8,7 +8,7 @@ last checkpoint of the run before it, in the same generation, and its own checkp
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -24,7 +24,6 @@ from airflow_provider_statecheck.checkpoint.fencing import (
     require_running,
 )
 from airflow_provider_statecheck.checkpoint.ids import (
-    ALIGNED_OPERATOR_ID,
     OperatorId,
     is_test_job,
     operator_id_of,
@@ -445,10 +444,14 @@ def _grant(
 def _missed_stop(tx: JobTransaction, attempt: AttemptRecord) -> CheckpointRecord | None:
     """Return the complete savepoint with which the stage or its job suspended before an earlier try of the task stopped."""
     earlier = tuple(_earlier_tries(tx, attempt))
-    operators = (attempt.operator_id, ALIGNED_OPERATOR_ID) if earlier else ()
-    taken = (c for operator_id in operators for c in transitions.suspended_with(tx, operator_id))
-    own = tx.open_checkpoints(attempt.operator_id) if earlier else []
-    return next((c for c in taken if any(each.should_stop_with(c, own) for each in earlier)), None)
+    if not earlier:
+        return None
+    own = tx.open_checkpoints(attempt.operator_id)
+
+    def first(taken: Iterable[CheckpointRecord]) -> CheckpointRecord | None:
+        return next((c for c in taken if any(each.should_stop_with(c, own) for each in earlier)), None)
+
+    return first(transitions.suspended_with(own)) or first(transitions.job_suspended_with(tx))
 
 
 def _earlier_tries(tx: JobTransaction, attempt: AttemptRecord) -> Iterator[AttemptRecord]:

@@ -19,7 +19,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from airflow_provider_statecheck.checkpoint import transitions
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, OperatorId, is_test_job, job_name
+from airflow_provider_statecheck.checkpoint.ids import OperatorId, is_test_job, job_name
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import (
     ActionRecord,
@@ -211,7 +211,7 @@ def awaited_savepoints(view: JobView) -> tuple[str, ...]:
     A savepoint that has expired is not in progress, although its request is open until the next call fails it.
     """
     expiries = {c.checkpoint_id: c.expires_at for c in view.checkpoints}
-    requested = [r for r in view.requests if r.operator_id == ALIGNED_OPERATOR_ID and r.status.is_open]
+    requested = view.requests_of_job
     return tuple(
         f"the savepoint of the job that was requested at {r.requested_at.isoformat(timespec='seconds')} is in progress"
         for r in requested

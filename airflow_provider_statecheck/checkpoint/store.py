@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint.codec import require
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, OperatorId, job_uri
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, ALIGNED_UID, JobId, OperatorId, job_uri
 from airflow_provider_statecheck.checkpoint.job_list import JobList, JobsPage, is_of_unknown_dag
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import ClaimRecord
@@ -90,24 +90,39 @@ class JobView:
     def is_of_unknown_dag(self) -> bool:
         """Return whether the Dag of an operator is unknown; see :func:`~job_list.is_of_unknown_dag`."""
         owned = {a.operator_id for a in self.attempts if a.owner.dag_id is not None}
-        # A removed job leaves the counters of its operators, which have no attempts.
-        owned.add(ALIGNED_OPERATOR_ID)  # takes the savepoints of the job, and reads what its stages have written
-        has_unowned_operator = any(a.operator_id not in owned for a in self.attempts)
+        # A removed job leaves the counters of its operators, which have no attempts. The operator of the whole job takes its
+        # savepoints, and reads what its stages have written.
+        has_unowned_operator = any(a.operator_id not in owned for a in self.attempts if not a.is_of_job)
         return is_of_unknown_dag(self.job.name, self.dag_ids, has_unowned_operator=has_unowned_operator)
 
     @property
     def stages(self) -> tuple[OperatorRecord, ...]:
-        """Return the operators without the coordinator of several operators."""
-        return tuple(o for o in self.operators if o.operator_id != ALIGNED_OPERATOR_ID)
+        """Return the operators without the one that stands for the whole job."""
+        return tuple(o for o in self.operators if not o.is_of_job)
 
     @property
     def attempts_of_stages(self) -> tuple[AttemptRecord, ...]:
         """
         Return the attempts of the stages of the job; all attempts if no stage has one.
 
-        The coordinator of several operators takes the savepoints of a job, and belongs to no run of its stages.
+        The operator of the whole job takes its savepoints, and belongs to no run of its stages.
         """
-        return tuple(a for a in self.attempts if a.operator_id != ALIGNED_OPERATOR_ID) or self.attempts
+        return tuple(a for a in self.attempts if not a.is_of_job) or self.attempts
+
+    @property
+    def operator_of_job(self) -> OperatorRecord | None:
+        """Return the operator that stands for the whole job; ``None`` before the first aligned checkpoint or savepoint of the job."""
+        return next((o for o in self.operators if o.is_of_job), None)
+
+    @property
+    def checkpoints_of_job(self) -> tuple[CheckpointRecord, ...]:
+        """Return the aligned checkpoints and the savepoints of the whole job."""
+        return tuple(c for c in self.checkpoints if c.is_of_job)
+
+    @property
+    def requests_of_job(self) -> tuple[SnapshotRequest, ...]:
+        """Return the open requests for aligned checkpoints and savepoints of the whole job."""
+        return tuple(r for r in self.requests if r.is_of_job and r.status.is_open)
 
     def savepoints_asked_of(self, operator_id: OperatorId) -> tuple[SnapshotRequest, ...]:
         """Return the queued savepoint requests to an operator."""
@@ -513,3 +528,20 @@ def _is_gone(checkpoint: CheckpointRecord, before: datetime) -> bool:
     # The files of an unclaimed snapshot are never deleted, so its end counts.
     gone_at = checkpoint.discarded_at or (None if checkpoint.awaits_discard else checkpoint.ended_at)
     return checkpoint.has_ended and gone_at is not None and gone_at < before
+
+
+def operator_of_job(tx: JobTransaction) -> OperatorRecord:
+    """Return the operator that stands for the whole job; it has no epoch before the first leader."""
+    return tx.operator(ALIGNED_OPERATOR_ID) or OperatorRecord(
+        job_id=tx.job.job_id, operator_id=ALIGNED_OPERATOR_ID, uid=ALIGNED_UID, epoch=0, generation=1
+    )
+
+
+def checkpoints_of_job(tx: JobTransaction) -> Sequence[CheckpointRecord]:
+    """Return the aligned checkpoints and the savepoints of the whole job whose files may exist, oldest first."""
+    return tx.open_checkpoints(ALIGNED_OPERATOR_ID)
+
+
+def requests_of_job(tx: JobTransaction) -> Sequence[SnapshotRequest]:
+    """Return the open requests for aligned checkpoints and savepoints of the whole job."""
+    return tx.open_requests(ALIGNED_OPERATOR_ID)

@@ -12,7 +12,6 @@ from airflow_provider_statecheck.checkpoint.codec import storable_text
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import subsumed_by_retention
 from airflow_provider_statecheck.checkpoint.ids import (
-    ALIGNED_OPERATOR_ID,
     OperatorId,
     canonical_uri,
     is_savepoint_directory,
@@ -32,7 +31,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     SnapshotRequest,
 )
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
-from airflow_provider_statecheck.checkpoint.store import JobTransaction
+from airflow_provider_statecheck.checkpoint.store import JobTransaction, checkpoints_of_job, requests_of_job
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
 
 log = logging.getLogger(__name__)
@@ -366,7 +365,7 @@ def settle_request(tx: JobTransaction, ended: CheckpointRecord) -> None:
 
 def _requests_of(tx: JobTransaction, ended: CheckpointRecord) -> list[SnapshotRequest]:
     # A stage takes its checkpoints without a request.
-    is_requested = ended.properties.is_savepoint or ended.operator_id == ALIGNED_OPERATOR_ID
+    is_requested = ended.properties.is_savepoint or ended.is_of_job
     return tx.open_requests(ended.operator_id) if is_requested else []
 
 
@@ -399,7 +398,7 @@ def effects_of(tx: JobTransaction, operator_id: OperatorId) -> OpenEffects:
     attempt = tx.attempt(operator_id, operator.epoch) if operator is not None else None
     generation = 0 if operator is None else operator.generation
     effects = open_effects(tx.open_checkpoints(operator_id), generation, attempt, tx.open_requests(operator_id))
-    if operator is None or operator_id == ALIGNED_OPERATOR_ID:
+    if operator is None or operator.is_of_job:
         return effects
     return replace(effects, stop=_stop_of(tx, operator))
 
@@ -416,7 +415,7 @@ def _stop_of(tx: JobTransaction, operator: OperatorRecord) -> CheckpointRecord |
 
 
 def _suspending(tx: JobTransaction) -> Iterator[CheckpointRecord]:
-    for request in tx.open_requests(ALIGNED_OPERATOR_ID):
+    for request in requests_of_job(tx):
         is_stop = request.properties.snapshot_type is CheckpointType.SAVEPOINT_SUSPEND
         # The requests of a coordinator in a program have no requester, and stop the tasks of that program only.
         if is_stop and request.requested_by and request.checkpoint_id is not None:
@@ -425,13 +424,16 @@ def _suspending(tx: JobTransaction) -> Iterator[CheckpointRecord]:
                 yield savepoint
 
 
-def suspended_with(tx: JobTransaction, operator_id: OperatorId) -> list[CheckpointRecord]:
-    """Return the complete savepoints with which a user suspended a stage, or the job for the coordinator of several operators."""
-    rows = (c for c in tx.open_checkpoints(operator_id) if c.status is CheckpointStatus.COMPLETED)
-    taken = [c for c in rows if c.properties.snapshot_type is CheckpointType.SAVEPOINT_SUSPEND]
-    if not taken or operator_id != ALIGNED_OPERATOR_ID:
-        return taken
-    requested = {r.checkpoint_id for r in tx.view().requests if r.requested_by}
+def suspended_with(checkpoints: Iterable[CheckpointRecord]) -> list[CheckpointRecord]:
+    """Return the complete savepoints with which an operator was suspended, of its checkpoints."""
+    completed = (c for c in checkpoints if c.status is CheckpointStatus.COMPLETED)
+    return [c for c in completed if c.properties.snapshot_type is CheckpointType.SAVEPOINT_SUSPEND]
+
+
+def job_suspended_with(tx: JobTransaction) -> list[CheckpointRecord]:
+    """Return the complete savepoints with which a user suspended the whole job."""
+    taken = suspended_with(checkpoints_of_job(tx))
+    requested = {r.checkpoint_id for r in tx.view().requests if r.requested_by} if taken else set()
     return [c for c in taken if c.checkpoint_id in requested]
 
 
@@ -511,7 +513,7 @@ def _settled_request(tx: JobTransaction, request: SnapshotRequest, checkpoint: C
 
 
 def _is_retried(request: SnapshotRequest, ended: CheckpointRecord) -> bool:
-    if ended.operator_id != ALIGNED_OPERATOR_ID:
+    if not ended.is_of_job:
         return ended.failure_reason in _RETRIED_REASONS
     # The coordinator ended before it had triggered all tasks. Its own requests fail, because a program waits for them.
     return ended.failure_reason == CheckpointFailureReason.JOB_FAILURE.value and bool(request.requested_by)
@@ -526,7 +528,7 @@ def _settle_disposal(tx: JobTransaction, savepoint: CheckpointRecord) -> None:
 def _record_end(tx: JobTransaction, ended: CheckpointRecord) -> None:
     statistics.ended(tx, ended)
     settle_request(tx, ended)
-    if ended.operator_id == ALIGNED_OPERATOR_ID and ended.properties.is_savepoint:
+    if ended.is_of_job and ended.properties.is_savepoint:
         _unpin_parts(tx)
 
 

@@ -11,7 +11,6 @@ from typing import Any, Final
 from airflow_provider_statecheck.checkpoint.codec import plain_integer, require
 from airflow_provider_statecheck.checkpoint.fencing import checkpoints_before_run, is_same
 from airflow_provider_statecheck.checkpoint.ids import (
-    ALIGNED_OPERATOR_ID,
     ALIGNED_UID,
     OperatorId,
     canonical_uri,
@@ -95,7 +94,7 @@ def checkpoints_as_of(view: JobView, as_of: AsOf) -> tuple[CheckpointRecord, ...
 
 def is_of_whole_job(checkpoint: CheckpointRecord) -> bool:
     """Return whether a checkpoint is a savepoint of the whole job, with a part for each stage."""
-    return checkpoint.operator_id == ALIGNED_OPERATOR_ID and checkpoint.properties.is_savepoint
+    return checkpoint.is_of_job and checkpoint.properties.is_savepoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,10 +41,10 @@ from airflow_provider_statecheck.overriding import override
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
-    from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionTask
     from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
     from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, JobRecord
+    from airflow_provider_statecheck.flink.coordinator import CheckpointCoordinator
+    from airflow_provider_statecheck.flink.plan import ExecutionTask
     from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway
     from airflow_provider_statecheck.maintenance.job_restore import RestoredJob
     from airflow_provider_statecheck.queryable.job_contents import JobContents, StageContents
@@ -287,12 +287,13 @@ class StatecheckHook(BaseHook):
         """
         from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
         from airflow_provider_statecheck.configuration import StatecheckSettings
-        from airflow_provider_statecheck.gateway.coordinators import ending, leading
+        from airflow_provider_statecheck.flink.leading import leading_coordinator
+        from airflow_provider_statecheck.gateway.leadership import ending
 
         settings = StatecheckSettings.from_airflow(checkpoint_dir=checkpoint_dir, storage_conn_id=storage_conn_id)
         context, program = running_context(), _Program()
         with (
-            leading(
+            leading_coordinator(
                 coordinator_rows(self.statecheck_conn_id),
                 storage_opener(settings.storage_conn_id)(settings.checkpoint_dir),
                 config or CheckpointConfig(),

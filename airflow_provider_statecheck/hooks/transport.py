@@ -334,7 +334,7 @@ def savepoint_gateway(conn_id: str = DEFAULT_CONN_ID) -> JobSavepoints:
 
 
 def coordinator_rows(conn_id: str = DEFAULT_CONN_ID) -> AlignedCheckpoints:
-    """Return a gateway to the rows of coordinators of several operators."""
+    """Return a gateway to the rows of aligned checkpoints."""
     from airflow_provider_statecheck.maintenance.actions import ALIGNED
 
     return _gateway(ALIGNED, lambda services: services.aligned, conn_id)

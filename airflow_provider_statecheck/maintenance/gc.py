@@ -19,7 +19,7 @@ from datetime import timedelta
 from typing import Any, cast
 
 from airflow_provider_statecheck.checkpoint.codec import require
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, is_test_job, job_uri
+from airflow_provider_statecheck.checkpoint.ids import JobId, is_test_job, job_uri
 from airflow_provider_statecheck.checkpoint.messages import OpenEffects
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, OperatorRecord
 from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE, last_active, open_removal, owners_of_run
@@ -181,15 +181,14 @@ def _without_open_attempts(view: JobView, report: CollectedJob) -> JobView:
     if in_progress and not _has_open_leader(view):
         ids = ", ".join(map(str, in_progress))
         report.kept.append(f"aligned checkpoints {ids}: the next leader resumes them")
-    closed = {o.operator_id: o for o in view.operators if not view.has_open_attempt(o)}
-    if in_progress:
-        closed.pop(ALIGNED_OPERATOR_ID, None)
+    considered = view.stages if in_progress else view.operators
+    closed = {o.operator_id: o for o in considered if not view.has_open_attempt(o)}
     checkpoints = tuple(c for c in view.checkpoints if c.operator_id in closed)
     return replace(view, operators=tuple(closed.values()), checkpoints=checkpoints)
 
 
 def _has_open_leader(view: JobView) -> bool:
-    coordinator = view.operator(ALIGNED_OPERATOR_ID)
+    coordinator = view.operator_of_job
     return coordinator is not None and view.has_open_attempt(coordinator)
 
 

@@ -1,8 +1,8 @@
 """
 Savepoints of a whole job.
 
-The coordinator of several operators takes them. Its request, its checkpoint and what each stage has given are rows, so any
-process that reaches the rows and the storage carries a savepoint on: the command that requested it, another command, or the
+The request of a savepoint, its checkpoint and what each stage has given are rows, so any
+process that reaches the rows and the storage carries it on: the command that requested it, another command, or the
 maintenance Dag. A stage is not disturbed; its next checkpoint becomes its part. With a savepoint that stops the job, a stage waits
 after its part (suspend) or the savepoint waits for its end (terminate).
 """
@@ -11,29 +11,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.components import AcknowledgeMessage, DeclineMessage
-from airflow_provider_statecheck.checkpoint.aligned.coordinator import DEFAULT_LEASE, CheckpointCoordinator
-from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus, ExecutionTask
-from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
-from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, OperatorId
+from airflow_provider_statecheck.checkpoint.aligned.steps import DEFAULT_LEASE
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType, SavepointFormat
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
-    AttemptOwner,
     CheckpointRecord,
     CheckpointStatus,
     RequestStatus,
     SnapshotRequest,
 )
 from airflow_provider_statecheck.checkpoint.store import JobView
-from airflow_provider_statecheck.checkpoint.transitions import SAVEPOINT_TIMEOUT
 from airflow_provider_statecheck.exceptions import (
     CheckpointDeclinedError,
     CheckpointError,
@@ -45,12 +39,12 @@ from airflow_provider_statecheck.exceptions import (
     IncompatibleCheckpointError,
     InvalidConfigurationError,
     StaleAttemptError,
-    StateCheckError,
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.maintenance.gc import JobReport, OpenStorage
 from airflow_provider_statecheck.maintenance.job_maintenance import SIDE_BY_SIDE, JobMaintenance, each_job
-from airflow_provider_statecheck.maintenance.parts import Member, PartChoice, Positions, members_of, require_members
+from airflow_provider_statecheck.maintenance.parts import Member, MemberStatus, PartChoice, Positions, require_members
+from airflow_provider_statecheck.maintenance.savepoint_steps import OWNER, SavepointSteps, leading_savepoints
 from airflow_provider_statecheck.maintenance.savepoints import (
     JobSavepoints,
     delete_files,
@@ -63,10 +57,6 @@ from airflow_provider_statecheck.storage.uris import normalise_savepoint_dir, re
 
 log = logging.getLogger(__name__)
 
-_OWNER = AttemptOwner(
-    logical_task="savepoints of the job", run_key="", run_id="", clear_marker="", label="savepoints of the job"
-)
-"""Owner of the leadership of a process that takes savepoints of a job."""
 _PAUSE_SECONDS = 2.0
 _KINDS = {
     None: CheckpointType.SAVEPOINT,
@@ -92,7 +82,7 @@ class WholeJobSavepoints:
     """Requests savepoints of whole jobs, and takes them as far as the stages allow."""
 
     rows: AlignedCheckpoints
-    """Rows of coordinators of several operators."""
+    """Rows of aligned checkpoints, of which a savepoint of the whole job is one."""
     maintenance: JobMaintenance
     savepoints: JobSavepoints
     open_storage: OpenStorage
@@ -128,9 +118,8 @@ class WholeJobSavepoints:
         require_members(view)
         _require_no_own_coordinator(view)
         self.savepoints.request(
-            RequestSavepoint(
-                job_id=view.job.job_id,
-                operator_id=ALIGNED_OPERATOR_ID,
+            RequestSavepoint.of_job(
+                view.job.job_id,
                 request_key=request_key,
                 target=target,
                 savepoint_format=savepoint_format,
@@ -246,30 +235,14 @@ class WholeJobSavepoints:
         return self._advance(view, request, pending, _members_in(acknowledgements))
 
     def _tick(self, view: JobView, request: SnapshotRequest) -> tuple[str, ...]:
-        with self._coordinator(view, request) as coordinator:
-            coordinator.tick()
+        with self._steps(view, request) as steps:
+            steps.expire()
+            steps.trigger(request)
         return ()
 
-    @contextmanager
-    def _coordinator(self, view: JobView, request: SnapshotRequest) -> Iterator[CheckpointCoordinator]:
-        from airflow_provider_statecheck.gateway.coordinators import leading
-
-        config = CheckpointConfig()
-        config.timeout = SAVEPOINT_TIMEOUT
-        config.savepoint_dir = request.target or self.directory
+    def _steps(self, view: JobView, request: SnapshotRequest) -> AbstractContextManager[SavepointSteps]:
         _require_no_own_coordinator(view)
-        # Each call leads on its own: the next leader settles what a process that has ended had not triggered.
-        with leading(
-            self.rows,
-            self._storage(view),
-            config,
-            job_name=view.job.name,
-            owner=_OWNER,
-            tasks=members_of(view),
-            callback=_Undisturbed(),
-            fail_task=_ignore,
-        ) as coordinator:
-            yield coordinator
+        return leading_savepoints(self.rows, self._storage(view), view, request.target or self.directory)
 
     def _storage(self, view: JobView) -> CheckpointStorage:
         directories = [d for operator in view.operators for d in view.directories_of(operator.operator_id)]
@@ -287,17 +260,10 @@ class WholeJobSavepoints:
             if not awaited:
                 self._give(view, request, pending, storage, chosen, acknowledgements)
         except _NO_PART as error:
-            self._decline(view, request, pending, error)
+            with self._steps(view, request) as steps:
+                steps.decline(pending, error)
             return ()
         return awaited
-
-    def _decline(
-        self, view: JobView, request: SnapshotRequest, pending: CheckpointRecord, error: StateCheckError
-    ) -> None:
-        cause = CheckpointException(CheckpointFailureReason.CHECKPOINT_DECLINED, error)
-        message = DeclineMessage(job_id=pending.job_id, attempt_id="", checkpoint_id=pending.checkpoint_id, cause=cause)
-        with self._coordinator(view, request) as coordinator:
-            coordinator.receive_decline_message(message)
 
     def _pin(
         self, pending: CheckpointRecord, chosen: Mapping[Member, CheckpointRecord | None]
@@ -319,16 +285,11 @@ class WholeJobSavepoints:
     ) -> None:
         """Copy the parts that the savepoint still awaits, and acknowledge it for all stages."""
         open_ids = {a.attempt_id for a in acknowledgements if not a.is_acknowledged}
-        with self._coordinator(view, request) as coordinator:
+        with self._steps(view, request) as steps:
             for member, part in chosen.items():
                 if member.attempt_id in open_ids:
-                    message = AcknowledgeMessage(
-                        job_id=pending.job_id,
-                        attempt_id=member.attempt_id,
-                        checkpoint_id=pending.checkpoint_id,
-                        part=None if part is None else _copied(storage, member, part, pending),
-                    )
-                    if not coordinator.receive_acknowledge_message(message):
+                    copy = None if part is None else _copied(storage, member, part, pending)
+                    if not steps.give(pending, member, copy):
                         self._delete_if_ended(storage, pending)
                         return
 
@@ -340,7 +301,7 @@ class WholeJobSavepoints:
 
 
 def _is_awaited(member: Member, part: CheckpointRecord | None) -> bool:
-    return part is None and member.status is ExecutionStatus.RUNNING
+    return part is None and member.status is MemberStatus.GIVING
 
 
 def _copied(
@@ -399,20 +360,6 @@ class _Documents:
         return self._rows.checkpoint(self._job_id, checkpoint_id)
 
 
-class _Undisturbed:
-    """The job of a savepoint, which goes on after a failure; the row of the request reports it."""
-
-    def fail_job(self, cause: Exception) -> None:
-        log.warning("A savepoint of the job failed: %s", cause)
-
-    def fail_job_due_to_task_failure(self, cause: Exception, attempt_id: str) -> None:
-        self.fail_job(cause)
-
-
-def _ignore(task: ExecutionTask, error: Exception) -> None:
-    """Do nothing: members are not notified, so no notification fails."""
-
-
 def _members_in(acknowledgements: Iterable[AcknowledgementRecord]) -> list[Member]:
     # A stage for which the savepoint was acknowledged without a part has none, also if it has begun again since.
     giving = (a for a in acknowledgements if not a.is_acknowledged or a.manifest_uri is not None)
@@ -458,7 +405,7 @@ def _unstopped_by(view: JobView, request: SnapshotRequest) -> tuple[str, ...]:
     """Return the uids of the stages that ran at the trigger of a completed savepoint of a suspended job, and still run."""
     taken = view.checkpoint(request.checkpoint_id)
     is_stop = request.properties.snapshot_type is CheckpointType.SAVEPOINT_SUSPEND
-    if taken is None or taken.completed_at is None or not is_stop or request.operator_id != ALIGNED_OPERATOR_ID:
+    if taken is None or taken.completed_at is None or not is_stop or not request.is_of_job:
         return ()
     attempts = [a for a in view.attempts if a.registered_at <= taken.completed_at]
     ran = {a.operator_id for a in attempts if a.ran_at(taken.triggered_at)}
@@ -468,9 +415,8 @@ def _unstopped_by(view: JobView, request: SnapshotRequest) -> tuple[str, ...]:
 
 
 def _open_request(view: JobView) -> SnapshotRequest | None:
-    requests = [r for r in view.requests if r.operator_id == ALIGNED_OPERATOR_ID and r.status.is_open]
     # The requests of a coordinator in a program have no requester, and are left to it.
-    return next((r for r in requests if r.requested_by), None)
+    return next((r for r in view.requests_of_job if r.requested_by), None)
 
 
 def _is_being_finalized(view: JobView, savepoint: CheckpointRecord | None) -> bool:
@@ -482,15 +428,15 @@ def _is_being_finalized(view: JobView, savepoint: CheckpointRecord | None) -> bo
 def _is_left_untriggered(
     view: JobView, savepoint: CheckpointRecord, acknowledgements: Iterable[AcknowledgementRecord]
 ) -> bool:
-    own = (a for a in acknowledgements if a.operator_id == ALIGNED_OPERATOR_ID)
+    own = (a for a in acknowledgements if a.is_of_job)
     is_triggered = all(a.acknowledged_at is not None for a in own)
     return not is_triggered and view.read_at - savepoint.triggered_at > DEFAULT_LEASE
 
 
 def _require_no_own_coordinator(view: JobView) -> None:
-    operator = view.operator(ALIGNED_OPERATOR_ID)
+    operator = view.operator_of_job
     newest = None if operator is None else view.current_attempt(operator)
-    if operator is None or newest is None or newest.owner.logical_task == _OWNER.logical_task:
+    if operator is None or newest is None or newest.owner.logical_task == OWNER.logical_task:
         return
     if view.has_open_attempt(operator):
         raise ConcurrentAttemptError(

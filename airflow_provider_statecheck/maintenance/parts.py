@@ -12,13 +12,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from enum import StrEnum
 from typing import Protocol, Self
 
 from airflow_provider_statecheck.checkpoint import in_place_restore
-from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
-from airflow_provider_statecheck.checkpoint.properties import CheckpointOptions
 from airflow_provider_statecheck.checkpoint.records import (
     ROLLED_BACK,
     AttemptRecord,
@@ -51,13 +49,20 @@ class Dependencies(Protocol):
         """Return the row of a checkpoint that the view of its job does not contain; ``None`` if it is removed."""
 
 
+class MemberStatus(StrEnum):
+    """What a stage can give to a savepoint of its job."""
+
+    GIVING = "giving"
+    """The stage gives a part, whether or not it runs."""
+    EMPTY = "empty"
+    """The stage has ended without a checkpoint, before or after the trigger."""
+    RELEASED = "released"
+    """Retention has released the checkpoints of the stage, or it has only the savepoint that it started from."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """
-    A stage in a savepoint of its job, as it was at the trigger.
-
-    To the coordinator it is a task that is not triggered: the stage takes its next checkpoint without being asked.
-    """
+    """A stage in a savepoint of its job, as it was at the trigger; it takes its next checkpoint without being asked."""
 
     operator_id: OperatorId
     uid: str
@@ -65,16 +70,7 @@ class Member:
     epoch: int
     is_running: bool
     """Whether an attempt was running, whose next checkpoint is then the part."""
-    status: ExecutionStatus = ExecutionStatus.RUNNING
-    """
-    ``RUNNING`` for a stage that gives a part, whether or not it runs.
-
-    ``FINISHED`` for a stage that has ended without a checkpoint, before or after the trigger; ``FAILED`` if retention has
-    released its checkpoints, or the stage has only the savepoint that it started from.
-    """
-    name: str = ""
-    parallelism: int = 1
-    max_parallelism: int = 1
+    status: MemberStatus = MemberStatus.GIVING
 
     @classmethod
     def of(cls, view: JobView, operator: OperatorRecord) -> Self:
@@ -86,7 +82,7 @@ class Member:
             generation=operator.generation,
             epoch=operator.epoch,
             is_running=is_running,
-            status=ExecutionStatus.RUNNING if is_running else _status(view, operator),
+            status=MemberStatus.GIVING if is_running else _status(view, operator),
         )
 
     @classmethod
@@ -109,18 +105,6 @@ class Member:
         """Return what the row of the awaited acknowledgement says about the member."""
         return f"{self.uid}/{self.generation}/{self.epoch}/{'running' if self.is_running else 'ended'}"
 
-    def trigger_checkpoint(self, checkpoint_id: int, timestamp: datetime, options: CheckpointOptions) -> None:
-        """Do nothing: the stage takes its next checkpoint anyway."""
-
-    def notify_checkpoint_complete(self, checkpoint_id: int, timestamp: datetime, last_subsumed_id: int) -> None:
-        """Do nothing: a savepoint has no commits to make."""
-
-    def notify_checkpoint_aborted(self, checkpoint_id: int, latest_completed_id: int, timestamp: datetime) -> None:
-        """Do nothing: the stage does not depend on the savepoint."""
-
-    def notify_checkpoint_subsumed(self, checkpoint_id: int) -> None:
-        """Do nothing: the stage does not depend on the savepoint."""
-
 
 def members_of(view: JobView) -> list[Member]:
     """Return the stages of a job that have an attempt or a completed checkpoint."""
@@ -136,15 +120,23 @@ def require_members(view: JobView) -> None:
     :raises CheckpointDeclinedError: if a stage has not yet restored what a restore in place has requested.
     """
     in_place_restore.require_none_waiting(view, view.operators)
-    members = members_of(view)
-    begun = next((m for m in members if m.status is ExecutionStatus.FAILED and _has_only_its_savepoint(view, m)), None)
+    require_parts(view, members_of(view))
+
+
+def require_parts(view: JobView, members: Sequence[Member]) -> None:
+    """
+    Require that the stages of a savepoint can give their parts.
+
+    :raises CheckpointNotFoundError: as for :func:`require_members`.
+    """
+    begun = next((m for m in members if m.status is MemberStatus.RELEASED and _has_only_its_savepoint(view, m)), None)
     if begun is not None:
         raise CheckpointNotFoundError(
             f"Expected a checkpoint of stage {begun.uid!r} for a savepoint of job {view.job.name!r}, found only the savepoint "
             f"that the stage started from; run the stage until it completes a checkpoint.",
             uid=begun.uid,
         )
-    released = next((member for member in members if member.status is ExecutionStatus.FAILED), None)
+    released = next((member for member in members if member.status is MemberStatus.RELEASED), None)
     if released is not None:
         raise CheckpointNotFoundError(
             f"Expected a retained checkpoint of stage {released.uid!r} for a savepoint of job {view.job.name!r}, found that "
@@ -152,7 +144,7 @@ def require_members(view: JobView) -> None:
             f"externalized_checkpoint_retention.",
             uid=released.uid,
         )
-    if all(member.status is not ExecutionStatus.RUNNING for member in members):
+    if all(member.status is not MemberStatus.GIVING for member in members):
         raise CheckpointNotFoundError(
             f"Expected a stage of job {view.job.name!r} that runs or has a completed checkpoint, found none; run a stage first."
         )
@@ -176,12 +168,12 @@ class PartChoice:
         """
         Return a consistent part of each member; ``None`` for those that are still awaited, or have ended without one.
 
-        :return: The parts by member. The status of those that have ended without a checkpoint is ``FINISHED``.
+        :return: The parts by member. The status of those that have ended without a checkpoint is ``EMPTY``.
         :raises CheckpointDeclinedError: if a member cannot give a part any more, no member can, or the parts cannot be made
             consistent.
         """
         chosen = dict(map(self._choice, members))
-        if all(member.status is ExecutionStatus.FINISHED for member in chosen):
+        if all(member.status is MemberStatus.EMPTY for member in chosen):
             raise _declined("all of its stages have ended without a checkpoint")
         # A chain of stages settles in as many rounds as it is long.
         for _ in range(len(chosen) + MOST_ROUNDS):
@@ -197,7 +189,7 @@ class PartChoice:
         if part is not None or self._view.has_open_attempt(operator):
             return member, part
         status = _status(self._view, operator)
-        if status is ExecutionStatus.FAILED:
+        if status is MemberStatus.RELEASED:
             raise _declined(f"stage {member.uid!r} has ended, and no checkpoint of its own is retained")
         return replace(member, status=status), None
 
@@ -269,7 +261,7 @@ class PartChoice:
             for operator_id, positions in self._positions_of(part).items():
                 writer = self._require_member(members, reader, operator_id)
                 written, newest = chosen[writer], max(positions)
-                if writer.status is ExecutionStatus.FINISHED:
+                if writer.status is MemberStatus.EMPTY:
                     raise _listed_without_part(reader, writer.uid)
                 if written is None:
                     continue
@@ -322,18 +314,18 @@ def _has_begun(view: JobView, operator: OperatorRecord) -> bool:
     )
 
 
-def _status(view: JobView, operator: OperatorRecord) -> ExecutionStatus:
+def _status(view: JobView, operator: OperatorRecord) -> MemberStatus:
     own = [c for c in view.of_operator(operator.operator_id) if c.completed_at is not None and not c.is_of_user]
     current = [c for c in own if c.generation == operator.generation]
     if any(c.is_restorable for c in current):
-        return ExecutionStatus.RUNNING
+        return MemberStatus.GIVING
     if not current and _has_only_its_savepoint(view, operator):
-        return ExecutionStatus.FAILED
+        return MemberStatus.RELEASED
     is_begun = any(a.generation == operator.generation for a in view.attempts_of(operator.operator_id))
     # A rewind to before the first checkpoint leaves the checkpoints of the generation before until a newer one completes.
     is_rewound = any(c.is_restorable for c in own)
     has_had_state = bool(current) or (not is_begun and not is_rewound and bool(own or _has_counted(view, operator)))
-    return ExecutionStatus.FAILED if has_had_state else ExecutionStatus.FINISHED
+    return MemberStatus.RELEASED if has_had_state else MemberStatus.EMPTY
 
 
 def _has_only_its_savepoint(view: JobView, stage: OperatorRecord | Member) -> bool:

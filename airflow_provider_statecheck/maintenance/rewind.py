@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from airflow_provider_statecheck.checkpoint import in_place_restore, restore_choice, transitions
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness, checkpoints_before_run, is_earlier, is_same
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId
+from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.records import (
     ActionRecord,
     AttemptOwner,
@@ -267,7 +267,7 @@ def _obstacle(view: JobView, checkpoint: CheckpointRecord, attempts: Sequence[At
         return f"one that is {checkpoint.status.value}; choose a retained checkpoint"
     if checkpoint.unusable_reason is not None:
         return f"one that could not be read: {checkpoint.unusable_reason}; choose another checkpoint"
-    if checkpoint.operator_id == ALIGNED_OPERATOR_ID:
+    if checkpoint.is_of_job:
         return "one of all stages together; choose a checkpoint of a stage"
     if not attempts or attempts[-1].owner.task is None:
         return "that no Airflow task works on the operator; use from_checkpoint in the script"

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from airflow_provider_statecheck.checkpoint import in_place_restore, transitions
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import (
-    ALIGNED_OPERATOR_ID,
     JobId,
     OperatorId,
     canonical_uri,
@@ -38,7 +37,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     RequestStatus,
     SnapshotRequest,
 )
-from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction, JobView
+from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction, JobView, requests_of_job
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     ConcurrentAttemptError,
@@ -68,7 +67,7 @@ class JobSavepoints:
 
     def request(self, request: RequestSavepoint) -> SnapshotRequest:
         """
-        Request a savepoint of an operator, or with the id of the coordinator of several operators one of the whole job.
+        Request a savepoint of an operator, or of the whole job.
 
         :raises CheckpointNotFoundError: There is no such job or operator.
         :raises ConcurrentAttemptError: Another savepoint of the whole job has not ended.
@@ -79,8 +78,7 @@ class JobSavepoints:
             known = tx.request(request.request_key)
             if known is not None:
                 return known
-            is_of_job = request.operator_id == ALIGNED_OPERATOR_ID
-            if is_of_job:
+            if request.is_of_job:
                 _require_none_of_job(tx)
             else:
                 _require_operator(tx, request.operator_id)
@@ -88,9 +86,9 @@ class JobSavepoints:
                 job_id=request.job_id,
                 request_key=request.request_key,
                 operator_id=request.operator_id,
-                properties=replace(properties, force=False) if is_of_job else properties,
+                properties=replace(properties, force=False) if request.is_of_job else properties,
                 target=request.target,
-                requested_by=request.requested_by or ("unknown" if is_of_job else ""),
+                requested_by=request.requested_by or ("unknown" if request.is_of_job else ""),
                 requested_at=tx.now,
             )
             tx.save_request(row)
@@ -148,7 +146,7 @@ class JobSavepoints:
         """
         with self._store.transaction(job_id) as tx:
             savepoint = _require_savepoint(tx, checkpoint_id)
-            if savepoint.status is not CheckpointStatus.PENDING or savepoint.operator_id != ALIGNED_OPERATOR_ID:
+            if savepoint.status is not CheckpointStatus.PENDING or not savepoint.is_of_job:
                 raise CheckpointNotFoundError(
                     f"Expected savepoint {checkpoint_id} of job {tx.job.name!r} to be a pending one of the whole job, "
                     f"found one that is {savepoint.status.value}; request it again.",
@@ -295,7 +293,7 @@ def _waiting_need(view: JobView, operator: OperatorRecord, pointer: str) -> str 
 
 def _require_none_of_job(tx: JobTransaction) -> None:
     # The pins of a second one would replace those of the first.
-    for request in tx.open_requests(ALIGNED_OPERATOR_ID):
+    for request in requests_of_job(tx):
         raise ConcurrentAttemptError(
             f"Expected no savepoint of the whole job {tx.job.name!r} in progress, found request {request.request_key} of "
             f"{request.requested_at.isoformat(timespec='seconds')}; wait until it has ended. If its command was interrupted, "

@@ -18,7 +18,7 @@ from typing import Any, cast
 from sqlalchemy import ColumnElement, Row, Select, and_, case, exists, false, func, not_, or_, select
 from sqlalchemy.engine import Connection
 
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, TEST_NAMESPACE
+from airflow_provider_statecheck.checkpoint.ids import TEST_NAMESPACE
 from airflow_provider_statecheck.checkpoint.job_list import (
     JobList,
     JobOverview,
@@ -32,7 +32,15 @@ from airflow_provider_statecheck.checkpoint.records import JobRecord
 from airflow_provider_statecheck.exceptions import CorruptRowError, InvalidConfigurationError
 from airflow_provider_statecheck.metadata import statements
 from airflow_provider_statecheck.metadata.statements import is_own
-from airflow_provider_statecheck.metadata.tables import ATTEMPTS, CHECKPOINTS, JOB_DAGS, JOB_FIGURES, JOBS, OPERATORS
+from airflow_provider_statecheck.metadata.tables import (
+    ATTEMPTS,
+    CHECKPOINTS,
+    JOB_DAGS,
+    JOB_FIGURES,
+    JOBS,
+    OPERATORS,
+    is_of_job,
+)
 
 log = logging.getLogger(__name__)
 
@@ -206,7 +214,7 @@ def _is_named_after_a_dag(job: Any) -> ColumnElement[bool]:
 
 
 def _is_stage() -> ColumnElement[bool]:
-    return _operator.operator_id != ALIGNED_OPERATOR_ID
+    return not_(is_of_job(_operator))
 
 
 def _has_attempts() -> ColumnElement[bool]:

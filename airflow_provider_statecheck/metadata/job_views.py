@@ -13,7 +13,7 @@ from typing import Any, cast
 from sqlalchemy import Select
 from sqlalchemy.engine import Connection, Engine
 
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, OperatorId
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.job_list import (
     Failure,
     JobFigures,
@@ -196,7 +196,7 @@ class FiguresOfTransition:
         dag_id = record.owner.dag_id
         if dag_id is not None and (earlier is None or earlier.owner.dag_id != dag_id):
             self._rows.execute(statements.ADD_DAG, operator_id=record.operator_id, dag_id=dag_id)
-        is_of_stage = record.operator_id != ALIGNED_OPERATOR_ID
+        is_of_stage = not record.is_of_job
         if record.is_running and is_of_stage:
             self._running.add((record.operator_id, record.epoch))
         else:
@@ -287,7 +287,7 @@ class FiguresOfTransition:
 
     def _add_failure_of(self, attempt: AttemptRecord) -> None:
         failure = failure_of_attempt(attempt)
-        if attempt.operator_id == ALIGNED_OPERATOR_ID:
+        if attempt.is_of_job:
             self._has_other_failure |= failure is not None
         else:
             self._add_failure(failure)
@@ -302,7 +302,7 @@ class FiguresOfTransition:
             newest = [AttemptStatus.RUNNING]
         else:
             attempts = self._rows.read(ATTEMPTS, statements.NEWEST_ATTEMPTS)
-            of_stages = [a for a in attempts if a.operator_id != ALIGNED_OPERATOR_ID]
+            of_stages = [a for a in attempts if not a.is_of_job]
             newest = [attempt.status for attempt in of_stages or attempts]
         has_attempts = newest or self._rows.execute(statements.HAS_ATTEMPTS).scalar()
         self._figures = replace(self._figures, status=status_of(newest) if has_attempts else None)

@@ -29,7 +29,7 @@ from sqlalchemy import (
 )
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, OperatorId
+from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus, RequestStatus
 from airflow_provider_statecheck.checkpoint.store import (
@@ -51,6 +51,7 @@ from airflow_provider_statecheck.metadata.tables import (
     OPERATORS,
     REQUESTS,
     STATISTICS,
+    is_of_job,
 )
 
 _job, _operator, _attempt, _checkpoint = JOBS.c, OPERATORS.c, ATTEMPTS.c, CHECKPOINTS.c
@@ -105,7 +106,7 @@ def _is_of_operator(rows: Any) -> ColumnElement[bool]:
 _holds_epoch = and_(_is_of_operator(_attempt), _attempt.epoch == _operator.epoch)
 _is_undiscarded = and_(_is_of_operator(_checkpoint), _checkpoint.discarded_at.is_(None))
 _is_open = or_(*(_request.status == status for status in RequestStatus if status.is_open))
-_is_to_all = _request.operator_id == ALIGNED_OPERATOR_ID
+_is_to_all = is_of_job(_request)
 _without_figures = [null().label(c.name) if c is _checkpoint.summary else c for c in CHECKPOINTS.columns]
 _is_pending = _checkpoint.status == CheckpointStatus.PENDING
 ROWS_OF_OPERATOR: tuple[RecordTable[Any], ...] = (OPERATORS, ATTEMPTS, CHECKPOINTS, STATISTICS, REQUESTS)
@@ -234,12 +235,12 @@ NEWEST_CHECKPOINT_OF_JOB = (
 )
 """The checkpoint of any operator that was completed last, of the restorable ones."""
 _of_stage = ATTEMPTS.table.alias("of_stage").c
-_has_stages = exists().where(given(_of_stage.job_id), _of_stage.operator_id != ALIGNED_OPERATOR_ID)
+_has_stages = exists().where(given(_of_stage.job_id), not_(is_of_job(_of_stage)))
 _is_failed_attempt = and_(
     given(_attempt.job_id),
     _attempt.status.in_([AttemptStatus.FAILED, AttemptStatus.FENCED]),
     # As ``JobView.attempts_of_stages``.
-    or_(_attempt.operator_id != ALIGNED_OPERATOR_ID, not_(_has_stages)),
+    or_(not_(is_of_job(_attempt)), not_(_has_stages)),
 )
 _is_failed_checkpoint = and_(
     given(_checkpoint.job_id),

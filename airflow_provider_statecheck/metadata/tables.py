@@ -18,6 +18,7 @@ from typing import Any, Self, cast, get_args, get_type_hints
 from sqlalchemy import (
     BigInteger,
     Column,
+    ColumnElement,
     Float,
     Index,
     Integer,
@@ -30,7 +31,7 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeEngine
 
 from airflow_provider_statecheck.checkpoint.codec import of_fields
-from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.job_list import JobFigures
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import ClaimRecord
@@ -268,3 +269,9 @@ ACTIONS = RecordTable(
 CLAIMS = RecordTable(_table("claim", {"pointer_sha256": str} | _kinds(ClaimRecord), ("pointer_sha256",)), ClaimRecord)
 STATISTICS = RecordTable(_table("statistics", _kinds(StatisticsRecord), _OF_OPERATOR), StatisticsRecord)
 TOKENS = RecordTable(_table("token", _kinds(TokenRecord), ("token_hash",), Index(None, "expires_at")), TokenRecord)
+
+
+def is_of_job(rows: Any) -> ColumnElement[bool]:
+    """Return the condition that rows are of the whole job, as :attr:`OfOperator.is_of_job`."""
+    is_of: ColumnElement[bool] = rows.operator_id == ALIGNED_OPERATOR_ID
+    return is_of

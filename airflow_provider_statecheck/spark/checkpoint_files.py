@@ -17,7 +17,6 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
     AttemptGrant,
@@ -365,7 +364,7 @@ class JobStop:
 
 
 def _stopped(savepoint: CheckpointRecord, requester: str = "") -> StoppedWithSavepointError:
-    is_of_job = savepoint.operator_id == ALIGNED_OPERATOR_ID
+    is_of_job = savepoint.is_of_job
     whose = " of its job" if is_of_job else ""
     otherwise = "restore the job" if is_of_job else "start another job"
     return StoppedWithSavepointError(

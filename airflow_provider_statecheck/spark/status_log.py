@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
 
 from airflow_provider_statecheck.checkpoint.fencing import is_retry_of
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, OperatorId, is_test_job
+from airflow_provider_statecheck.checkpoint.ids import OperatorId, is_test_job
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
     AttemptRef,
@@ -212,7 +212,7 @@ def stopping_savepoint(view: JobView, attempt: AttemptRef) -> str | None:
     earlier = [a for a in view.attempts if is_retry_of(row, a, generations.__contains__)]
     should_stop = [partial(each.should_stop_with, checkpoints=checkpoints) for each in earlier]
     own = (c for c in checkpoints if _has_stopped(c, row, should_stop))
-    of_job = (c for c in view.of_operator(ALIGNED_OPERATOR_ID) if _has_held(c, row, completed[-1], should_stop))
+    of_job = (c for c in view.checkpoints_of_job if _has_held(c, row, completed[-1], should_stop))
     return next((c.location for c in (*own, *of_job)), None)
 
 

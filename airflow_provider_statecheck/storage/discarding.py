@@ -15,7 +15,6 @@ import logging
 from collections.abc import Callable, Iterator, Set as AbstractSet
 
 from airflow_provider_statecheck.checkpoint.ids import (
-    ALIGNED_OPERATOR_ID,
     METADATA_FILE,
     JobId,
     canonical_uri,
@@ -267,7 +266,7 @@ def is_of_another_owner(checkpoint: CheckpointRecord) -> bool:
 def _own_files(checkpoint: CheckpointRecord, document: CheckpointDocument, keep: AbstractSet[str]) -> Iterator[str]:
     job, _, name = checkpoint.location.rpartition("/")
     # An aligned checkpoint contains the state of several operators, each with a directory of its own.
-    of_operator = "" if checkpoint.operator_id == ALIGNED_OPERATOR_ID else f"/{checkpoint.operator_id}"
+    of_operator = "" if checkpoint.is_of_job else f"/{checkpoint.operator_id}"
     # Files elsewhere belong to another job, or are deleted with the directory of the claimed savepoint.
     shared = f"{job}/shared{of_operator}" if checkpoint_id_of(name) is not None else None
     is_retained = _contains_any(checkpoint, keep)

@@ -21,7 +21,6 @@ from functools import cached_property
 
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import (
-    ALIGNED_OPERATOR_ID,
     STATE_DIRECTORY,
     JobId,
     checkpoint_id_of,
@@ -138,18 +137,17 @@ def _time(text: str) -> datetime:
 
 def aligned_in_progress(view: JobView) -> tuple[int, ...]:
     """Return the ids of unfinished aligned checkpoints; only their manifests list the files that they name."""
-    rows = view.of_operator(ALIGNED_OPERATOR_ID)
-    return tuple(c.checkpoint_id for c in rows if c.is_in_progress)
+    return tuple(c.checkpoint_id for c in view.checkpoints_of_job if c.is_in_progress)
 
 
 def retained_aligned(view: JobView) -> tuple[CheckpointRecord, ...]:
     """Return the completed aligned checkpoints, which may name files in directories of other operators."""
-    return tuple(c for c in view.of_operator(ALIGNED_OPERATOR_ID) if c.status is CheckpointStatus.COMPLETED)
+    return tuple(c for c in view.checkpoints_of_job if c.status is CheckpointStatus.COMPLETED)
 
 
 def retains_files(checkpoint: CheckpointRecord) -> bool:
     """Return true if the files of an ended aligned checkpoint are retained because the user owns them."""
-    is_subsumed = checkpoint.status is CheckpointStatus.SUBSUMED and checkpoint.operator_id == ALIGNED_OPERATOR_ID
+    is_subsumed = checkpoint.status is CheckpointStatus.SUBSUMED and checkpoint.is_of_job
     return is_subsumed and not checkpoint.properties.discard_on_subsumed
 
 

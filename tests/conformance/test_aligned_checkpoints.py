@@ -13,20 +13,20 @@ import pytest
 from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
-from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointRequestDecider
+from airflow_provider_statecheck.checkpoint.aligned.decider import CheckpointRequestDecider
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AbortCheckpoints,
     AbortScope,
     AcknowledgedCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import private_states
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError
+from airflow_provider_statecheck.flink.contents import private_states
+from airflow_provider_statecheck.flink.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.gateway.verbs import retrying
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -178,7 +178,7 @@ class AlignedContract:
         job.acknowledge_all(other, 2)
         assert job.status(1) == "subsumed"
         # The references of its manifest are gone with the checkpoint.
-        monkeypatch.setattr("airflow_provider_statecheck.checkpoint.aligned.completion.contents", lambda *_: [])
+        monkeypatch.setattr("airflow_provider_statecheck.flink.completion.contents", lambda *_: [])
         late._finalizer.try_finalize(held[0])
         assert job.directories() == {"chk-2"}
 

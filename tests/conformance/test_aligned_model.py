@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import private_states
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus, RequestStatus
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import StateCheckError
+from airflow_provider_statecheck.flink.contents import private_states
+from airflow_provider_statecheck.flink.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.testing.faults import FaultMode, InProcessPlan
 from tests.aligned_job import CHECKPOINT, JOB, SAVEPOINT, future_of
 from tests.conformance.test_aligned_checkpoints import faulty, is_loadable, on_sqlite

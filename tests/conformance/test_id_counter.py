@@ -20,7 +20,7 @@ DRAWING = """
 import sys
 from sqlalchemy import create_engine
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.state_handles import CheckpointIDCounter
+from airflow_provider_statecheck.flink.state_handles import CheckpointIDCounter
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore

@@ -17,9 +17,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.completed_store import CheckpointsCleaner, CompletedCheckpointStore
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint
-from airflow_provider_statecheck.checkpoint.aligned.state_handles import StateHandleStore, handle_name
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, OpenEffects
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointRetentionPolicy, JobStatus
@@ -32,6 +30,8 @@ from airflow_provider_statecheck.exceptions import (
     StaleAttemptError,
     StorageError,
 )
+from airflow_provider_statecheck.flink.completed_store import CheckpointsCleaner, CompletedCheckpointStore
+from airflow_provider_statecheck.flink.state_handles import StateHandleStore, handle_name
 from airflow_provider_statecheck.storage.discarding import EffectDiscards, StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache

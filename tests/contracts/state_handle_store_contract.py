@@ -17,12 +17,6 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint
-from airflow_provider_statecheck.checkpoint.aligned.state_handles import (
-    CheckpointIDCounter,
-    ResourceVersion,
-    StateHandleStore,
-    handle_name,
-)
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, ConfirmRestore, FinishAttempt
@@ -38,6 +32,12 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     ResourceVersionError,
     StaleAttemptError,
+)
+from airflow_provider_statecheck.flink.state_handles import (
+    CheckpointIDCounter,
+    ResourceVersion,
+    StateHandleStore,
+    handle_name,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles

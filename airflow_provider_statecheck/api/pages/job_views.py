@@ -20,7 +20,7 @@ from airflow_provider_statecheck.api.pages.charts import (
     size_chart,
     timeline,
 )
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, OperatorId
+from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.in_place_restore import waiting_in, with_generation
 from airflow_provider_statecheck.checkpoint.job_list import (
     Failure,
@@ -289,7 +289,7 @@ class OperatorRow:
     @property
     def is_stage(self) -> bool:
         """Return whether a stage runs the operator, in contrast to the coordinator of aligned checkpoints."""
-        return self.record.operator_id != ALIGNED_OPERATOR_ID
+        return not self.record.is_of_job
 
     @property
     def next_restore(self) -> int | None:

@@ -1,1 +1,1 @@
-"""Checkpoints aligned across several operators of a job."""
+"""Checkpoints aligned across several operators of a job, and savepoints of the whole job."""

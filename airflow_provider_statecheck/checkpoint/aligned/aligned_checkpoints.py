@@ -1,4 +1,4 @@
-"""Calls of the coordinator of several operators with direct access to the rows."""
+"""Calls of a leader of aligned checkpoints with direct access to the rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from airflow_provider_statecheck.checkpoint import transitions as rows
 from airflow_provider_statecheck.checkpoint.aligned import transitions
-from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointRequestDecider, Choice
+from airflow_provider_statecheck.checkpoint.aligned.decider import CheckpointRequestDecider, Choice
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AbortCheckpoints,
     AcknowledgeAligned,
@@ -27,7 +27,6 @@ from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import require_running
 from airflow_provider_statecheck.checkpoint.ids import (
-    ALIGNED_OPERATOR_ID,
     OperatorId,
     checkpoint_uri,
     job_id_of,
@@ -56,13 +55,13 @@ from airflow_provider_statecheck.checkpoint.savepoint_restore import (
     require_claimable,
     require_unclaimed,
 )
-from airflow_provider_statecheck.checkpoint.store import JobTransaction, StoredJobs
+from airflow_provider_statecheck.checkpoint.store import JobTransaction, StoredJobs, requests_of_job
 from airflow_provider_statecheck.exceptions import HandleExistsError, HandleNotFoundError, ResourceVersionError
 
 
 class AlignedCheckpoints(StoredJobs):
     """
-    Calls of a coordinator of several operators to the rows of its job, each in one transaction.
+    Calls of a leader of aligned checkpoints to the rows of its job, each in one transaction.
 
     A task of a maintenance Dag makes the same calls over HTTP. A repeated call takes effect once, except that a call may draw
     another id or count a failure without an id again. Calls that change rows raise ``StaleAttemptError`` if another leader has
@@ -127,13 +126,13 @@ class AlignedCheckpoints(StoredJobs):
             new = SnapshotRequest(
                 job_id=leader.job_id,
                 request_key=request_key,
-                operator_id=ALIGNED_OPERATOR_ID,
+                operator_id=leader.operator_id,
                 properties=properties,
                 target=target,
                 is_periodic=is_periodic,
                 requested_at=tx.now,
             )
-            refused = decider.admit(tx.open_requests(ALIGNED_OPERATOR_ID), new)
+            refused = decider.admit(requests_of_job(tx), new)
             if new not in refused:
                 tx.save_request(new)
             reason = CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS
@@ -342,7 +341,7 @@ class AlignedCheckpoints(StoredJobs):
 
 def _require_distinct(request: BeginCheckpoint) -> None:
     ids = [task.operator_id for task in request.awaited]
-    is_valid = len(set(ids)) == len(ids) and ALIGNED_OPERATOR_ID not in ids
+    is_valid = len(set(ids)) == len(ids) and request.leader.operator_id not in ids
     require("awaited", ids, lambda _: is_valid, "tasks of different operators")
 
 

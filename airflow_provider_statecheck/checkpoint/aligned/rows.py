@@ -1,8 +1,9 @@
 """
-Messages of the coordinator of several operators to its rows.
+Messages of a leader of aligned checkpoints to its rows.
 
-The classes of the coordinator decide what happens and have the storage; ``AlignedCheckpoints`` changes the rows. Every message
-names the leader, whose calls have no effect after a newer one has taken over.
+The leader takes a savepoint of the whole job, or is the coordinator of a program: it decides and has the storage, and
+``AlignedCheckpoints`` changes the rows. Every message names the leader, whose calls have no effect after a newer one has taken
+over.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointRequestDecider
+from airflow_provider_statecheck.checkpoint.aligned.decider import CheckpointRequestDecider
 from airflow_provider_statecheck.checkpoint.codec import require, storable_text
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, new_key

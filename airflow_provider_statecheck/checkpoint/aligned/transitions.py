@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from airflow_provider_statecheck.checkpoint import statistics, transitions as rows
-from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointRequestDecider, Choice
+from airflow_provider_statecheck.checkpoint.aligned.decider import CheckpointRequestDecider, Choice
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AbortCheckpoints,
     AbortScope,
@@ -27,8 +27,6 @@ from airflow_provider_statecheck.checkpoint.codec import require, storable_text
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import require_running
 from airflow_provider_statecheck.checkpoint.ids import (
-    ALIGNED_OPERATOR_ID,
-    ALIGNED_UID,
     OperatorId,
     checkpoint_uri,
     new_key,
@@ -49,7 +47,12 @@ from airflow_provider_statecheck.checkpoint.records import (
 )
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.checkpoint.statistics import truncated_cause
-from airflow_provider_statecheck.checkpoint.store import JobTransaction
+from airflow_provider_statecheck.checkpoint.store import (
+    JobTransaction,
+    checkpoints_of_job,
+    operator_of_job,
+    requests_of_job,
+)
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 REMEMBERED_CHECKPOINTS = 16
@@ -69,9 +72,7 @@ def lead(tx: JobTransaction, request: TakeLeadership) -> AttemptRef:
     known = tx.attempt_by_key(request.attempt_key)
     if known is not None:
         return AttemptRef.of(require_running(tx, AttemptRef.of(known)))
-    operator = tx.operator(ALIGNED_OPERATOR_ID) or OperatorRecord(
-        job_id=tx.job.job_id, operator_id=ALIGNED_OPERATOR_ID, uid=ALIGNED_UID, epoch=0, generation=1
-    )
+    operator = operator_of_job(tx)
     _fence(tx, operator)
     operator = replace(operator, epoch=operator.epoch + 1)
     tx.save_operator(operator)
@@ -108,20 +109,20 @@ def _new_attempt(tx: JobTransaction, operator: OperatorRecord, request: TakeLead
 
 def of_status(tx: JobTransaction, status: CheckpointStatus) -> list[CheckpointRecord]:
     """Return the aligned checkpoints with a status whose files exist, oldest first."""
-    return [c for c in tx.open_checkpoints(ALIGNED_OPERATOR_ID) if c.status is status]
+    return [c for c in checkpoints_of_job(tx) if c.status is status]
 
 
 def is_triggered(acknowledgements: Iterable[AcknowledgementRecord]) -> bool:
     """Return whether all tasks of a pending checkpoint were triggered and the coordinator's manifest is written."""
-    return all(a.is_acknowledged for a in acknowledgements if a.operator_id == ALIGNED_OPERATOR_ID)
+    return all(a.is_acknowledged for a in acknowledgements if a.is_of_job)
 
 
 def choose(tx: JobTransaction, decider: CheckpointRequestDecider, cleanings: int) -> Choice:
     """Return the decision on the queue, without any effect."""
     pending = of_status(tx, CheckpointStatus.PENDING)
-    completed = (c.completed_at for c in tx.open_checkpoints(ALIGNED_OPERATOR_ID) if c.completed_at is not None)
+    completed = (c.completed_at for c in checkpoints_of_job(tx) if c.completed_at is not None)
     return decider.choose(
-        tx.open_requests(ALIGNED_OPERATOR_ID),
+        requests_of_job(tx),
         is_triggering=not all(is_triggered(tx.acknowledgements(c.checkpoint_id)) for c in pending),
         pending_count=len(pending) + len(of_status(tx, CheckpointStatus.FINALIZING)),
         cleanings=cleanings,
@@ -132,7 +133,7 @@ def choose(tx: JobTransaction, decider: CheckpointRequestDecider, cleanings: int
 
 def begin(tx: JobTransaction, leader: AttemptRecord, message: BeginCheckpoint) -> CheckpointRecord | None:
     """Add a pending checkpoint with the rows of its awaited acknowledgements, and start its request."""
-    for each in tx.open_requests(ALIGNED_OPERATOR_ID):
+    for each in requests_of_job(tx):
         if each.request_key == message.request_key and each.checkpoint_id is not None:
             begun = tx.checkpoint(each.checkpoint_id)
             return begun if begun is not None and begun.finalizer == message.coordinator else None
@@ -140,7 +141,7 @@ def begin(tx: JobTransaction, leader: AttemptRecord, message: BeginCheckpoint) -
     if request is None or request.request_key != message.request_key:
         return None
     checkpoint = _add_pending(tx, leader, request, message)
-    for task in (AwaitedTask(operator_id=ALIGNED_OPERATOR_ID, attempt_id=COORDINATOR), *message.awaited):
+    for task in (AwaitedTask(operator_id=leader.operator_id, attempt_id=COORDINATOR), *message.awaited):
         tx.save_acknowledgement(
             AcknowledgementRecord(
                 job_id=checkpoint.job_id,
@@ -192,7 +193,7 @@ def _savepoint_parent(request: SnapshotRequest, message: BeginCheckpoint) -> str
 def acknowledge(tx: JobTransaction, message: AcknowledgeAligned) -> Assessment:
     """Return the verdict on an acknowledgement, and store one that the checkpoint awaits."""
     checkpoint = tx.checkpoint(message.checkpoint_id)
-    if checkpoint is None or checkpoint.operator_id != ALIGNED_OPERATOR_ID:
+    if checkpoint is None or not checkpoint.is_of_job:
         return Assessment(verdict=AcknowledgeResult.FORGOTTEN)
     acknowledgements = tuple(tx.acknowledgements(message.checkpoint_id))
     own = acknowledgement_of(acknowledgements, message.attempt_id)
@@ -236,13 +237,13 @@ def acknowledgement_of(
 ) -> AcknowledgementRecord | None:
     """Return the acknowledgement row of an attempt, or of the coordinator for ``None``."""
     if attempt_id is None:
-        return next((a for a in acknowledgements if a.operator_id == ALIGNED_OPERATOR_ID), None)
-    tasks = (a for a in acknowledgements if a.operator_id != ALIGNED_OPERATOR_ID)
+        return next((a for a in acknowledgements if a.is_of_job), None)
+    tasks = (a for a in acknowledgements if not a.is_of_job)
     return next((a for a in tasks if a.attempt_id == attempt_id), None)
 
 
 def _is_remembered(tx: JobTransaction, checkpoint_id: int) -> bool:
-    mine = (c for c in tx.view().checkpoints if c.operator_id == ALIGNED_OPERATOR_ID and not c.is_in_progress)
+    mine = (c for c in tx.view().checkpoints if c.is_of_job and not c.is_in_progress)
     latest = sorted(mine, key=lambda c: (c.ended_at or c.completed_at or c.triggered_at, c.checkpoint_id))
     return checkpoint_id in {c.checkpoint_id for c in latest[-REMEMBERED_CHECKPOINTS:]}
 
@@ -320,7 +321,7 @@ def abort(tx: JobTransaction, message: AbortCheckpoints) -> list[CheckpointRecor
         return before
     if message.scope in (AbortScope.REQUEST, AbortScope.QUEUED, AbortScope.EVERYTHING):
         _fail_queued(tx, message)
-    chosen = [c for c in tx.open_checkpoints(ALIGNED_OPERATOR_ID) if _includes(tx, message, c)]
+    chosen = [c for c in checkpoints_of_job(tx) if _includes(tx, message, c)]
     keyed = [replace(c, finalizer=message.abort_key) for c in chosen]
     return [rows.abort(tx, c, message.reason, _failure_message(tx, message, c)) for c in keyed]
 
@@ -328,12 +329,12 @@ def abort(tx: JobTransaction, message: AbortCheckpoints) -> list[CheckpointRecor
 def _aborted_before(tx: JobTransaction, message: AbortCheckpoints) -> list[CheckpointRecord]:
     # The files may be deleted before a delayed message arrives; then only the view contains the rows.
     is_frequent = message.scope in _FREQUENT
-    known = tx.open_checkpoints(ALIGNED_OPERATOR_ID) if is_frequent else tx.view().checkpoints
+    known = checkpoints_of_job(tx) if is_frequent else tx.view().checkpoints
     return [c for c in known if c.status is CheckpointStatus.ABORTED and c.finalizer == message.abort_key]
 
 
 def _fail_queued(tx: JobTransaction, message: AbortCheckpoints) -> None:
-    for request in tx.open_requests(ALIGNED_OPERATOR_ID):
+    for request in requests_of_job(tx):
         is_included = message.scope is AbortScope.EVERYTHING or request.request_key == message.request_key
         if is_included and request.status is RequestStatus.QUEUED:
             rows.fail_request(tx, request, message.reason, message.message)
@@ -365,7 +366,7 @@ def _includes_pending(tx: JobTransaction, message: AbortCheckpoints, pending: Ch
 def _failure_message(tx: JobTransaction, message: AbortCheckpoints, checkpoint: CheckpointRecord) -> str:
     if message.scope is not AbortScope.EXPIRED:
         return message.message
-    tasks = (a for a in tx.acknowledgements(checkpoint.checkpoint_id) if a.operator_id != ALIGNED_OPERATOR_ID)
+    tasks = (a for a in tx.acknowledgements(checkpoint.checkpoint_id) if not a.is_of_job)
     awaited = [a.operator_id for a in tasks if not a.is_acknowledged]
     if not awaited:
         return message.message

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from airflow.sdk.execution_time.context import set_current_context
 
-from airflow_provider_statecheck.checkpoint.aligned.components import AcknowledgeMessage, DeclineMessage
-from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, job_id_of
@@ -24,6 +22,8 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     StaleAttemptError,
 )
+from airflow_provider_statecheck.flink.components import AcknowledgeMessage, DeclineMessage
+from airflow_provider_statecheck.flink.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.hooks import transport
 from airflow_provider_statecheck.hooks.statecheck import StatecheckHook
 from tests.aligned_job import AlignedTask

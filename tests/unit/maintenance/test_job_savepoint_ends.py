@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.properties import RestoreSource
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus, JobAction, RequestStatus
+from airflow_provider_statecheck.checkpoint.statistics import snapshot_of
+from airflow_provider_statecheck.checkpoint.transitions import roll_back
 from airflow_provider_statecheck.exceptions import CorruptStateError
 from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from airflow_provider_statecheck.maintenance.disposal import dispose
@@ -99,6 +102,21 @@ def test_a_savepoint_that_expires_before_its_parts_are_copied_names_no_stage(job
     job.serve()
     failed = job.outcome(key)
     assert failed.failure_message == "The savepoint expired before the copies of its parts were finished"
+
+
+def test_a_savepoint_that_expires_after_a_stage_has_lost_its_checkpoints_counts_as_one_failure(job: SavedJob) -> None:
+    taken = job.run("load")
+    job.begin("other")
+    key = job.request()
+    job.serve()
+    with job.stage.store.transaction(job_id_of(JOB)) as tx:
+        roll_back(tx, tx.open_checkpoints(taken.operator_id))
+    job.stage.clock.advance(2 * 86_400)
+    job.serve()
+    assert job.outcome(key).failure_reason == CheckpointFailureReason.CHECKPOINT_EXPIRED.value
+    operator = job.view.operator_of_job
+    assert operator is not None
+    assert snapshot_of(job.view, operator).counts.failed == 1
 
 
 def test_a_part_that_is_rolled_back_after_it_was_pinned_is_not_copied(job: SavedJob) -> None:

@@ -462,6 +462,13 @@ def test_a_savepoint_is_the_latest_checkpoint_of_no_stage_and_subsumes_none(job:
     assert retry.checkpoint.checkpoint_id == taken.checkpoint_id
 
 
+def test_a_savepoint_whose_directory_the_user_has_deleted_does_not_hold_up_the_next_one(job: SavedJob) -> None:
+    taken = job.run("load")
+    deleted = job.savepoint(job.saved()).location
+    CheckpointStorage.open(job.target).delete_directory(deleted)
+    assert job.parts(job.saved()) == {"load": taken.checkpoint_id}
+
+
 def test_a_job_without_state_has_no_savepoint(job: SavedJob) -> None:
     job.begin("load").finish(AttemptStatus.FAILED)
     with pytest.raises(CheckpointNotFoundError, match="run a stage first"):

@@ -7,13 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from airflow_provider_statecheck.checkpoint.aligned.completion import CheckpointFinalizer
-from airflow_provider_statecheck.checkpoint.aligned.components import CheckpointAborter, CoordinatorComponents
-from airflow_provider_statecheck.checkpoint.aligned.participants import OperatorCoordinatorRestoreMode
-from airflow_provider_statecheck.checkpoint.aligned.rows import AcknowledgedCheckpoint
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint, contents, merged
-from airflow_provider_statecheck.checkpoint.aligned.transitions import is_triggered
-from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint
+from airflow_provider_statecheck.checkpoint.aligned.steps import unrecoverable
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointProperties,
@@ -23,7 +18,10 @@ from airflow_provider_statecheck.checkpoint.savepoint_restore import require_cla
 from airflow_provider_statecheck.checkpoint.states.assignment import StateAssignment, assign_states
 from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, OperatorSubtaskState
-from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CoordinatorError, CorruptStateError
+from airflow_provider_statecheck.exceptions import CoordinatorError
+from airflow_provider_statecheck.flink.completion import CheckpointFinalizer
+from airflow_provider_statecheck.flink.components import CheckpointAborter, CoordinatorComponents
+from airflow_provider_statecheck.flink.participants import OperatorCoordinatorRestoreMode
 
 log = logging.getLogger(__name__)
 
@@ -187,18 +185,7 @@ def resume(components: CoordinatorComponents, aborter: CheckpointAborter, finali
     :raises StateCheckError: if the database or the storage fails; the call may be repeated.
     """
     for acknowledged in finalizer.take_over(is_new=True).pending:
-        reason = _unrecoverable(components, acknowledged)
-        if reason is not None:
-            error = CheckpointException(CheckpointFailureReason.JOB_FAILURE, CoordinatorError(reason))
+        error = unrecoverable(components.storage, acknowledged)
+        if error is not None:
             aborter.abort_one(acknowledged.checkpoint.checkpoint_id, error)
     components.cleaner.clean()
-
-
-def _unrecoverable(components: CoordinatorComponents, acknowledged: AcknowledgedCheckpoint) -> str | None:
-    if not is_triggered(acknowledged.acknowledgements):
-        return "the coordinator ended before it had triggered all tasks"
-    try:
-        merged(contents(components.storage, acknowledged.acknowledgements))
-    except (CheckpointNotFoundError, CorruptStateError) as error:
-        return f"acknowledged state cannot be read: {error}"
-    return None

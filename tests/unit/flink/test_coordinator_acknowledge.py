@@ -6,10 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.aligned.components import AcknowledgeMessage
-from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import private_states
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
@@ -21,6 +18,9 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorSubtaskState,
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.flink.components import AcknowledgeMessage
+from airflow_provider_statecheck.flink.contents import private_states
+from airflow_provider_statecheck.flink.coordinator import CheckpointCoordinator
 from tests.aligned_job import CHECKPOINT, AlignedJob, reason_of
 
 

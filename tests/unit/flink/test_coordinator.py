@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.aligned.completion import size_of
-from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
-from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotContent
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import operator_id_of
@@ -26,10 +23,13 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     StorageError,
 )
+from airflow_provider_statecheck.flink.completion import size_of
+from airflow_provider_statecheck.flink.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.flink.plan import ExecutionStatus
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
 from tests.aligned_job import CHECKPOINT, JOB_NAME, SAVEPOINT, AlignedJob, AlignedTask, NoWaiting, future_of, reason_of
 from tests.messages import present
-from tests.unit.checkpoint.aligned.stand_ins import RecordingCoordinator, RecordingHook, with_data
+from tests.unit.flink.stand_ins import RecordingCoordinator, RecordingHook, with_data
 
 Reason = CheckpointFailureReason
 

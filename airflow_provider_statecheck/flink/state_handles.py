@@ -8,33 +8,30 @@ changes, so handles need no locks. Removing a handle marks its row as subsumed, 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.rows import Handles, PutHandle
+from airflow_provider_statecheck.checkpoint.aligned.rows import Handles
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     CompletedCheckpoint,
     SnapshotStorage,
     completed_of,
     metadata_of,
 )
+from airflow_provider_statecheck.checkpoint.aligned.steps import complete, repeated
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import (
-    CommitStateUnknownError,
     CoordinatorError,
     HandleNotFoundError,
     InvalidConfigurationError,
     StaleAttemptError,
 )
 
-Reply = TypeVar("Reply")
 _DIGITS = 19
 _NAME = re.compile(rf"chk-(\d{{{_DIGITS}}})")
 
@@ -173,7 +170,7 @@ class StateHandleStore:
         :return: Whether the handle is removed; ``False`` if a newer leader has registered.
         """
         try:
-            _repeated(partial(self._rows.remove_handle, self._leader, _id_of(name)))
+            repeated(partial(self._rows.remove_handle, self._leader, _id_of(name)))
         except StaleAttemptError:
             return False
         return True
@@ -187,7 +184,7 @@ class StateHandleStore:
         :return: The checkpoints that are left to the user.
         :raises StaleAttemptError: if a newer leader has registered.
         """
-        return _repeated(partial(self._rows.end_handles, self._leader, status, new_key()))
+        return repeated(partial(self._rows.end_handles, self._leader, status, new_key()))
 
     def release(self, name: str) -> None:
         """Do nothing: handles have no locks."""
@@ -196,34 +193,10 @@ class StateHandleStore:
         """Do nothing: handles have no locks."""
 
     def _put(self, state: CompletedCheckpoint, version: ResourceVersion | None = None) -> CheckpointRecord:
-        return _repeated(partial(self._rows.put_handle, _handle_of(self._leader, state, version)))
+        return complete(self._rows, self._leader, state, None if version is None else version.value)
 
     def _handles(self) -> Handles:
         return self._rows.handles(self._leader)
-
-
-def _repeated(change: Callable[[], Reply]) -> Reply:
-    """Make an idempotent change, and repeat it once if the outcome of its commit is unknown."""
-    try:
-        return change()
-    except CommitStateUnknownError:
-        # The first write of a transaction waits for a commit that is still in progress.
-        return change()
-
-
-def _handle_of(leader: AttemptRef, state: CompletedCheckpoint, version: ResourceVersion | None) -> PutHandle:
-    return PutHandle(
-        leader=leader,
-        checkpoint_id=state.checkpoint_id,
-        location=state.external_pointer,
-        metadata=state.metadata,
-        properties=state.properties,
-        completed_at=state.completed_at,
-        state_size_bytes=state.checkpointed_size,
-        full_size_bytes=state.state_size,
-        operators=sum(each.has_state for each in state.operator_states.values()),
-        version=None if version is None else version.value,
-    )
 
 
 def _require_name_of(name: str, state: CompletedCheckpoint | None) -> None:

@@ -10,25 +10,19 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.aligned.components import REMEMBERED_CHECKPOINTS, CheckpointNotifier
-from airflow_provider_statecheck.checkpoint.aligned.participants import (
+from airflow_provider_statecheck.checkpoint.states.handles import MasterState
+from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
+from airflow_provider_statecheck.flink.components import REMEMBERED_CHECKPOINTS, CheckpointNotifier
+from airflow_provider_statecheck.flink.participants import (
     NO_CHECKPOINT,
     MasterHooks,
     OperatorCoordinatorRestoreMode,
     OperatorCoordinators,
 )
-from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionTask
-from airflow_provider_statecheck.checkpoint.states.handles import MasterState
-from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
+from airflow_provider_statecheck.flink.plan import ExecutionTask
 from tests.aligned_job import AlignedTask, HeldExecutor, InlineExecutor
-from tests.unit.checkpoint.aligned.stand_ins import (
-    START,
-    JsonSerializer,
-    RecordingCoordinator,
-    RecordingHook,
-    seconds,
-    with_data,
-)
+from tests.unit.checkpoint.aligned.requests import START, seconds
+from tests.unit.flink.stand_ins import JsonSerializer, RecordingCoordinator, RecordingHook, with_data
 
 
 def make_hooks(*hooks: RecordingHook) -> MasterHooks:

@@ -1,42 +1,14 @@
-"""Requests, master hooks and operator coordinators that the tests of the coordinator's parts are made of."""
+"""Master hooks and operator coordinators that the tests of the coordinator's parts are made of."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.ids import OperatorId, job_id_of, operator_id_of
-from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
-from airflow_provider_statecheck.checkpoint.records import SnapshotRequest
-
-START = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-def seconds(number: float) -> timedelta:
-    return timedelta(seconds=number)
-
-
-def make_request(
-    key: str,
-    *,
-    properties: CheckpointProperties | None = None,
-    is_periodic: bool = False,
-    age: float = 0,
-    **fields: Any,
-) -> SnapshotRequest:
-    """Make a request that was made so many seconds before ``START``."""
-    return SnapshotRequest(
-        job_id=job_id_of("sales"),
-        request_key=key,
-        operator_id=operator_id_of("(aligned)"),
-        properties=properties or CheckpointProperties(),
-        is_periodic=is_periodic,
-        requested_at=START - seconds(age),
-        **fields,
-    )
+from airflow_provider_statecheck.checkpoint.ids import OperatorId, operator_id_of
 
 
 class JsonSerializer:

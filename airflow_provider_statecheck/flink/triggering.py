@@ -7,9 +7,6 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from random import Random
 
-from airflow_provider_statecheck.checkpoint.aligned.completion import CheckpointFinalizer
-from airflow_provider_statecheck.checkpoint.aligned.components import CheckpointAborter, CoordinatorComponents
-from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointPlan
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AbortScope,
     AcknowledgeAligned,
@@ -17,11 +14,8 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AwaitedTask,
     BeginCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
-    CompletedCheckpoint,
-    SnapshotContent,
-    coordinator_content,
-)
+from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint, SnapshotContent
+from airflow_provider_statecheck.checkpoint.aligned.steps import trigger_failure
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
@@ -32,7 +26,11 @@ from airflow_provider_statecheck.checkpoint.properties import (
 )
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, SnapshotRequest
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, OperatorState
-from airflow_provider_statecheck.exceptions import StaleAttemptError, StorageError
+from airflow_provider_statecheck.exceptions import StaleAttemptError
+from airflow_provider_statecheck.flink.completion import CheckpointFinalizer
+from airflow_provider_statecheck.flink.components import CheckpointAborter, CoordinatorComponents
+from airflow_provider_statecheck.flink.contents import coordinator_content
+from airflow_provider_statecheck.flink.plan import CheckpointPlan
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +91,7 @@ class CheckpointTrigger:
             raise
         except Exception as error:
             # The request has a checkpoint if its begin was committed although it reported an error.
-            self._refuse(request, failure_of(error), AbortScope.REQUEST)
+            self._refuse(request, trigger_failure(error), AbortScope.REQUEST)
             return
         if checkpoint is not None:
             self._trigger(checkpoint, plan)
@@ -145,7 +143,7 @@ class CheckpointTrigger:
             raise
         except Exception as error:
             log.warning("Checkpoint %s could not be triggered", checkpoint.checkpoint_id, exc_info=True)
-            self._aborter.abort_one(checkpoint.checkpoint_id, failure_of(error))
+            self._aborter.abort_one(checkpoint.checkpoint_id, trigger_failure(error))
             return
         if acknowledged is not None:
             self._finalizer.try_finalize(acknowledged)
@@ -214,17 +212,6 @@ def options_of(checkpoint: CheckpointRecord) -> CheckpointOptions:
     if not kind.is_savepoint:
         return CheckpointOptions(kind, CheckpointStorageLocationReference.default())
     return CheckpointOptions(kind, CheckpointStorageLocationReference.of_path(checkpoint.location))
-
-
-def failure_of(error: BaseException) -> CheckpointException:
-    """Return the failure of a checkpoint that could not be triggered."""
-    chain = [error]
-    while (cause := chain[-1].__cause__) is not None and cause not in chain:
-        chain.append(cause)
-    if any(isinstance(each, StorageError | OSError) for each in chain):
-        return CheckpointException(CheckpointFailureReason.IO_EXCEPTION, error)
-    known = next((each for each in chain if isinstance(each, CheckpointException)), None)
-    return known or CheckpointException(CheckpointFailureReason.TRIGGER_CHECKPOINT_FAILURE, error)
 
 
 class PeriodicTrigger:

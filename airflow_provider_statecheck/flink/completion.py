@@ -8,15 +8,9 @@ lease expires, another coordinator repeats the finalization with the same result
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Set as AbstractSet
+from collections.abc import Callable, Set as AbstractSet
 from dataclasses import replace
 
-from airflow_provider_statecheck.checkpoint.aligned.components import (
-    AcknowledgeMessage,
-    CheckpointAborter,
-    CoordinatorComponents,
-    running,
-)
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AbortScope,
     AcknowledgeAligned,
@@ -31,20 +25,31 @@ from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     contents,
     merged,
     metadata_of,
-    require_whole_union_state,
-    unreferenced_streams,
+)
+from airflow_provider_statecheck.checkpoint.aligned.steps import (
+    completed_elsewhere,
+    delete_manifest,
+    delete_merged_manifests,
+    finalization_failure,
+    write_acknowledged,
 )
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeResult
-from airflow_provider_statecheck.checkpoint.records import AcknowledgementRecord, CheckpointRecord, CheckpointStatus
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, OperatorState
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
-    CoordinatorError,
     StaleAttemptError,
     StateCheckError,
 )
+from airflow_provider_statecheck.flink.components import (
+    AcknowledgeMessage,
+    CheckpointAborter,
+    CoordinatorComponents,
+    running,
+)
+from airflow_provider_statecheck.flink.contents import require_whole_union_state, unreferenced_streams
 
 log = logging.getLogger(__name__)
 
@@ -136,13 +141,7 @@ class CheckpointFinalizer:
     def _delete_surplus(self, manifest: FileStateHandle, assessment: Assessment) -> None:
         is_named = manifest.uri in {a.manifest_uri for a in assessment.acknowledgements}
         if not is_named or _keeps_no_manifest(assessment.checkpoint):
-            self._delete_manifest(manifest.uri)
-
-    def _delete_manifest(self, uri: str) -> None:
-        try:
-            self._components.storage.delete_manifest(uri)
-        except StateCheckError as error:
-            log.warning("An unreferenced manifest is left to garbage collection: %s", error)
+            delete_manifest(self._components.storage, manifest.uri)
 
     def _discard(self, state: OperatorState | None, assessment: Assessment) -> None:
         """Delete the state of a rejected acknowledgement; a failure is logged."""
@@ -202,7 +201,7 @@ class CheckpointFinalizer:
         components, subsumed = self._components, None
         retained = {c.checkpoint_id for c in components.completed_store.get_all_checkpoints()}
         try:
-            checkpoint = self._written(acknowledged)
+            checkpoint = write_acknowledged(components.rows, components.leader, components.storage, acknowledged)
             subsumed = components.completed_store.add_checkpoint_and_subsume_oldest(
                 checkpoint, components.cleaner, self._ended
             )
@@ -213,35 +212,12 @@ class CheckpointFinalizer:
             if settled is None:
                 return
             checkpoint = settled
-        self._delete_manifests(acknowledged)
+        delete_merged_manifests(components.storage, acknowledged)
         self._announce(checkpoint, subsumed, retained)
         self._ended()
 
-    def _delete_manifests(self, acknowledged: AcknowledgedCheckpoint) -> None:
-        """Delete the manifests of a completed savepoint: its metadata has their content, and its directory is the user's."""
-        if acknowledged.checkpoint.properties.is_savepoint:
-            for uri in filter(None, (a.manifest_uri for a in acknowledged.acknowledgements)):
-                self._delete_manifest(uri)
-
-    def _written(self, acknowledged: AcknowledgedCheckpoint) -> CompletedCheckpoint:
-        acknowledgements = acknowledged.acknowledgements
-        filled = _filled(acknowledged.checkpoint, acknowledgements)
-        content = merged(contents(self._components.storage, acknowledgements))
-        self._require_finalizing(acknowledged.checkpoint)
-        return completed_of(filled, content, self._components.storage.write_metadata(filled, content))
-
-    def _require_finalizing(self, record: CheckpointRecord) -> None:
-        # The files of a checkpoint that was completed elsewhere may be deleted by now, and a write would leave new ones.
-        components = self._components
-        if not components.rows.is_finalizing(
-            components.leader, record.checkpoint_id, record.finalizer, record.lease_until
-        ):
-            raise CoordinatorError(
-                f"Expected to finalize checkpoint {record.checkpoint_id}, found another finalizer or none."
-            )
-
     def _settled(self, record: CheckpointRecord, error: Exception) -> CompletedCheckpoint | None:
-        components, failure = self._components, _failure(error)
+        components, failure = self._components, finalization_failure(error)
         # The first write of the transition waits for a commit that is still in progress.
         if self._aborter.abort(
             AbortScope.FINALIZATION,
@@ -252,11 +228,9 @@ class CheckpointFinalizer:
         ):
             self._ended()
             raise failure from error
-        found = components.rows.checkpoint(record.job_id, record.checkpoint_id)
-        if found is None or found.status is not CheckpointStatus.COMPLETED:
-            log.warning("Checkpoint %s was finalized elsewhere; here it failed: %s", record.checkpoint_id, error)
+        found = completed_elsewhere(components.rows, record, error)
+        if found is None:
             return None
-        log.warning("Checkpoint %s is complete, although an error was reported: %s", record.checkpoint_id, error)
         components.completed_store.recover()
         return completed_of(found, components.storage.read(metadata_of(found)), metadata_of(found))
 
@@ -291,16 +265,6 @@ class CheckpointFinalizer:
             log.exception("An operator coordinator failed on the completion of checkpoint %s", checkpoint_id)
 
 
-def _filled(record: CheckpointRecord, acknowledged: Iterable[AcknowledgementRecord]) -> CheckpointRecord:
-    """Return the row with the figures of its acknowledgements: every finalizer writes the same metadata."""
-    times = [a.acknowledged_at for a in acknowledged if a.acknowledged_at is not None]
-    return replace(
-        record,
-        completed_at=max(times, default=record.triggered_at),
-        state_size_bytes=sum(a.state_size_bytes for a in acknowledged),
-    )
-
-
 def _keeps_no_manifest(checkpoint: CheckpointRecord | None) -> bool:
     # The manifests of a checkpoint are deleted with its directory.
     return (
@@ -310,21 +274,11 @@ def _keeps_no_manifest(checkpoint: CheckpointRecord | None) -> bool:
     )
 
 
-def _failure(error: Exception) -> CheckpointException:
-    if isinstance(error, CheckpointException):
-        return error
-    return CheckpointException(CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE, error)
-
-
 def content_of(message: AcknowledgeMessage) -> SnapshotContent:
     """Return the content of the manifest of an acknowledgement; empty for an operator without state."""
-    return SnapshotContent(
-        operator_states=() if message.state is None else (message.state,),
-        parts=() if message.part is None else (message.part,),
-    )
+    return SnapshotContent(operator_states=() if message.state is None else (message.state,))
 
 
 def size_of(message: AcknowledgeMessage) -> int:
     """Return the size of the acknowledged state in bytes."""
-    state = 0 if message.state is None else message.state.state_size
-    return state + (0 if message.part is None else message.part.named_bytes)
+    return 0 if message.state is None else message.state.state_size

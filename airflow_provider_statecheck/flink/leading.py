@@ -6,37 +6,35 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from random import Random
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.completed_store import CompletedCheckpointStore
-from airflow_provider_statecheck.checkpoint.aligned.components import CheckpointStatsTracker
-from airflow_provider_statecheck.checkpoint.aligned.coordinator import DEFAULT_LEASE, CheckpointCoordinator
-from airflow_provider_statecheck.checkpoint.aligned.participants import OperatorCoordinatorContext
-from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionTask
-from airflow_provider_statecheck.checkpoint.aligned.requests import Pause
-from airflow_provider_statecheck.checkpoint.aligned.rows import TakeLeadership
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotStorage
-from airflow_provider_statecheck.checkpoint.aligned.state_handles import CheckpointIDCounter, StateHandleStore
+from airflow_provider_statecheck.checkpoint.aligned.steps import DEFAULT_LEASE
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import (
     UNLIMITED_TOLERABLE_FAILURES,
     CheckpointFailureManager,
     FailJobCallback,
 )
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
-from airflow_provider_statecheck.checkpoint.ids_on_storage import unknown_checkpoint
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, Clock, SystemClock
-from airflow_provider_statecheck.exceptions import StateCheckError
+from airflow_provider_statecheck.flink.completed_store import CompletedCheckpointStore
+from airflow_provider_statecheck.flink.components import CheckpointStatsTracker
+from airflow_provider_statecheck.flink.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.flink.participants import OperatorCoordinatorContext
+from airflow_provider_statecheck.flink.plan import ExecutionTask
+from airflow_provider_statecheck.flink.requests import Pause
+from airflow_provider_statecheck.flink.state_handles import CheckpointIDCounter, StateHandleStore
+from airflow_provider_statecheck.gateway.leadership import leading
 from airflow_provider_statecheck.storage.discarding import EffectDiscards, StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache
-from airflow_provider_statecheck.storage.orphans import newest_checkpoint_id
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
 from airflow_provider_statecheck.storage.uris import normalise_base
 
@@ -128,7 +126,7 @@ def new_coordinator(
 
 
 @contextmanager
-def leading(
+def leading_coordinator(
     rows: AlignedCheckpoints,
     storage: CheckpointStorage,
     config: CheckpointConfig,
@@ -138,46 +136,13 @@ def leading(
     **arguments: Any,
 ) -> Iterator[CheckpointCoordinator]:
     """
-    Lead the aligned checkpoints of a job in a block, after which no leader is registered.
+    Lead the aligned checkpoints of a job with a coordinator, in a block after which no leader is registered.
 
     :param owner: The owner of the leadership.
     :param arguments: Arguments of :func:`new_coordinator`.
     """
-    leader = _take_leadership(rows, storage, job_name, owner)
-    with ending(lambda: rows.resign(leader)), ThreadPoolExecutor(1) as executor:
+    with leading(rows, storage, job_name=job_name, owner=owner) as leader, ThreadPoolExecutor(1) as executor:
         yield new_coordinator(rows, storage, config, leader, job_name=job_name, executor=executor, **arguments)
-
-
-def _take_leadership(
-    rows: AlignedCheckpoints, storage: CheckpointStorage, job_name: str, owner: AttemptOwner
-) -> AttemptRef:
-    newest = newest_checkpoint_id(storage, job_id_of(job_name))
-    leader = rows.lead(
-        TakeLeadership(
-            job_name=job_name,
-            attempt_key=new_key(),
-            owner=owner,
-            storage_base=storage.base_uri,
-            newest_on_storage=newest,
-        )
-    )
-    # Costs a read of all rows only if the newest directory is the last one that has been given an id.
-    if newest and rows.count_ids(leader) == newest + 1 and rows.describe(leader.job_id).checkpoint(newest) is None:
-        log.warning("%s", unknown_checkpoint(job_name, newest))
-    return leader
-
-
-@contextmanager
-def ending(end: Callable[[], None]) -> Iterator[None]:
-    """Call a function at the end of a block, and raise the block's own error rather than one of the call."""
-    try:
-        yield
-    except BaseException:
-        # The leader may have been replaced, or the server may be out of reach, for the same reason.
-        with suppress(StateCheckError):
-            end()
-        raise
-    end()
 
 
 def _failure_manager(

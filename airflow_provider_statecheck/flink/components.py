@@ -1,5 +1,5 @@
 """
-Parts that the steps of the aligned coordinator share: aborter, notifier of tasks, statistics.
+Parts that the steps of the coordinator share: aborter, notifier of tasks, statistics.
 
 Notifications are sent at most once and may be lost. Receivers treat a completion as the completion of all earlier
 checkpoints.
@@ -20,18 +20,10 @@ from threading import Lock
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.completed_store import CheckpointsCleaner, CompletedCheckpointStore
-from airflow_provider_statecheck.checkpoint.aligned.participants import MasterHooks, OperatorCoordinators
-from airflow_provider_statecheck.checkpoint.aligned.plan import (
-    CheckpointPlanCalculator,
-    CheckpointRequestDecider,
-    ExecutionStatus,
-    ExecutionTask,
-)
-from airflow_provider_statecheck.checkpoint.aligned.requests import failure_of, message_of
+from airflow_provider_statecheck.checkpoint.aligned.decider import CheckpointRequestDecider
 from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints, AbortScope
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotPart, SnapshotStorage
-from airflow_provider_statecheck.checkpoint.aligned.state_handles import CheckpointIDCounter
+from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotStorage
+from airflow_provider_statecheck.checkpoint.aligned.steps import message_of, recorded_failure
 from airflow_provider_statecheck.checkpoint.codec import require, storable_text
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import (
@@ -46,6 +38,10 @@ from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, Row
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
 from airflow_provider_statecheck.checkpoint.statistics import HISTORY_SIZE, CheckpointStatsSnapshot, snapshot_of
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
+from airflow_provider_statecheck.flink.completed_store import CheckpointsCleaner, CompletedCheckpointStore
+from airflow_provider_statecheck.flink.participants import MasterHooks, OperatorCoordinators
+from airflow_provider_statecheck.flink.plan import CheckpointPlanCalculator, ExecutionStatus, ExecutionTask
+from airflow_provider_statecheck.flink.state_handles import CheckpointIDCounter
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +135,7 @@ class CheckpointAborter:
         for each in aborted:
             log.info("Aborted checkpoint %s: %s", each.checkpoint_id, each.failure_message)
             _run_logged(partial(self._notify, each))
-            self._count(each, failure_of(each) if scope is AbortScope.EXPIRED else error, attempt_id)
+            self._count(each, recorded_failure(each) if scope is AbortScope.EXPIRED else error, attempt_id)
         if aborted:
             _run_logged(partial(components.cleaner.clean, self._ended))
         return aborted
@@ -302,8 +298,6 @@ class AcknowledgeMessage:
     metrics: dict[str, int] = field(default_factory=dict)
     state: OperatorState | None = None
     """The state of all subtasks, ``None`` for an operator without state."""
-    part: SnapshotPart | None = None
-    """The copied checkpoint of a stage, which is its part of a savepoint of the whole job."""
     finished_subtasks: frozenset[int] = frozenset()
     """The indexes of subtasks that had ended before the checkpoint."""
 

@@ -18,10 +18,11 @@ from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     completed_of,
     metadata_of,
 )
+from airflow_provider_statecheck.checkpoint.aligned.steps import recorded_failure
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointRetentionPolicy
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, RequestStatus, SnapshotRequest
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, RequestStatus
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     InvalidConfigurationError,
@@ -160,7 +161,7 @@ class CheckpointFuture:
                 f"Expected the row of request {self.request_key}, found none; it was never made or its row was pruned."
             )
         if outcome.request.status is RequestStatus.FAILED:
-            return failure_of(outcome.request)
+            return recorded_failure(outcome.request)
         if outcome.request.status is not RequestStatus.COMPLETED:
             return None
         number = outcome.request.checkpoint_id
@@ -229,21 +230,6 @@ class CheckpointFutures:
             # The checkpoint was completed, then subsumed and deleted.
             content = SnapshotContent()
         return completed_of(record, content, metadata)
-
-
-def failure_of(failed: SnapshotRequest | CheckpointRecord) -> CheckpointException:
-    """Return the error of a failed request or checkpoint."""
-    # A newer version may have written a reason that this one does not know.
-    known = CheckpointFailureReason.__members__.values()
-    reason = next((each for each in known if each == failed.failure_reason), CheckpointFailureReason.UNSPECIFIED)
-    message = failed.failure_message
-    cause = RuntimeError(message) if message and message != reason.message else None
-    return CheckpointException(reason, cause, checkpoint_id=failed.checkpoint_id)
-
-
-def message_of(error: CheckpointException) -> str:
-    """Return the failure message for the rows, from which :func:`failure_of` makes the error again."""
-    return "" if error.__cause__ is None else str(error.__cause__)
 
 
 def _forgotten(why: str) -> CheckpointException:

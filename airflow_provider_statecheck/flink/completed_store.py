@@ -9,32 +9,22 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence, Set as AbstractSet
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from itertools import chain
 from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     CompletedCheckpoint,
     SnapshotStorage,
-    contents,
 )
-from airflow_provider_statecheck.checkpoint.aligned.state_handles import (
-    RetrievableStateHandle,
-    StateHandleStore,
-    handle_name,
-)
+from airflow_provider_statecheck.checkpoint.aligned.steps import CheckpointDeleter, delete_ended
 from airflow_provider_statecheck.checkpoint.fencing import beyond_retention
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef, OpenEffects
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
-from airflow_provider_statecheck.checkpoint.records import AcknowledgementRecord
 from airflow_provider_statecheck.checkpoint.states.handles import (
-    FileStateHandle,
-    SegmentFileStateHandle,
     StreamStateHandle,
-    streams_of,
 )
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
@@ -42,24 +32,17 @@ from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     IncompatibleCheckpointError,
 )
+from airflow_provider_statecheck.flink.state_handles import (
+    RetrievableStateHandle,
+    StateHandleStore,
+    handle_name,
+)
 
 log = logging.getLogger(__name__)
 
 
 def no_op() -> None:
     """Do nothing."""
-
-
-class CheckpointDeleter(Protocol):
-    """Deletes the files of checkpoints; all calls are idempotent and thread-safe."""
-
-    def discard(self, effects: OpenEffects, pinned: AbstractSet[str] = frozenset()) -> tuple[int, ...]:
-        """
-        Delete the checkpoints that the effects discard, without the files that retained checkpoints name.
-
-        :param pinned: URIs of further files that must stay.
-        :return: The ids of the checkpoints that are deleted completely.
-        """
 
 
 class StateDiscarder(Protocol):
@@ -150,20 +133,10 @@ class CheckpointsCleaner:
 
     def _delete(self, checkpoint_ids: Sequence[int]) -> None:
         try:
-            # Rows and manifests may have changed since the deletion was queued.
-            found = self._rows.effects(self._leader, tuple(checkpoint_ids))
-            deleted = self._deleter.discard(found.effects, self._named(found.manifests))
-            if deleted:
-                self._rows.record_discards(self._leader, deleted)
+            delete_ended(self._rows, self._leader, self._storage, self._deleter, checkpoint_ids)
         finally:
             with self._changed:
                 self._started.difference_update(checkpoint_ids)
-
-    def _named(self, manifests: Iterable[AcknowledgementRecord]) -> frozenset[str]:
-        # Several checkpoints may be in progress, each with a state of the same operator.
-        states = chain.from_iterable(content.operator_states for content in contents(self._storage, manifests))
-        streams = chain.from_iterable(streams_of(state) for state in states)
-        return frozenset(s.uri for s in streams if isinstance(s, FileStateHandle | SegmentFileStateHandle))
 
     def _discard_each(self, handles: Iterable[StreamStateHandle]) -> None:
         for handle in handles:

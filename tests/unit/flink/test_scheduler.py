@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from airflow_provider_statecheck.checkpoint.aligned.triggering import PeriodicTrigger
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig, CheckpointingMode
 from airflow_provider_statecheck.checkpoint.config_options import ConfigOption
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.gateway.coordinators import SETTINGS
+from airflow_provider_statecheck.flink.leading import SETTINGS
+from airflow_provider_statecheck.flink.triggering import PeriodicTrigger
 from tests.aligned_job import AlignedJob
-from tests.unit.checkpoint.aligned.stand_ins import START, seconds
+from tests.unit.checkpoint.aligned.requests import START, seconds
 from tests.unit.test_every_setting import FLINK_VALUES
 
 

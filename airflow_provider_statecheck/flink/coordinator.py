@@ -12,49 +12,10 @@ from threading import Lock
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.completed_store import (
-    CheckpointDeleter,
-    CheckpointsCleaner,
-    CompletedCheckpointStore,
-    StateDiscarder,
-)
-from airflow_provider_statecheck.checkpoint.aligned.completion import CheckpointFinalizer
-from airflow_provider_statecheck.checkpoint.aligned.components import (
-    AcknowledgeMessage,
-    CheckpointAborter,
-    CheckpointNotifier,
-    CheckpointStatsTracker,
-    CoordinatorComponents,
-    DeclineMessage,
-)
-from airflow_provider_statecheck.checkpoint.aligned.participants import (
-    MasterHooks,
-    MasterTriggerRestoreHook,
-    OperatorCoordinatorContext,
-    OperatorCoordinatorRestoreMode,
-    OperatorCoordinators,
-)
-from airflow_provider_statecheck.checkpoint.aligned.plan import (
-    CheckpointPlanCalculator,
-    CheckpointRequestDecider,
-    ExecutionTask,
-)
-from airflow_provider_statecheck.checkpoint.aligned.requests import (
-    CheckpointFuture,
-    CheckpointFutures,
-    Pause,
-    TriggerKind,
-    as_checkpoint_exception,
-    properties_of,
-)
-from airflow_provider_statecheck.checkpoint.aligned.restore import RestorableTask, StateRestorer, resume
+from airflow_provider_statecheck.checkpoint.aligned.decider import CheckpointRequestDecider
 from airflow_provider_statecheck.checkpoint.aligned.rows import AbortScope
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
-    CompletedCheckpoint,
-    SnapshotStorage,
-)
-from airflow_provider_statecheck.checkpoint.aligned.state_handles import CheckpointIDCounter
-from airflow_provider_statecheck.checkpoint.aligned.triggering import CheckpointTrigger, PeriodicTrigger, failure_of
+from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint, SnapshotStorage
+from airflow_provider_statecheck.checkpoint.aligned.steps import DEFAULT_LEASE, CheckpointDeleter, trigger_failure
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import (
@@ -62,7 +23,7 @@ from airflow_provider_statecheck.checkpoint.failure import (
     CheckpointFailureManager,
     CheckpointFailureReason,
 )
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, new_key
+from airflow_provider_statecheck.checkpoint.ids import JobId, new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointProperties,
@@ -75,10 +36,41 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     StaleAttemptError,
 )
+from airflow_provider_statecheck.flink.completed_store import (
+    CheckpointsCleaner,
+    CompletedCheckpointStore,
+    StateDiscarder,
+)
+from airflow_provider_statecheck.flink.completion import CheckpointFinalizer
+from airflow_provider_statecheck.flink.components import (
+    AcknowledgeMessage,
+    CheckpointAborter,
+    CheckpointNotifier,
+    CheckpointStatsTracker,
+    CoordinatorComponents,
+    DeclineMessage,
+)
+from airflow_provider_statecheck.flink.participants import (
+    MasterHooks,
+    MasterTriggerRestoreHook,
+    OperatorCoordinatorContext,
+    OperatorCoordinatorRestoreMode,
+    OperatorCoordinators,
+)
+from airflow_provider_statecheck.flink.plan import CheckpointPlanCalculator, ExecutionTask
+from airflow_provider_statecheck.flink.requests import (
+    CheckpointFuture,
+    CheckpointFutures,
+    Pause,
+    TriggerKind,
+    as_checkpoint_exception,
+    properties_of,
+)
+from airflow_provider_statecheck.flink.restore import RestorableTask, StateRestorer, resume
+from airflow_provider_statecheck.flink.state_handles import CheckpointIDCounter
+from airflow_provider_statecheck.flink.triggering import CheckpointTrigger, PeriodicTrigger
 
 log = logging.getLogger(__name__)
-
-DEFAULT_LEASE = timedelta(minutes=1)
 
 
 class CheckpointCoordinator:
@@ -129,7 +121,7 @@ class CheckpointCoordinator:
         lease: timedelta = DEFAULT_LEASE,
     ) -> None:
         require("tasks_to_wait_for", list(tasks_to_wait_for), bool, "at least one task")
-        is_ours = (leader.job_id, leader.operator_id) == (job_id, ALIGNED_OPERATOR_ID)
+        is_ours = leader.job_id == job_id and leader.is_of_job
         require("leader", leader, lambda _: is_ours, f"a leader of the aligned checkpoints of job {job_id}")
         self._job_id = job_id
         self._clock = clock
@@ -483,4 +475,4 @@ def _periodic_trigger(config: CheckpointConfig, random: Random) -> PeriodicTrigg
 def _refusal(error: Exception) -> CheckpointException:
     if isinstance(error, StaleAttemptError):
         return CheckpointException(CheckpointFailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN, error)
-    return failure_of(error)
+    return trigger_failure(error)

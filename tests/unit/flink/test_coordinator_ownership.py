@@ -10,10 +10,6 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint import transitions
-from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
-from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus
-from airflow_provider_statecheck.checkpoint.aligned.requests import TriggerKind
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import private_states
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import require_running
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
@@ -38,6 +34,10 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     SnapshotClaimedError,
 )
+from airflow_provider_statecheck.flink.contents import private_states
+from airflow_provider_statecheck.flink.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.flink.plan import ExecutionStatus
+from airflow_provider_statecheck.flink.requests import TriggerKind
 from tests.aligned_job import CHECKPOINT, SAVEPOINT, AlignedJob, AlignedTask, future_of, reason_of
 
 Reason = CheckpointFailureReason

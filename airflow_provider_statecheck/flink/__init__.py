@@ -1,0 +1,1 @@
+"""Flink's coordinator for programs with operators of their own, which only the hook reaches."""
