@@ -222,7 +222,7 @@ ELSEWHERE = {"job", "checkpoint_dir", "metadata", "from_savepoint", "from_checkp
 
 
 @pytest.fixture
-def opened(tmp_path: Path, monkeypatch: Any) -> Callable[..., tuple[Any, ...]]:
+def opened(tmp_path: Path, monkeypatch: Any) -> Callable[..., Any]:
     """Return the registration and the settings of the driver of a script, without Spark."""
     for name in ("give_workers_this_python", "mask_settings", "make_ready"):
         monkeypatch.setattr(attempts, name, lambda *_: None)
