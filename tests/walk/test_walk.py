@@ -23,7 +23,7 @@ PLAIN = ("late", "rewrite", "restore")
 KINDS = {
     "days": Habits(policies=("fail",), dated=(1.0,), changes=PLAIN, renames=(DAG, TASK)),
     "undated": Habits(policies=("fail",), dated=(0.7, 0.0), changes=PLAIN, renames=(DAG,)),
-    "renamed": Habits(policies=("fail",), dated=(1.0,), changes=("late",), renames=(DAG, TASK, DAG | TASK)),
+    "renamed": Habits(policies=("fail",), dated=(1.0,), changes=("late",), renames=(DAG | TASK,)),
     "repaired": Habits(
         policies=("fail",), dated=(1.0,), changes=("late", "archive", "repair", "repair", "restore"), renames=(DAG,)
     ),

@@ -16,7 +16,7 @@ from tests.soak import rest_in_soak
 from tests.spark.stages.aggregate_cases import LARGE, Case, aggregates_of, case_of, compare
 from tests.spark.stages.stage_tries import StageTries
 
-SEEDS = (1,)
+SEEDS = (3,)
 SOAK_SECONDS = 600.0
 
 

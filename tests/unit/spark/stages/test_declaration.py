@@ -12,7 +12,11 @@ from airflow_provider_statecheck.spark.stages.stage import AggregateNode, Count,
 
 
 def _keyed() -> Stage:
-    return Stage("totals").source(DataFrameSource([1], lambda _: None)).key_by("account")
+    return Stage("totals").source(DataFrameSource([1], _rows)).key_by("account")
+
+
+def _rows(*_: Any) -> Any:
+    """Load no rows: the stage does not run."""
 
 
 def _aggregates(stage: Stage) -> Any:
@@ -21,9 +25,13 @@ def _aggregates(stage: Stage) -> Any:
     return node.aggregates
 
 
+def _named(name: str) -> Any:
+    return {name: Count()}
+
+
 @pytest.mark.parametrize("name", ["self", "by_name", "aggregates", "a b", "None"])
 def test_an_aggregate_has_any_name_as_an_argument(name):
-    assert _aggregates(_keyed().aggregate(**{name: Count()})) == {name: Count()}
+    assert _aggregates(_keyed().aggregate(**_named(name))) == {name: Count()}
 
 
 @pytest.mark.parametrize("name", ["uid", "emit", "self", "total"])
@@ -34,4 +42,4 @@ def test_an_aggregate_has_any_name_in_a_dictionary(name):
 @pytest.mark.parametrize("name", ["uid", "emit"])
 def test_an_aggregate_in_place_of_a_setting_is_refused_with_the_way_to_name_it(name):
     with pytest.raises(InvalidConfigurationError, match=rf"Expected text for {name}, .* aggregate\(\{{'{name}': Count"):
-        _keyed().aggregate(n=Count(), **{name: Count()})
+        _keyed().aggregate(n=Count(), **_named(name))
