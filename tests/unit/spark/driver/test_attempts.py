@@ -154,7 +154,7 @@ def test_driver_with_all_packages_may_start() -> None:
         ({"checkpoint_interval": "often"}, "Expected checkpoint_interval to be milliseconds"),
         ({"data_inline_threshold": "2 MiB"}, "Expected data_inline_threshold to be from 0 to 1 MiB"),
         ({"num_retained": 0}, "Expected num_retained to be at least 1"),
-        ({"on_overlap": "wiat"}, "Expected on_overlap to be one of fail, wait"),
+        ({"on_overlap": "waits"}, "Expected on_overlap to be one of fail, wait"),
         ({"fork": "again"}, "Expected from_checkpoint with fork"),
         ({"savepoint_at_end": True}, "Expected a directory for the savepoint at the end"),
     ],
