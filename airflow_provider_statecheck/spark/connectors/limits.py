@@ -147,14 +147,19 @@ def _count_in(kind: Kind, steps: tuple[str, ...], values: Any) -> int:
 
 def _part_of(values: Any, steps: Sequence[str]) -> Any:
     for name in steps:
-        kind = values.type
-        if pa.types.is_map(kind):
-            # The keys and values of a slice of a map are those of the whole map.
-            entries = pa.struct([("key", kind.key_type), ("value", kind.item_type)])
-            values = values.cast(pa.list_(entries)).flatten()
-            kind = entries
-        values = values.flatten()[kind.get_field_index(name)] if pa.types.is_struct(kind) else values.flatten()
+        if pa.types.is_map(values.type):
+            values = _entries_of(values, values.keys if name == "key" else values.items)
+        else:
+            is_struct = pa.types.is_struct(values.type)
+            values = values.flatten()[values.type.get_field_index(name)] if is_struct else values.flatten()
     return values
+
+
+def _entries_of(maps: Any, entries: Any) -> Any:
+    """Return the keys or values of maps, which PyArrow returns for the whole array of which the maps are a slice."""
+    # A copy, because PyArrow takes no mask with a slice of offsets.
+    offsets = pa.array(maps.offsets.to_numpy())
+    return pa.ListArray.from_arrays(offsets, entries, mask=maps.is_null()).flatten()
 
 
 def is_text(kind: Any) -> bool:

@@ -167,3 +167,16 @@ def test_parts_of_slices_are_those_of_the_slice():
     ((limit, count),) = limits.violated(rows)
     assert (limit.path, count) == ("m.value.days.element", 1)
     assert pc.is_null(values).to_pylist() == [False, True, False]
+
+
+def test_a_null_in_a_map_of_structs_whose_fields_are_never_null_has_no_parts():
+    never = [pa.field("day", pa.date32(), nullable=False)]
+    inner = pa.StructArray.from_arrays(
+        [pa.array([6_666_666, None], pa.date32())], fields=never, mask=pa.array([False, True])
+    )
+    fields = [pa.field("inner", inner.type, nullable=False)]
+    structs = pa.StructArray.from_arrays([inner], fields=fields, mask=pa.array([False, True]))
+    rows = pa.table({"m": pa.MapArray.from_arrays([0, 1, 2], ["k", "l"], structs)})
+    limits = TargetLimits(target="t", limits=limits_of(rows.schema, (OUTSIDE_OF_YEARS,)))
+    assert [(limit.path, count) for limit, count in limits.violated(rows)] == [("m.value.inner.day", 1)]
+    assert limits.violated(rows.slice(1)) == []
