@@ -212,7 +212,7 @@ def test_a_refining_loop_without_budget_keeps_its_plans_short_and_saves_at_its_e
     assert len(depths) == 10
 
 
-@pytest.mark.parametrize("budget", [0, 1.5, True, "0.1"])
+@pytest.mark.parametrize("budget", [0, 1.5, True, "much"])
 def test_a_budget_out_of_range_is_refused_before_an_attempt_is_registered(tries, budget):
     with pytest.raises(InvalidConfigurationError, match="overhead_budget"):
         StageContext.open(
