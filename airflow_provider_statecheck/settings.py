@@ -330,7 +330,7 @@ _SETTINGS = (
     Setting(
         "on_overlap",
         Kind.CHOICE,
-        OPTION,
+        Place.SECTION | TASKS,
         "Behaviour while the same operator of the job still runs for another run: ``fail`` at once, or ``wait`` for its end.",
         default="fail",
     ),

@@ -287,11 +287,26 @@ class WholeJobSavepoints:
         open_ids = {a.attempt_id for a in acknowledgements if not a.is_acknowledged}
         with self._steps(view, request) as steps:
             for member, part in chosen.items():
-                if member.attempt_id in open_ids:
-                    copy = None if part is None else _copied(storage, member, part, pending)
-                    if not steps.give(pending, member, copy):
-                        self._delete_if_ended(storage, pending)
-                        return
+                if member.attempt_id in open_ids and not self._gives(steps, storage, member, part, pending):
+                    return
+
+    def _gives(
+        self,
+        steps: SavepointSteps,
+        storage: CheckpointStorage,
+        member: Member,
+        part: CheckpointRecord | None,
+        pending: CheckpointRecord,
+    ) -> bool:
+        copy = None if part is None else _copied(storage, member, part, pending)
+        try:
+            is_given = steps.give(pending, member, copy)
+        except StaleAttemptError:
+            self._delete_if_ended(storage, pending)
+            raise
+        if not is_given:
+            self._delete_if_ended(storage, pending)
+        return is_given
 
     def _delete_if_ended(self, storage: CheckpointStorage, savepoint: CheckpointRecord) -> None:
         # Its files may have been deleted while this process still copied.

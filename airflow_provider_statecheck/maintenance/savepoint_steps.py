@@ -254,7 +254,9 @@ class SavepointSteps:
                 subsumed = CheckpointException(CheckpointFailureReason.CHECKPOINT_SUBSUMED)
                 self._abort(AbortScope.OLDER, subsumed, checkpoint_id=completed.checkpoint_id)
             self._clean()
-        except StateCheckError:
+        except StaleAttemptError:
+            raise
+        except Exception:
             log.exception("Earlier checkpoints could not be ended; the next completed one ends them")
 
     def _abort(self, scope: AbortScope, error: CheckpointException, **fields: Any) -> bool:
@@ -268,7 +270,9 @@ class SavepointSteps:
         if aborted:
             try:
                 self._clean()
-            except StateCheckError:
+            except StaleAttemptError:
+                raise
+            except Exception:
                 log.exception("The files of aborted savepoints are left to the next process")
         return bool(aborted)
 
@@ -284,7 +288,9 @@ class SavepointSteps:
         for checkpoint_id in ended:
             try:
                 delete_ended(self.rows, self.leader, self.files, self.discards, (checkpoint_id,))
-            except StateCheckError:
+            except StaleAttemptError:
+                raise
+            except Exception:
                 log.warning("Savepoint %s is not deleted; the next cleaning repeats it", checkpoint_id, exc_info=True)
 
 

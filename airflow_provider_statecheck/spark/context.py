@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
 from airflow_provider_statecheck.checkpoint.codec import require, require_count
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, OnClear, OnOverlap
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, OnClear
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.driver.attempts import Handover, begin_submitted, open_attempt, take_handover
@@ -131,7 +131,6 @@ class StageContext:
         data_inline_threshold: str | int = "20 KiB",
         allowed_locations: Sequence[str] | str | None = None,
         on_clear: OnClear | str = OnClear.RESUME_UNCHANGED,
-        on_overlap: OnOverlap | str = OnOverlap.FAIL,
     ) -> Self:
         """
         Start a try in a notebook or a plain script, without Airflow.
@@ -182,8 +181,6 @@ class StageContext:
         :param on_clear: Behaviour of a cleared task: ``resume_unchanged`` keeps the steps whose code did not change
             (after a success, its run starts again), ``resume`` keeps every step, ``restart`` starts its run again. A
             script that starts again counts as a cleared task.
-        :param on_overlap: Behaviour while the same operator of the job still runs for another run: ``fail`` at once, or
-            ``wait`` for its end.
         :raises InvalidConfigurationError: for an argument out of range.
         :raises NoRestorableCheckpointError: if there are checkpoints but none is readable.
         :raises IncompatibleCheckpointError: if the savepoint is of another stage, or the uid is new in a job that has
@@ -216,7 +213,6 @@ class StageContext:
             data_inline_threshold=data_inline_threshold,
             allowed_locations=allowed_locations,
             on_clear=on_clear,
-            on_overlap=on_overlap,
         )
         return cls(spark, attempt, **driver.pacing)
 

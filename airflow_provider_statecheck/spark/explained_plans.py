@@ -46,6 +46,9 @@ class TextNode(NamedTuple):
 
 def explained(frame: Any) -> str:
     """Return the plans of a DataFrame, not cut; the session must be one of Spark Connect."""
+    text = str(frame._explain_string(mode="extended"))
+    if is_complete(text):
+        return text
     with _longest_plan(frame.sparkSession):
         return str(frame._explain_string(mode="extended"))
 

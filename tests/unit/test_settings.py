@@ -131,5 +131,5 @@ def test_a_flag_of_a_command_says_what_the_setting_says() -> None:
 def test_a_handover_writes_durations_in_the_unit_of_bare_numbers() -> None:
     given = {"checkpoint_interval": timedelta(minutes=5), "min_pause": timedelta(seconds=1), "num_retained": 3}
     driver = DriverSettings.of(given, StageSettings())
-    assert (driver.checkpoint_interval, driver.min_pause) == ("300000", "1000")
+    assert (driver.checkpoint_interval, driver.min_pause_ms) == ("300000", 1000)
     assert CheckpointConfig.checkpoint_interval.checked("i", driver.checkpoint_interval) == timedelta(minutes=5)

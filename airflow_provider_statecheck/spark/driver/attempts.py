@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.checkpoint.config_options import parse_text
-from airflow_provider_statecheck.checkpoint.ids import TEST_NAMESPACE, is_test_job, job_id_of, new_key, uids_before
+from airflow_provider_statecheck.checkpoint.ids import (
+    TEST_NAMESPACE,
+    is_test_job,
+    job_id_of,
+    new_key,
+    operator_id_of,
+    uids_before,
+)
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt, RestoreSource
 from airflow_provider_statecheck.checkpoint.records import SCRIPT_PREFIX, AttemptOwner, OnOverlap
 from airflow_provider_statecheck.checkpoint.secrets import remember_secrets
@@ -170,7 +177,7 @@ def open_attempt(
     :raises InvalidConfigurationError: if an argument is invalid; nothing was written then.
     """
     values = {**_DEFAULTS, **values_of_script(given)}
-    values |= {"uid": values["uid"] or "stage", "renamed_uids": values["renamed_uids"] or {}}
+    values |= {name: default for name, default in (("uid", "stage"), ("renamed_uids", {})) if values[name] is None}
     _require_valid(values)
     driver = DriverSettings.of(values, settings or StageSettings())
     storage = CheckpointStorage.open(values["checkpoint_dir"], **(values["storage_options"] or {}))
@@ -180,12 +187,13 @@ def open_attempt(
     make_ready(spark, storage)
     gateway = open_gateway(values["metadata"])
     registration = _registration(values, storage, gateway)
-    return attempt_of(gateway, storage, registration, driver, values["on_overlap"]), driver
+    return attempt_of(gateway, storage, registration, driver), driver
 
 
 def _require_valid(values: Mapping[str, Any]) -> None:
     job = values["job"]
-    job_id_of(job)  # rejects other values than texts
+    job_id_of(job)  # these two reject other values than texts
+    operator_id_of(values["uid"])
     parse_text("run", values["run"])
     uids_before(values["uid"], values["renamed_uids"])  # rejects other values than mappings
     if is_test_job(job):

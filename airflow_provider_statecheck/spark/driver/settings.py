@@ -154,13 +154,13 @@ class PacingArguments(TypedDict):
 
     overhead_budget: float | None
     checkpoint_interval: str | None
-    min_pause: str
+    min_pause: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverSettings(StageSettings):
     """
-    Settings that act in a driver, named as in their descriptions.
+    Settings that act in a driver.
 
     The operator hands them over, so their values are those of JSON.
     """
@@ -168,7 +168,8 @@ class DriverSettings(StageSettings):
     tolerable_failed_checkpoints: int = -1
     overhead_budget: float | None = None
     checkpoint_interval: str | None = None
-    min_pause: str = "0"
+    min_pause_ms: int = 0
+    """``min_pause`` in milliseconds, under the name that drivers of earlier versions read."""
     data_inline_threshold: int = 20 * 1024
     savepoint_dir: str | None = None
     allowed_locations: tuple[str, ...] = ()
@@ -185,7 +186,10 @@ class DriverSettings(StageSettings):
         """
         own = {each.name: getattr(settings, each.name) for each in fields(StageSettings)}
         names = {each.name for each in fields(cls)} - own.keys()
-        return cls(**own, **{name: _plain(values[name]) for name in names & values.keys()})
+        given = {name: _plain(values[name]) for name in names & values.keys()}
+        if "min_pause" in values:
+            given["min_pause_ms"] = values["min_pause"] // _MILLISECOND
+        return cls(**own, **given)
 
     @property
     def pacing(self) -> PacingArguments:
@@ -193,7 +197,7 @@ class DriverSettings(StageSettings):
         return PacingArguments(
             overhead_budget=self.overhead_budget,
             checkpoint_interval=self.checkpoint_interval,
-            min_pause=self.min_pause,
+            min_pause=self.min_pause_ms,
         )
 
 

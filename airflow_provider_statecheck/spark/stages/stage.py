@@ -234,11 +234,7 @@ class Stage:
         :param aggregates: Aggregates by the names of their output columns.
         :raises InvalidConfigurationError: if there is no aggregate, or ``uid`` or ``emit`` is invalid.
         """
-        declared = {**(by_name or {}), **aggregates}
-        if not declared or not all(map(_is_complete, declared.values())):
-            raise InvalidConfigurationError(
-                f"Expected aggregates by name, such as total=Sum('price'), found {declared!r}."
-            )
+        declared = _aggregates_by_name(by_name, aggregates)
         for name, given in {"uid": uid, "emit": emit}.items():
             if isinstance(given, Aggregate):
                 raise InvalidConfigurationError(
@@ -274,6 +270,23 @@ class Stage:
             raise InvalidConfigurationError(
                 "Expected a stage in the order source, functions, sink, found a step before the source or after the sink."
             )
+
+
+def _aggregates_by_name(by_name: Mapping[Any, Any] | None, named: Mapping[str, Aggregate]) -> dict[str, Aggregate]:
+    given: Any = {} if by_name is None else by_name
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise InvalidConfigurationError(
+            f"Expected a dictionary of aggregates by the names of columns, found {given!r}."
+        )
+    twice = sorted(named.keys() & given.keys())
+    if twice:
+        raise InvalidConfigurationError(
+            f"Expected each aggregate once, found {twice[0]!r} in the dictionary and as an argument."
+        )
+    declared = {**given, **named}
+    if not declared or not all(map(_is_complete, declared.values())):
+        raise InvalidConfigurationError(f"Expected aggregates by name, such as total=Sum('price'), found {declared!r}.")
+    return declared
 
 
 def _is_complete(aggregate: object) -> bool:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from airflow_provider_statecheck.checkpoint.config import STORAGE_KEYS, CheckpointConfig
 from airflow_provider_statecheck.checkpoint.fencing import logical_date_of
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear, OnOverlap
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.states.handles import default_max_parallelism
 from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError, StageExitError
@@ -112,7 +112,6 @@ def run_stage(
     data_inline_threshold: str | int = "20 KiB",
     allowed_locations: Sequence[str] | str | None = None,
     on_clear: OnClear | str = OnClear.RESUME_UNCHANGED,
-    on_overlap: OnOverlap | str = OnOverlap.FAIL,
     parallelism: int | None = None,
     settings: StageSettings | None = None,
 ) -> StageResult:
@@ -161,8 +160,6 @@ def run_stage(
     :param on_clear: Behaviour of a cleared task: ``resume_unchanged`` keeps the steps whose code did not change (after
         a success, its run starts again), ``resume`` keeps every step, ``restart`` starts its run again. A script that
         starts again counts as a cleared task.
-    :param on_overlap: Behaviour while the same operator of the job still runs for another run: ``fail`` at once, or
-        ``wait`` for its end.
     :param parallelism: Number of subtasks. The default is that of the stage, or else the number of task slots of Spark.
     :param settings: What a Dag takes from its run, its configuration and its connection.
     :raises InvalidConfigurationError: if an argument is invalid, or the steps of the stage do not fit together.
@@ -195,7 +192,6 @@ def run_stage(
         data_inline_threshold=data_inline_threshold,
         allowed_locations=allowed_locations,
         on_clear=on_clear,
-        on_overlap=on_overlap,
         parallelism=parallelism,
     )
     return StageRun(spark, attempt, stage, driver).run()
@@ -471,7 +467,7 @@ class StageRun:
     def _pace(self, restored: RestoredStageState) -> Pace:
         settings, cost = self._settings, restored.values.cost_seconds
         costs = () if cost is None else (cost,)
-        return pace_of(self._attempt, settings.checkpoint_interval, settings.min_pause, time.monotonic, costs)
+        return pace_of(self._attempt, settings.checkpoint_interval, settings.min_pause_ms, time.monotonic, costs)
 
     def _progress(self, enumerator: SplitEnumerator) -> StageProgress:
         unit = SizeUnit.of(enumerator)

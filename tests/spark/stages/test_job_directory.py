@@ -69,9 +69,7 @@ def run(
 ) -> None:
     """Run the stage on new files with a checkpoint after each of four increments; two are retained."""
     tries.write_input(*payments())
-    settings = DriverSettings(
-        data_inline_threshold=threshold, checkpoint_interval="10 ms", min_pause="0 s", state_config=config or {}
-    )
+    settings = DriverSettings(data_inline_threshold=threshold, checkpoint_interval="10 ms", state_config=config or {})
     tries.run(
         stage(tries, backend), settings, num_retained=2, retained_runs=0, owner=make_owner(run_key=name, run_id=name)
     )

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -40,13 +40,21 @@ class Interfering:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._storage, name)
 
-    def allowing(self, *uris: str) -> Interfering:
-        return Interfering(self._storage.allowing(*uris), self._interfere)
+    def allowing(self, *uris: str) -> Self:
+        return type(self)(self._storage.allowing(*uris), self._interfere)
 
     def write_bytes(self, uri: str, data: bytes, **options: Any) -> None:
         self._storage.write_bytes(uri, data, **options)
         if uri.endswith("/_metadata"):
             self._interfere(uri.rpartition("/")[0])
+
+
+class CopyingLate(Interfering):
+    """A storage that calls the function before it copies a snapshot."""
+
+    def copy_directory(self, source_uri: str, target_uri: str, **options: Any) -> None:
+        self._interfere(target_uri)
+        self._storage.copy_directory(source_uri, target_uri, **options)
 
 
 def test_a_savepoint_that_is_disposed_of_while_it_is_finalized_fails(job: SavedJob) -> None:
@@ -72,6 +80,32 @@ def test_a_savepoint_that_is_disposed_of_while_it_is_finalized_fails(job: SavedJ
     assert (job.outcome(key).status, job.savepoint(key).status) == (RequestStatus.FAILED, CheckpointStatus.ABORTED)
     assert "disposed of" in job.outcome(key).failure_message
     assert all(operator.pinned_checkpoint is None for operator in job.view.operators)
+    assert not CheckpointStorage.open(job.target).list_files(job.target)
+
+
+def test_what_was_copied_for_a_savepoint_that_another_process_has_ended_meanwhile_is_deleted(job: SavedJob) -> None:
+    job.run("extract")
+    running = job.begin("load")
+    ended: list[CheckpointStatus] = []
+    key = job.request()
+    job.serve()
+    job.stage.clock.advance(1)
+    job.take(running)
+
+    def interfere(_: str) -> None:
+        if not ended:
+            ended.append(job.savepoint(key).status)
+            job.stage.clock.advance(2 * 86_400)
+            job.new_service().take(job_id_of(JOB))
+            assert not CheckpointStorage.open(job.target).list_files(job.target)
+
+    def opened(uri: str) -> Any:
+        return CopyingLate(CheckpointStorage.open(uri), interfere)
+
+    job.service = replace(job.service, open_storage=opened)
+    job.serve()
+    assert ended == [CheckpointStatus.PENDING]
+    assert job.savepoint(key).discarded_at is not None
     assert not CheckpointStorage.open(job.target).list_files(job.target)
 
 

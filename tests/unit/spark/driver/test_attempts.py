@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.records import OnClear, OnOverlap
+from airflow_provider_statecheck.checkpoint.records import OnClear
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, InvalidConfigurationError
 from airflow_provider_statecheck.settings import SCRIPTS, Place, settings_in
 from airflow_provider_statecheck.spark import context
@@ -154,7 +154,6 @@ def test_driver_with_all_packages_may_start() -> None:
         ({"checkpoint_interval": "often"}, "Expected checkpoint_interval to be milliseconds"),
         ({"data_inline_threshold": "2 MiB"}, "Expected data_inline_threshold to be from 0 to 1 MiB"),
         ({"num_retained": 0}, "Expected num_retained to be at least 1"),
-        ({"on_overlap": "waits"}, "Expected on_overlap to be one of fail, wait"),
         ({"fork": "again"}, "Expected from_checkpoint with fork"),
         ({"savepoint_at_end": True}, "Expected a directory for the savepoint at the end"),
     ],
@@ -213,7 +212,6 @@ SCRIPT_VALUES: dict[str, Any] = {
     "data_inline_threshold": "1 KiB",
     "allowed_locations": "s3://archive",
     "on_clear": "restart",
-    "on_overlap": "wait",
     "parallelism": 4,
     "storage_options": {"auto_mkdir": True},
 }
@@ -245,6 +243,12 @@ def test_a_setting_changes_what_the_attempt_of_a_script_is_handed(opened: Any, n
 
 
 def test_what_a_script_leaves_out_is_as_in_a_dag(opened: Any) -> None:
-    _, registration, driver, on_overlap = opened()
+    _, registration, driver = opened()
     assert driver == DriverSettings()
-    assert (registration.num_retained, registration.uid, on_overlap) == (2, "stage", OnOverlap.FAIL)
+    assert (registration.num_retained, registration.uid) == (2, "stage")
+
+
+@pytest.mark.parametrize("uid", ["", 0])
+def test_an_empty_uid_is_not_that_of_another_stage(opened: Any, uid: Any) -> None:
+    with pytest.raises(InvalidConfigurationError, match="Expected a uid"):
+        opened(uid=uid)

@@ -43,3 +43,14 @@ def test_an_aggregate_has_any_name_in_a_dictionary(name):
 def test_an_aggregate_in_place_of_a_setting_is_refused_with_the_way_to_name_it(name):
     with pytest.raises(InvalidConfigurationError, match=rf"Expected text for {name}, .* aggregate\(\{{'{name}': Count"):
         _keyed().aggregate(n=Count(), **_named(name))
+
+
+@pytest.mark.parametrize("given", [[("n", Count())], Count(), {1: Count()}, {"n": 1}, {}])
+def test_what_is_no_dictionary_of_aggregates_by_name_is_refused(given):
+    with pytest.raises(InvalidConfigurationError, match="aggregates by"):
+        _keyed().aggregate(given)
+
+
+def test_an_aggregate_that_is_given_twice_is_refused():
+    with pytest.raises(InvalidConfigurationError, match="each aggregate once, found 'n' in the dictionary"):
+        _keyed().aggregate({"n": Count()}, n=Sum("id"))
