@@ -336,13 +336,20 @@ def each_job(
     :raises AccessDeniedError: if the caller may not maintain jobs; a refusal that concerns one job is in the report of that job.
     :raises EnvironmentNotReadyError: if the tables are missing.
     """
-    in_a_row = 0
+    in_a_row, has_ended = 0, False
 
     def one(job_id: JobId) -> Report | None:
-        nonlocal in_a_row
+        nonlocal in_a_row, has_ended
+        if has_ended:
+            return None
         if in_a_row >= _GIVEN_UP:
             return failed(job=job_id, unreachable=["not tried, because the coordinator did not answer"])
-        report = report_of(job_id, work, failed)
+        try:
+            report = report_of(job_id, work, failed)
+        except Exception:
+            # An error that says nothing about a job is the same for the others.
+            has_ended = True
+            raise
         in_a_row = 0 if report is None or not report.is_unanswered else in_a_row + 1
         return None if report is None else report.of_job
 
@@ -356,7 +363,6 @@ def _in_threads(work: Callable[[JobId], Result], job_ids: Iterable[JobId], count
             for result in results:
                 yield result.result()
         finally:
-            # After an error that says nothing about a job, the others are not begun.
             for result in results:
                 result.cancel()
 
