@@ -462,12 +462,20 @@ def _give_up(tx: JobTransaction, attempt: AttemptRecord, restored: CheckpointRec
 
 def _require_first(tx: JobTransaction, attempt: AttemptRecord, run: str) -> None:
     operator = tx.operator(attempt.operator_id)
-    if operator is not None and operator.first_run not in ("", run):
+    if operator is not None and operator.first_run not in ("", run) and not _starts_from_nothing(tx, attempt, run):
         raise NoRestorableCheckpointError(
             f"Expected a checkpoint before run {run!r} of operator {operator.uid!r} in job {tx.job.name!r} to start the run again, "
             f"because its source has changed, found none retained; increase retained_runs for later runs, and now restore the "
             f"source as it was listed, or start another job from a savepoint."
         )
+
+
+def _starts_from_nothing(tx: JobTransaction, attempt: AttemptRecord, run: str) -> bool:
+    """Return whether the first checkpoint of a run is of an attempt that restored none, because it had started over."""
+    taken = (c for c in tx.completed_after(attempt.operator_id, attempt.generation, 0) if c.run_key == run)
+    first = min(taken, key=lambda checkpoint: checkpoint.checkpoint_id, default=None)
+    taken_by = None if first is None else tx.attempt(attempt.operator_id, first.epoch)
+    return taken_by is not None and taken_by.restored_from is None
 
 
 def _require_restorable(tx: JobTransaction, attempt: AttemptRecord, checkpoint_id: int) -> CheckpointRecord:

@@ -51,6 +51,11 @@ def test_each_row_is_what_the_model_says(tmp_path: Path, kind: str) -> None:
     walk(World(tmp_path, SEEDS[kind], KINDS[kind]), SEEDS[kind], STEPS)
 
 
+def test_a_run_starts_over_before_one_that_had_started_over(tmp_path: Path) -> None:
+    seed = 967823949  # earlier runs are cleared and stop half way meanwhile
+    walk(World(tmp_path, seed, KINDS["restarted"]), seed, 2 * STEPS)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_row_is_what_the_model_says_after_long_walks(tmp_path: Path, kind: str) -> None:

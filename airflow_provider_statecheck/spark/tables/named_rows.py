@@ -103,8 +103,8 @@ def _has_own_names(values: Sequence[Any], kind: type) -> bool:
 
 
 def _names_of(row: Any) -> tuple[str, ...]:
-    # A Row of pyspark without names is a plain tuple.
-    names: Any = getattr(row, "_fields", None) or getattr(row, "__fields__", ())
+    # A Row of pyspark without names is a plain tuple; one with a column of this name has its value as the attribute.
+    names: Any = getattr(type(row), "_fields", None) or getattr(row, "__fields__", ())
     return tuple(names)
 
 

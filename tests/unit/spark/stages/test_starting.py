@@ -151,6 +151,16 @@ def test_next_run_after_a_first_one_that_stopped_half_way_starts_without_state(f
     assert files.run(SECOND) == ["a", "b"]
 
 
+def test_run_after_those_that_started_over_and_stopped_half_way_starts_over_too(files: FileStage) -> None:
+    files.write("a", "b", "c", "d")
+    files.run(FIRST, 1)
+    files.write("a", text="{} {}")
+    assert files.run(SECOND, 1) == ["a"]
+    assert files.run(THIRD, 2) == ["a", "b", "c"]
+    files.write("a", text="{} {} {}")
+    assert files.run("2026-01-04") == ["a", "b", "c", "d"]
+
+
 def test_file_that_a_run_read_before_it_stopped_half_way_is_not_lost(files: FileStage) -> None:
     half_way(files)
     files.write("c", text="{} {}")

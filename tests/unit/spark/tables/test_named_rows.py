@@ -64,6 +64,12 @@ def test_each_row_of_pyspark_is_matched_by_its_own_names() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["_fields", "__fields__", "_asdict", "index", "count"])
+def test_row_of_pyspark_has_a_column_with_the_name_of_an_attribute_of_rows(name: str) -> None:
+    schema = pa.schema([("other", pa.int64()), (name, pa.string())])
+    assert table_of([Row(**{name: "0", "other": 1})], schema).to_pylist() == [{"other": 1, name: "0"}]
+
+
 def test_column_that_a_mapping_lacks_is_null_as_in_spark() -> None:
     assert table_of([{"account": 1}, {}], SCHEMA).to_pylist() == [
         {"account": 1, "amount": None},
