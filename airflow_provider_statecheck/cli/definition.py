@@ -304,6 +304,7 @@ def _changing_commands() -> tuple[ActionCommand, ...]:
                 help="With --quarantine: minimum age of the record before an orphan file is deleted (default: 1d)",
             ),
             ARG_DRY_RUN,
+            ARG_YES,
             ARG_STORAGE,
         ),
         _command(
@@ -413,6 +414,7 @@ def _changing_commands() -> tuple[ActionCommand, ...]:
                 help="URI of the savepoint, such as s3://…/savepoint-1a2b3c-4d5e6f708192",
             ),
             ARG_DRY_RUN,
+            ARG_YES,
             ARG_STORAGE,
         ),
     )

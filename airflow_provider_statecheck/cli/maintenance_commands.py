@@ -152,22 +152,32 @@ def gc(args: Namespace) -> Exit:
             "Expected either names of jobs or --all, found both or neither; give one of the two."
         )
     quarantine = _quarantine(args)
-    gateway, opener = maintenance_gateway(), guarded_storage_opener(args.storage_conn_id)
-    job_ids = _job_ids(gateway, args.jobs)
+    job_ids = _job_ids(maintenance_gateway(), args.jobs)
+    question = "Delete these files, and take the requested savepoints?"
+    if not is_confirmed(args, lambda: _collect(args, job_ids, quarantine, dry_run=True), question):
+        return Exit.DONE
     taken = [] if args.dry_run else job_savepoints(storage_conn_id=args.storage_conn_id).take_all(job_ids)
+    collected = _collect(args, job_ids, quarantine, dry_run=args.dry_run)
+    for each in taken:
+        print_message(f"Savepoints of job {each.job} failed: {'; '.join((*each.problems, *each.unreachable))}")
+    return _worst([*taken, *collected])
+
+
+def _collect(
+    args: Namespace, job_ids: list[JobId], quarantine: timedelta | None, *, dry_run: bool
+) -> list[CollectedJob]:
+    gateway, opener = maintenance_gateway(), guarded_storage_opener(args.storage_conn_id)
     collected = list(
         each_job(
             job_ids,
-            lambda job_id: collect_job(gateway, job_id, opener, quarantine=quarantine, dry_run=args.dry_run),
+            lambda job_id: collect_job(gateway, job_id, opener, quarantine=quarantine, dry_run=dry_run),
             CollectedJob,
             side_by_side=SIDE_BY_SIDE,
         )
     )
     print_rows([_collected_row(each) for each in collected if _has_news(each)], args.output)
-    _print_summary(collected, quarantine, dry_run=args.dry_run)
-    for each in taken:
-        print_message(f"Savepoints of job {each.job} failed: {'; '.join((*each.problems, *each.unreachable))}")
-    return _worst([*taken, *collected])
+    _print_summary(collected, quarantine, dry_run=dry_run)
+    return collected
 
 
 def _quarantine(args: Namespace) -> timedelta | None:

@@ -74,13 +74,18 @@ def savepoint(args: Namespace) -> Exit:
 @audited
 def dispose(args: Namespace) -> Exit:
     """Delete a savepoint, also if its job has no rows any more."""
+    if is_confirmed(args, lambda: _dispose(args, dry_run=True), "Delete this savepoint?"):
+        _dispose(args, dry_run=args.dry_run)
+    return Exit.DONE
+
+
+def _dispose(args: Namespace, *, dry_run: bool) -> None:
     opener = storage_opener(args.storage_conn_id)
-    disposed = dispose_savepoint(savepoint_gateway(), maintenance_gateway(), opener, args.pointer, dry_run=args.dry_run)
+    disposed = dispose_savepoint(savepoint_gateway(), maintenance_gateway(), opener, args.pointer, dry_run=dry_run)
     print_rows([{"pointer": redact(disposed.pointer), "bytes": disposed.size_bytes}], args.output)
     size = readable_size(disposed.size_bytes) if disposed.size_bytes else "no files"
-    verb = "would be deleted" if args.dry_run else "deleted"
+    verb = "would be deleted" if dry_run else "deleted"
     print_message(f"{redact(disposed.pointer)} with {size} {verb}.")
-    return Exit.DONE
 
 
 @command

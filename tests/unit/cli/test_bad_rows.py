@@ -25,7 +25,7 @@ OF_A_JOB = {
     "items": ("show", BAD, "--items"),
     "state names": ("state", "names", BAD),
     "state get": ("state", "get", BAD, "totals", "EUR"),
-    "gc": ("gc", BAD),
+    "gc": ("gc", BAD, "--yes"),
     "prune": ("prune", BAD, "--yes"),
     "rewind": ("rewind", BAD, "--before", "2026-01-01", "--yes"),
     "restore": ("restore", BAD, "--from", "memory://savepoints/savepoint-1", "--yes"),
@@ -81,7 +81,7 @@ def test_the_list_of_jobs_goes_on_and_shows_the_others(bad: str, run: Run) -> No
 
 @pytest.mark.parametrize(
     "arguments",
-    [("gc", "--all"), ("gc", BAD, GOOD), ("prune", BAD, GOOD, "--yes"), ("prune", "--older-than", "1d", "--yes")],
+    [("gc", "--all", "--yes"), ("gc", BAD, GOOD, "--yes"), ("prune", BAD, GOOD, "--yes"), ("prune", "--older-than", "1d", "--yes")],
     ids=" ".join,
 )
 def test_maintenance_does_its_work_for_the_others_and_ends_with_1(

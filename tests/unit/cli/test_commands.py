@@ -168,7 +168,7 @@ class TestCheckpoints:
         assert run("checkpoints", job_id_of(JOB), "-o", "json").out == run("checkpoints", JOB, "-o", "json").out
         assert len(rows(run("checkpoints", job_id_of(job_id_of(JOB)), "-o", "json"))) == 1
 
-    @pytest.mark.parametrize("command", [("state", "show"), ("dispose",), ("restore", JOB, "--yes", "--from")])
+    @pytest.mark.parametrize("command", [("state", "show"), ("dispose", "--yes"), ("restore", JOB, "--yes", "--from")])
     def test_ends_with_2_for_a_text_that_is_no_pointer(self, stage, run, command):
         stage.run()
         outcome = run(*command, "savepoint-1")
@@ -233,7 +233,7 @@ class TestGc:
         stage.run()
         stage.run("other")
         before = sum(stage.files().values())
-        outcome = run("gc", "--all", "-o", "json")
+        outcome = run("gc", "--yes", "--all", "-o", "json")
         found = rows(outcome)
         assert (outcome.status, {row["job"] for row in found}) == (0, {JOB, "other"})
         assert sum(row["bytes"] for row in found) == before - sum(stage.files().values())
@@ -242,7 +242,7 @@ class TestGc:
     def test_touches_the_named_jobs_alone(self, stage, run):
         stage.run()
         stage.run("other")
-        assert run("gc", JOB).status == 0
+        assert run("gc", "--yes", JOB).status == 0
         assert (stage.statuses()[1], stage.statuses("other")[1]) == ("subsumed", "SUBSUMED")
 
     def test_a_dry_run_changes_nothing(self, stage, run):
@@ -256,7 +256,7 @@ class TestGc:
     def test_says_what_it_keeps(self, stage, run):
         stage.run()
         stage.attempt()
-        (row,) = rows(run("gc", JOB, "-o", "json"))
+        (row,) = rows(run("gc", "--yes", JOB, "-o", "json"))
         assert row["retained"] == ["operator 'aggregate': attempt 2 (dag.task) has not ended; it pins checkpoint 3"]
 
     def test_ends_with_3_and_goes_on_where_the_storage_of_one_job_does_not_answer(
@@ -267,7 +267,7 @@ class TestGc:
         away = type(stage)(CheckpointStorage.open(str(tmp_path / "away")), stage.clock, stage.store)
         away.run("away")
         lose_storage(monkeypatch, "/away")
-        outcome = run("gc", "--all", "-o", "json")
+        outcome = run("gc", "--yes", "--all", "-o", "json")
         assert outcome.status == 3
         assert [bool(row["problems"]) for row in rows(outcome)] == [True, False]
         assert stage.statuses()[1] == "subsumed"
@@ -275,12 +275,12 @@ class TestGc:
     def test_ends_with_1_where_something_could_not_be_deleted(self, stage, run, monkeypatch):
         stage.run()
         monkeypatch.setattr("airflow_provider_statecheck.storage.discarding.EffectDiscards.discard", lambda *_: ())
-        assert run("gc", "--all").status == 1
+        assert run("gc", "--yes", "--all").status == 1
 
     @pytest.mark.parametrize("arguments", [(), (JOB, "--all"), ("nothing",)], ids=["none", "both", "unknown"])
     def test_ends_with_2_where_it_is_not_clear_which_jobs(self, stage, run, arguments):
         stage.run()
-        outcome = run("gc", *arguments)
+        outcome = run("gc", "--yes", *arguments)
         assert (outcome.status, len(outcome.err.splitlines())) == (2, 1)
         assert stage.statuses()[1] == "SUBSUMED"
 
@@ -365,7 +365,7 @@ class TestPrune:
         assert len(stage.maintenance.jobs()) == 1
 
 
-ALL = [("jobs",), ("checkpoints", JOB), ("verify", JOB), ("gc", "--all"), ("prune", "--yes")]
+ALL = [("jobs",), ("checkpoints", JOB), ("verify", JOB), ("gc", "--all", "--yes"), ("prune", "--yes")]
 DATABASE_ERRORS = [EnvironmentNotReadyError, CoordinatorUnavailableError, CommitStateUnknownError]
 
 
@@ -462,12 +462,12 @@ def test_gc_with_quarantine_deletes_an_orphan_a_day_later(stage, run):
     dead = stage.attempt()
     stage.snapshot(dead, "orphan")
     dead.finish(AttemptStatus.FAILED)
-    outcome = run("gc", JOB, "--quarantine", "-o", "json")
+    outcome = run("gc", "--yes", JOB, "--quarantine", "-o", "json")
     (row,) = rows(outcome)
     assert (outcome.status, row["directories"], len(row["quarantined"])) == (0, [], 1)
     stage.clock.advance(DAY)
-    assert rows(run("gc", JOB, "--quarantine", "--quarantine-age", "2d", "-o", "json"))[0]["directories"] == []
-    (row,) = rows(run("gc", JOB, "--quarantine", "-o", "json"))
+    assert rows(run("gc", "--yes", JOB, "--quarantine", "--quarantine-age", "2d", "-o", "json"))[0]["directories"] == []
+    (row,) = rows(run("gc", "--yes", JOB, "--quarantine", "-o", "json"))
     assert (len(row["directories"]), row["quarantined"]) == (1, [])
 
 
@@ -476,10 +476,10 @@ def test_an_age_without_a_quarantine_is_refused_and_deletes_nothing(stage, run):
     stage.snapshot(dead, "orphan")
     dead.finish(AttemptStatus.FAILED)
     before = stage.files()
-    outcome = run("gc", JOB, "--quarantine-age", "7d")
+    outcome = run("gc", "--yes", JOB, "--quarantine-age", "7d")
     assert (outcome.status, "add --quarantine" in outcome.err, stage.files()) == (2, True, before)
 
 
 def test_a_quarantine_shorter_than_a_day_is_wrong_usage(stage, run):
     stage.run()
-    assert run("gc", JOB, "--quarantine", "--quarantine-age", "1h").status == 2
+    assert run("gc", "--yes", JOB, "--quarantine", "--quarantine-age", "1h").status == 2
