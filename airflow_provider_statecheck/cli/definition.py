@@ -28,6 +28,7 @@ _MODULES = {
     "dispose": "savepoint_commands",
     "rescale": "savepoint_commands",
     "restore": "savepoint_commands",
+    "uninstall": "uninstall_command",
     "stats": "state_commands",
     "state show": "state_commands",
     "state get": "state_commands",
@@ -136,7 +137,12 @@ def get_statecheck_commands() -> list[CLICommand]:
         GroupCommand(
             name="statecheck",
             help="Checkpoints of Spark tasks",
-            subcommands=(*_read_only_commands(), *_changing_commands(), _serving_command()),
+            subcommands=(
+                *_read_only_commands(),
+                *_changing_commands(),
+                _removing_command(),
+                _serving_command(),
+            ),
         )
     ]
 
@@ -417,6 +423,21 @@ def _changing_commands() -> tuple[ActionCommand, ...]:
             ARG_YES,
             ARG_STORAGE,
         ),
+    )
+
+
+def _removing_command() -> ActionCommand:
+    return _command(
+        "uninstall",
+        "List what this provider keeps in the database and on the storage, and remove it",
+        Arg(
+            ("--storage",),
+            action="store_true",
+            help="Also delete the files of all jobs; without it, only the tables are removed",
+        ),
+        ARG_DRY_RUN,
+        ARG_YES,
+        ARG_STORAGE,
     )
 
 

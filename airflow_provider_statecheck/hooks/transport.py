@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.maintenance.recover import JobRecovery
     from airflow_provider_statecheck.maintenance.rewind import JobRewinding
     from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
+    from airflow_provider_statecheck.metadata.provider_tables import ProviderTables
     from airflow_provider_statecheck.queryable.reads import StateReads
 
 
@@ -377,6 +378,17 @@ def job_rewinding() -> JobRewinding:
     :raises EnvironmentNotReadyError: Airflow's database is not accessible.
     """
     return _local_services("rewind").rewinding
+
+
+def provider_tables() -> ProviderTables:
+    """
+    Return the tables of this package as a whole.
+
+    :raises EnvironmentNotReadyError: Airflow's database is not accessible.
+    """
+    from airflow_provider_statecheck.metadata.provider_tables import ProviderTables
+
+    return ProviderTables(_local_services("uninstall").engine())
 
 
 def _local_services(command: str) -> Services:

@@ -28,8 +28,14 @@ DESTRUCTIVE: dict[str, Callable[[WrittenStage, Run], tuple[str, ...]]] = {
     "gc": lambda stage, run: ("gc", JOB),
     "prune": lambda stage, run: ("prune", JOB),
     "dispose": lambda stage, run: ("dispose", saved(stage, run)),
-    "rewind": lambda stage, run: ("rewind", JOB, "--before", stage.maintenance.describe(job_id_of(JOB)).checkpoints[0].run_key),
+    "rewind": lambda stage, run: (
+        "rewind",
+        JOB,
+        "--before",
+        stage.maintenance.describe(job_id_of(JOB)).checkpoints[0].run_key,
+    ),
     "restore": lambda stage, run: ("restore", JOB, "--from", saved(stage, run)),
+    "uninstall": lambda stage, run: ("uninstall", "--storage"),
 }
 
 
@@ -49,7 +55,7 @@ def test_each_command_with_a_dry_run_asks_unless_it_only_adds() -> None:
     ("kind", "typed", "status"),
     [(io.StringIO, "y\n", 2), (Terminal, "n\n", 0), (Terminal, "", 2), (InterruptedTerminal, "", 2)],
 )
-@pytest.mark.parametrize("command", ["gc", "dispose"])
+@pytest.mark.parametrize("command", ["gc", "dispose", "uninstall"])
 def test_nothing_is_deleted_without_a_yes(
     stage: WrittenStage, run: Run, monkeypatch, command, kind, typed, status
 ) -> None:

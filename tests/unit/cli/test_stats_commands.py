@@ -21,6 +21,7 @@ from airflow_provider_statecheck.cli import (
     maintenance_commands,
     savepoint_commands,
     state_commands,
+    uninstall_command,
 )
 from airflow_provider_statecheck.get_provider_info import get_provider_info
 from airflow_provider_statecheck.spark.attempt import StageAttempt
@@ -279,6 +280,7 @@ MODULES = (
     maintenance_commands,
     savepoint_commands,
     state_commands,
+    uninstall_command,
 )
 
 
