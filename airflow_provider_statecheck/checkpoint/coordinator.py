@@ -105,7 +105,11 @@ class AttemptCoordinator(StoredJobs):
 
     def register(self, request: RegisterAttempt) -> AttemptGrant:
         require_valid(request)
-        grant = self._register(request)
+        try:
+            grant = self._register(request)
+        except StateCheckError as error:
+            self._record_refusal(request, error)
+            raise
         log.debug(
             "Job %s operator %s: attempt %s registered for %s (%s)",
             request.job_name,
@@ -227,6 +231,19 @@ class AttemptCoordinator(StoredJobs):
             else:
                 self._require_gone(found, request)
                 dead.append(found.rival)
+
+    def _record_refusal(self, request: RegisterAttempt, error: StateCheckError) -> None:
+        if error.retryable or request.waits:
+            return
+        try:
+            with self._store.transaction(job_id_of(request.job_name)) as tx:
+                known = map(tx.operator, map(operator_id_of, (request.uid, *request.former_uids)))
+                # Of a new operator that was refused, the job has nothing.
+                operator = next(filter(None, known), None) or next(iter(tx.view().operators), None)
+                if operator is not None:
+                    statistics.refused(tx, operator.operator_id, request.owner, error)
+        except StateCheckError as unrecorded:
+            log.debug("The refusal of %s is not recorded: %s", request.owner.label, unrecorded)
 
     def _require_its_turn(self, request: RegisterAttempt) -> None:
         if not request.waits or is_test_job(request.job_name):

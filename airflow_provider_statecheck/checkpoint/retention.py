@@ -21,6 +21,7 @@ from enum import StrEnum
 from airflow_provider_statecheck.checkpoint import transitions
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, is_test_job, job_name
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.checkpoint.records import (
     ActionRecord,
     AttemptOwner,
@@ -444,7 +445,12 @@ def complete_removal(tx: JobTransaction, view: JobView) -> None:
     """
     action = open_removal(view)
     if action is not None:
-        _end_removal(tx, action, RequestStatus.COMPLETED, f"the job and its {len(view.attempts)} attempts were removed")
+        _end_removal(
+            tx,
+            action,
+            RequestStatus.COMPLETED,
+            f"the job was removed with {counted(len(view.attempts), 'attempt')}",
+        )
 
 
 def _end_removal(tx: JobTransaction, action: ActionRecord, status: RequestStatus, message: str) -> None:
