@@ -172,7 +172,7 @@ def _read_only_commands() -> tuple[CLICommand, ...]:
             Arg(
                 ("--status",),
                 choices=("pending", "completed", "subsumed", "aborted", "disposed"),
-                help="Only checkpoints with this status",
+                help="Only checkpoints with this status; a newer checkpoint has replaced a subsumed one",
             ),
             ARG_LIMIT,
             Arg(("--before",), type=number, metavar="ID", help="Only checkpoints with a lower id"),
@@ -315,13 +315,13 @@ def _changing_commands() -> tuple[ActionCommand, ...]:
         ),
         _command(
             "prune",
-            "Remove old rows of ended checkpoints and attempts, or whole jobs with their files",
+            "Remove old database rows of ended checkpoints and attempts, or whole jobs with their files",
             ARG_JOBS,
             Arg(
                 ("--older-than",),
                 type=age,
                 metavar="AGE",
-                help="Minimum age of the rows to remove, such as 60d; also removes whole jobs whose Dag run is over for that time "
+                help="Minimum age of the database rows to remove, such as 60d; also removes whole jobs whose Dag run is over for that time "
                 "(default: 30d)",
             ),
             Arg(("--test-jobs",), action="store_true", help="Also remove whole jobs of test runs"),
@@ -390,7 +390,7 @@ def _changing_commands() -> tuple[ActionCommand, ...]:
         ),
         _command(
             "recover",
-            "Rebuild the rows of jobs from their checkpoints after a loss of the database",
+            "Rebuild the database rows of jobs from their checkpoints after a loss of the database",
             Arg(("directory",), metavar="CHECKPOINT_DIR", help="Checkpoint directory, such as s3://lake/checkpoints"),
             Arg(("--job",), metavar="JOB", help="Only the job with this name or id"),
             Arg(("--savepoints",), metavar="URI", help="Directory of savepoints to register"),

@@ -18,6 +18,7 @@ from airflow_provider_statecheck.checkpoint.job_list import (
     JobsPage,
     ListedStatus,
 )
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
 from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE
 from airflow_provider_statecheck.checkpoint.store import CheckpointPage
@@ -78,7 +79,7 @@ def jobs(args: Namespace) -> Exit:
     counts = listed[0].counts
     left = (sum(counts.values()) if args.status is None else counts.get(args.status, 0)) - len(shown)
     if left > 0:
-        print_message(f"{left} more jobs; raise --limit to list them.")
+        print_message(f"{counted(left, 'more job')}; raise --limit to list them.")
     return Exit.DONE
 
 
@@ -139,7 +140,7 @@ def recover(args: Namespace) -> Exit:
     recovered = recoveries.recover(args.directory, args.job)
     print_rows([_recovered_row(each) for each in recovered], args.output)
     verb = "would be recovered" if args.dry_run else "recovered"
-    print_message(f"{sum(each.is_recovered for each in recovered)} of {len(recovered)} jobs {verb}.")
+    print_message(f"{sum(each.is_recovered for each in recovered)} of {counted(len(recovered), 'job')} {verb}.")
     return _worst(recovered)
 
 
@@ -203,7 +204,7 @@ def prune(args: Namespace) -> Exit:
     named = tuple(_job_ids(gateway, args.jobs)) if args.jobs else ()
     request = PruneRequest(job_ids=named, older_than=args.older_than, test_jobs=args.test_jobs, dry_run=args.dry_run)
     preview = replace(request, dry_run=True)
-    if not is_confirmed(args, lambda: _prune(args, gateway, preview), "Remove these rows and files?"):
+    if not is_confirmed(args, lambda: _prune(args, gateway, preview), "Remove these database rows and files?"):
         return Exit.DONE
     return _prune(args, gateway, request)
 
@@ -239,7 +240,9 @@ def _prune(args: Namespace, gateway: JobMaintenance, request: PruneRequest) -> E
     print_rows([_pruned_row(each) for each in pruned if each.has_changes], args.output)
     tokens = 0 if request.job_ids else _drop_tokens(gateway, request)
     verb = "would be removed" if request.dry_run else "removed"
-    print_message(f"{sum(each.is_removed for each in pruned)} of {len(pruned)} jobs and {tokens} ended tokens {verb}.")
+    print_message(
+        f"{sum(each.is_removed for each in pruned)} of {counted(len(pruned), 'job')} and {counted(tokens, 'ended token')} {verb}."
+    )
     return _worst(pruned)
 
 
@@ -307,11 +310,13 @@ def _recovered_row(job: RecoveredJob) -> Row:
 def _print_summary(collected: list[CollectedJob], quarantine: timedelta | None, *, dry_run: bool) -> None:
     total, count = sum(each.deleted_bytes for each in collected), sum(len(each.deleted) for each in collected)
     verb = "would be deleted" if dry_run else "deleted"
-    print_message(f"{len(collected)} jobs checked, {count} directories with {readable_size(total)} {verb}.")
+    print_message(
+        f"{counted(len(collected), 'job')} checked, {counted(count, 'directory')} with {readable_size(total)} {verb}."
+    )
     quarantined = sum(len(each.quarantined) for each in collected)
     if quarantined:
         print_message(
-            f"{quarantined} orphans quarantined; a run after {quarantine} deletes those that are still orphans."
+            f"{counted(quarantined, 'orphan')} quarantined; a run after {quarantine} deletes those that are still orphans."
         )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
 from airflow_provider_statecheck.checkpoint.ids import is_uri
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.checkpoint.retention import custody_of
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.statistics import snapshot_of
@@ -128,7 +129,7 @@ def _figure_rows(summary: SnapshotSummary) -> Iterator[Row]:
         unit = "iterations" if loop.is_iteration else "items"
         yield _figure_row("loop", loop.name, f"{loop.finished}{total} {unit} finished", seconds=loop.seconds)
     for source in summary.sources:
-        yield _figure_row("source", source.uid, f"{source.finished_splits} of {source.total_splits} splits read")
+        yield _figure_row("source", source.uid, f"{source.finished_splits} of {source.total_splits} parts of the input read")
     for state in summary.states:
         name = "/".join(filter(None, (state.uid, state.name)))
         yield _figure_row(f"{state.kind} state", name, state.type, rows=state.keys, size=state.size_bytes)
@@ -393,7 +394,7 @@ def _show_items(args: Namespace) -> Exit:
     rows, following = _read(args, lambda stages: _item_rows(stages, args.name, args.limit))
     print_values(rows, args.output)
     if following:
-        print_message(f"There are {following} more items; raise --limit to show them.")
+        print_message(f"{counted(following, 'more item')}; raise --limit to show them.")
     return Exit.DONE
 
 

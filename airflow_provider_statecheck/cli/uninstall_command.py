@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.checkpoint.ids import job_uri
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.cli.output import (
     Exit,
     Row,
@@ -70,7 +71,7 @@ def _list(args: Namespace, rows: dict[str, int], views: list[JobView]) -> None:
     running = [view.job.name for view in views if any(map(view.has_open_attempt, view.operators))]
     if running:
         print_message(
-            f"Attempts of {len(running)} jobs have not ended, such as of {running[0]}; their tasks will fail."
+            f"{counted(len(running), 'job')} with an attempt that has not ended, such as {running[0]}: the tasks will fail."
         )
 
 
@@ -119,7 +120,7 @@ def _tell_what_is_left(views: list[JobView], *, with_files: bool) -> None:
     savepoints = [str(row["name"]) for view in views for row in _savepoints(view)]
     if savepoints:
         print_message(
-            f"{len(savepoints)} savepoints belong to their users and were not deleted, such as {savepoints[0]}."
+            f"Savepoints belong to their users and were not deleted: {counted(len(savepoints), 'savepoint')}, such as {savepoints[0]}."
         )
     if views and not with_files:
         print_message("The files of the jobs were not deleted: 'airflow statecheck recover' makes new rows from them.")

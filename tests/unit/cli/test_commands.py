@@ -86,7 +86,7 @@ class TestJobs:
             stage.attempt(job)
         outcome = run("jobs", "--name", "Sales/", "--sort", "name", "--limit", "2", "-o", "json")
         assert [row["name"] for row in rows(outcome)] == ["sales/1", "sales/2"]
-        assert outcome.err == "1 more jobs; raise --limit to list them.\n"
+        assert outcome.err == "1 more job; raise --limit to list them.\n"
         reverse = run("jobs", "--status", "running", "--sort", "name", "--reverse", "-o", "json")
         assert [row["name"] for row in rows(reverse)] == ["sales/3", "sales/2", "sales/1", "other"]
         for arguments in (("--status", "failed"), ("--dag-id", "nightly")):
@@ -322,7 +322,7 @@ class TestPrune:
             monkeypatch.setattr("sys.stdin", Terminal(answer))
             outcome = run("prune", "--test-jobs")
             assert (outcome.status, len(stage.maintenance.jobs())) == (0, left), answer
-            assert "Remove these rows and files? [y/N]" in outcome.err
+            assert "Remove these database rows and files? [y/N]" in outcome.err
 
     @pytest.mark.parametrize(("answer", "shown"), [("y\n", 1), ("n\n", 0)])
     def test_only_what_was_changed_is_on_stdout(self, stage, run, monkeypatch, answer, shown):
@@ -423,7 +423,7 @@ def test_a_dry_run_of_recover_makes_nothing(stage, run):
     lost(stage)
     outcome = run("recover", stage.storage.base_uri, "--dry-run")
     assert (outcome.status, stage.maintenance.jobs()) == (0, ())
-    assert "1 of 1 jobs would be recovered" in outcome.err
+    assert "1 of 1 job would be recovered" in outcome.err
 
 
 def test_a_dry_run_refuses_the_directory_of_another_program_as_the_run_does(stage, run):
@@ -432,7 +432,7 @@ def test_a_dry_run_refuses_the_directory_of_another_program_as_the_run_does(stag
     stage.storage.write_bytes(foreign, b"not a checkpoint")
     dry, real = (run("recover", stage.storage.base_uri, *options, "-o", "json") for options in (("--dry-run",), ()))
     assert (dry.status, dry.out) == (real.status, real.out)
-    assert (dry.status, "0 of 1 jobs would be recovered" in dry.err, stage.maintenance.jobs()) == (1, True, ())
+    assert (dry.status, "0 of 1 job would be recovered" in dry.err, stage.maintenance.jobs()) == (1, True, ())
     assert "found 20260801" in dry.out
 
 

@@ -81,4 +81,4 @@ def test_keeps_the_tables_while_files_of_a_job_cannot_be_deleted(
 
 def test_says_that_tasks_of_running_jobs_will_fail(stage: WrittenStage, run: Run) -> None:
     stage.attempt()
-    assert f"such as of {JOB}; their tasks will fail" in run("uninstall", "--dry-run").err
+    assert f"such as {JOB}: the tasks will fail" in run("uninstall", "--dry-run").err
