@@ -1,4 +1,4 @@
-"""What is kept of saved work after changes that no other test makes; ``docs/rules/kept.md`` lists them all."""
+"""What is kept of saved work after changes that no other test makes; ``docs/inside/rules/kept.md`` lists them all."""
 
 from __future__ import annotations
 
