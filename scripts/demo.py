@@ -270,7 +270,7 @@ def compare(report: Path, expected: Path, view: JobView) -> int:
     say(f"    the task           dags/{DAG}.py")
     say(f"    what the log says  grep -E 'restores|restored|retains' {LOG.relative_to(ROOT)}")
     say(f"    the checkpoint     {latest.location if latest else '?'}")
-    say("    on Airflow's pages make up, and docs/tour.md")
+    say("    on Airflow's pages make up, and docs/start/tour.md")
     return 0
 
 

@@ -104,7 +104,7 @@ def _show_addresses(folder: Path, services: list[Service], choices: Mapping[str,
     say(
         'Command line   make cli ARGS="jobs", for airflow statecheck with the database and the store of this installation'
     )
-    say("Next: make status, make logs, make down; docs/docker.md has experiments with failures.")
+    say("Next: make status, make logs, make down; docs/operate/docker.md has experiments with failures.")
 
 
 if __name__ == "__main__":

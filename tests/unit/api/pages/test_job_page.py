@@ -9,10 +9,10 @@ import pytest
 from airflow_provider_statecheck.api.pages.job_views import OPERATORS_ON_PAGE
 from airflow_provider_statecheck.api.pages.routes import LARGEST_SECTIONS
 from airflow_provider_statecheck.checkpoint import messages
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.ids import operator_id_of
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
 from airflow_provider_statecheck.checkpoint.retention import SILENCE
-from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.metadata.tables import Caller
 from tests.messages import make_owner
@@ -410,7 +410,7 @@ class TestOperatorWithoutCheckpoint:
 
 def test_output_is_listed_as_unpublished_only_until_it_is_published(site: Site) -> None:
     job = site.job().begin()
-    summary = SnapshotSummary(open_commits=("output of checkpoint 1: 2 pieces",))
+    summary = CheckpointSummary(open_commits=("output of checkpoint 1: 2 pieces",))
     number = job.checkpoint(summary=summary, has_commit=True)
     pages = (path_of(job), f"{path_of(job)}/checkpoints/{number}")
     assert all("output of checkpoint 1" in site.read(page).text for page in pages)

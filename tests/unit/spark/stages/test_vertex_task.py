@@ -17,7 +17,7 @@ from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL, EMPTY_MESSAGE, ROWS_COLUMN
-from airflow_provider_statecheck.spark.stages.executor.operator_run import OperatorTask, SnapshotMoment, SubtaskContext
+from airflow_provider_statecheck.spark.stages.executor.node_run import NodeTask, StateCapture, SubtaskContext
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport, VertexTask
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, MapNode, ProcessNode, Sum
@@ -33,7 +33,7 @@ from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeyS
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 SCHEMA = pa.schema([("id", pa.int64()), ("total", pa.int64())])
-SUMS = OperatorTask(
+SUMS = NodeTask(
     uid="stage/sums",
     node=AggregateNode(uid="sums", aggregates={"total": Sum("v")}, emits_changes=True),
     output_schema=SCHEMA,
@@ -41,7 +41,7 @@ SUMS = OperatorTask(
 )
 
 
-def task_of(folder: Path, *operators: OperatorTask, **changes: Any) -> VertexTask:
+def task_of(folder: Path, *operators: NodeTask, **changes: Any) -> VertexTask:
     """Return the task of a vertex whose output the next vertex reads."""
     attempt = AttemptRef(job_id=job_id_of("job"), operator_id=operator_id_of("stage"), epoch=1)
     task = VertexTask(
@@ -55,7 +55,7 @@ def task_of(folder: Path, *operators: OperatorTask, **changes: Any) -> VertexTas
         storage=CheckpointStorage.open(folder.as_uri()),
         attempt=attempt,
         config=CheckpointConfig(),
-        moment=SnapshotMoment(checkpoint=CheckpointMetaData(1, datetime.fromtimestamp(0, UTC))),
+        moment=StateCapture(checkpoint=CheckpointMetaData(1, datetime.fromtimestamp(0, UTC))),
         context=SubtaskContext(
             job_id=attempt.job_id,
             parallelism=1,
@@ -117,12 +117,12 @@ def doubled(value: Any) -> Any:
     return value[0], 2 * value[1]
 
 
-HELD = OperatorTask(uid="stage/held", node=MapNode(uid="held", function=Held()), output_schema=SCHEMA)
-DOUBLED = OperatorTask(uid="stage/doubled", node=MapNode(uid="doubled", function=doubled), output_schema=SCHEMA)
+HELD = NodeTask(uid="stage/held", node=MapNode(uid="held", function=Held()), output_schema=SCHEMA)
+DOUBLED = NodeTask(uid="stage/doubled", node=MapNode(uid="doubled", function=doubled), output_schema=SCHEMA)
 
 
-def moment(*, is_end: bool) -> SnapshotMoment:
-    return SnapshotMoment(checkpoint=CheckpointMetaData(1, datetime.fromtimestamp(0, UTC)), is_end_of_input=is_end)
+def moment(*, is_end: bool) -> StateCapture:
+    return StateCapture(checkpoint=CheckpointMetaData(1, datetime.fromtimestamp(0, UTC)), is_end_of_input=is_end)
 
 
 def test_end_of_the_input_passes_the_following_functions_and_is_in_the_state(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ class Failing(KeyedProcessFunction[Any, Any, Any]):
         yield value.id, value.total
 
 
-FAILING = OperatorTask(
+FAILING = NodeTask(
     uid="stage/failing",
     node=ProcessNode(uid="failing", function=Failing(), output="id long, total long"),
     output_schema=SCHEMA,
@@ -166,7 +166,7 @@ def test_an_error_of_a_function_has_its_uid_and_the_key(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError, match="no total") as error:
         run(task_of(tmp_path, FAILING), table)
     assert error.value.__notes__ == ["In the function 'stage/failing', for the key 2"]
-    mapped = OperatorTask(
+    mapped = NodeTask(
         uid="stage/map", node=MapNode(uid="map", function=lambda row: row.nothing, output=None), output_schema=SCHEMA
     )
     with pytest.raises(AttributeError, match="Expected one of the columns id, total") as error:
@@ -179,12 +179,12 @@ def test_an_error_of_a_function_has_its_uid_and_the_key(tmp_path: Path) -> None:
 )
 def test_declared_output_is_checked_without_a_sink_too(tmp_path: Path, emitted: Any, fits: bool) -> None:
     node = MapNode(uid="map", function=lambda row: emitted, output="id long, total long")
-    task = task_of(tmp_path, OperatorTask(uid="stage/map", node=node, output_schema=SCHEMA), order=(), is_last=True)
+    task = task_of(tmp_path, NodeTask(uid="stage/map", node=node, output_schema=SCHEMA), order=(), is_last=True)
     with nullcontext() if fits else pytest.raises(UnsupportedStateError, match="Expected elements with the columns"):
         run(task, pa.table({"id": [1], "total": [10]}))
 
 
 def test_output_that_is_not_declared_and_not_read_is_free(tmp_path: Path) -> None:
     node = MapNode(uid="map", function=lambda row: None, output=None)
-    task = task_of(tmp_path, OperatorTask(uid="stage/map", node=node, output_schema=SCHEMA), order=(), is_last=True)
+    task = task_of(tmp_path, NodeTask(uid="stage/map", node=node, output_schema=SCHEMA), order=(), is_last=True)
     run(task, pa.table({"id": [1], "total": [10]}))
