@@ -136,7 +136,7 @@ class Airflow:
         if not inspect(self.engine).has_table("alembic_version_statecheck"):
             return None
         with self.engine.connect() as connection:
-            return connection.execute(text("SELECT version_num FROM alembic_version_statecheck")).scalar_one()
+            return str(connection.execute(text("SELECT version_num FROM alembic_version_statecheck")).scalar_one())
 
     def keeps_its_own(self) -> bool:
         """Tell whether the row in Airflow's own table is there."""

@@ -11,8 +11,8 @@ import pytest
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.exceptions import AccessDeniedError, CheckpointNotFoundError
 from airflow_provider_statecheck.hooks.transport import find_job
+from scripts.docs.commands import commands
 from tests.unit.cli.conftest import InterruptedTerminal, Run, Terminal, rows
-from tests.unit.cli.test_stats_commands import commands
 from tests.unit.written_stage import JOB, WrittenStage
 
 ADDS_ONLY = {"recover"}

@@ -169,9 +169,9 @@ def test_an_error_of_a_function_has_its_uid_and_the_key(tmp_path: Path) -> None:
     mapped = NodeTask(
         uid="stage/map", node=MapNode(uid="map", function=lambda row: row.nothing, output=None), output_schema=SCHEMA
     )
-    with pytest.raises(AttributeError, match="Expected one of the columns id, total") as error:
+    with pytest.raises(AttributeError, match="Expected one of the columns id, total") as wrong_name:
         run(task_of(tmp_path, mapped, order=()), table.drop_columns([KEY_GROUP_COLUMN]))
-    assert error.value.__notes__ == ["In the function 'stage/map'"]
+    assert wrong_name.value.__notes__ == ["In the function 'stage/map'"]
 
 
 @pytest.mark.parametrize(
