@@ -66,15 +66,3 @@ def test_every_block_of_a_page_runs(page: Path, results: dict[str, Any]) -> None
         said = results["printed"][result["block"]][-3000:]
         assert result["error"] is None, f"{result['block']}:\n{said}\n{result['error']}"
     assert [result["block"] for result in results[name_of(page)]] == python_blocks(page)
-
-
-def test_the_output_that_a_page_shows_is_printed(results: dict[str, Any]) -> None:
-    page = ROOT / "docs" / "use" / "stages.md"
-    [printed] = [each["block"] for each in results[name_of(page)] if ".show(" in _code_of(page, each["block"])]
-    [shown] = [block.code for block in blocks_of(page) if "only showing" in block.code]
-
-    assert shown.rstrip() in results["printed"][printed]
-
-
-def _code_of(page: Path, name: str) -> str:
-    return next(block.code for block in blocks_of(page) if block.name == name)
