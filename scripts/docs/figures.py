@@ -34,16 +34,22 @@ def figures_list() -> str:
     """Return what a retry saves, what checkpoints cost, and how the peers compare, as a list in Markdown."""
     ours, peer = _retry("ours"), _retry("SparkSubmitOperator")
     lines = (
-        f"**Saved by a retry.** A step of {ours.undisturbed:.0f} s is killed after {_killed_at():.0%} of its rows: "
-        f"the retry takes {ours.last_try:.0f} s instead of {peer.last_try:.0f} s ({_source('R3')}).",
-        f"**Cost without a failure.** {_overhead('R3', 'undisturbed vs a plain write')} for this step, "
-        f"{_overhead('O1', 'checkpoints at the automatic interval')} for a stage at the automatic interval "
-        f"({_source('O1')}), and {_overhead('R1', 'undisturbed vs SparkSubmitOperator')} for a job that saves "
-        f"all rows after each of five shuffles ({_source('R1')}).",
-        f"**Against peers.** A keyed Python function runs {_ratio('K2', 'l_suppkey vs transformWithStateInPandas')} times as "
-        f"fast as `transformWithStateInPandas` ({_source('K2')}). Killed and resumed, the step above is "
-        f"{_ratio('R3', 'killed at 90% and retried, in undisturbed times vs Daft')} times as fast as Daft and "
-        f"{_ratio('R3', 'killed at 90% and retried, in undisturbed times vs Ray Data')} times as fast as Ray Data.",
+        (
+            f"**Saved by a retry.** A step of {ours.undisturbed:.0f} s is killed after {_killed_at():.0%} of its rows: "
+            f"the retry takes {ours.last_try:.0f} s instead of {peer.last_try:.0f} s ({_source('R3')})."
+        ),
+        (
+            f"**Cost without a failure.** {_overhead('R3', 'undisturbed vs a plain write')} for this step, "
+            f"{_overhead('O1', 'checkpoints at the automatic interval')} for a stage at the automatic interval "
+            f"({_source('O1')}), and {_overhead('R1', 'undisturbed vs SparkSubmitOperator')} for a job that saves "
+            f"all rows after each of five shuffles ({_source('R1')})."
+        ),
+        (
+            f"**Against peers.** A keyed Python function runs {_ratio('K2', 'l_suppkey vs transformWithStateInPandas')} times as "
+            f"fast as `transformWithStateInPandas` ({_source('K2')}). Killed and resumed, in units of its own undisturbed time, the step above is "
+            f"{_ratio('R3', 'killed at 90% and retried, in undisturbed times vs Daft')} times as fast as Daft and "
+            f"{_ratio('R3', 'killed at 90% and retried, in undisturbed times vs Ray Data')} times as fast as Ray Data."
+        ),
     )
     return "\n".join(f"- {line}" for line in lines)
 
@@ -80,7 +86,7 @@ def _case(name: str, start: str) -> float:
 
 
 def _ratio(name: str, start: str) -> str:
-    return f"{_case(name, start):.2g}" if _case(name, start) >= 2 else f"{_case(name, start):.2f}"  # noqa: PLR2004
+    return f"{_case(name, start):.2g}" if _case(name, start) >= 2 else f"{_case(name, start):.2f}"
 
 
 def _overhead(name: str, start: str) -> str:
@@ -101,8 +107,10 @@ def retry_picture(colors: Colors) -> str:
     title = f"A Spark task, killed after {_killed_at():.0%} of its rows, and its retry"
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-            'font-family="system-ui, sans-serif" font-size="14" role="img">',
+            (
+                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+                'font-family="system-ui, sans-serif" font-size="14" role="img">'
+            ),
             f"<title>{escape(title)}</title>",
             f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="{colors.back}"/>',
             _text(_LEFT, 32, title, colors.text, 'font-weight="bold" font-size="16"'),

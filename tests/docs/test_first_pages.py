@@ -21,7 +21,7 @@ BY_NAME = {"killed"}
 """Outputs that ``test_first_minutes`` compares."""
 _REGION = re.compile(r"<!-- generated: .*?<!-- end -->", re.DOTALL)
 _FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
-_FIGURE = re.compile(r"\d+(?:\.\d+)?\s*(?:%|x\b|×|times\b|s\b|seconds\b|GB\b|MB\b)")
+_FIGURE = re.compile(r"\d+(?:\.\d+)?\s*(?:%|x\b|times\b|s\b|seconds\b|GB\b|MB\b)")
 
 
 def prose(page: Path) -> str:

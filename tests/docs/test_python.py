@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -72,7 +73,7 @@ def test_every_block_of_a_page_runs(page: Path, results: dict[str, Any]) -> None
 def pairs_with_output(page: Path) -> list[tuple[Block, Block]]:
     """Return the blocks that run with the blocks right after them that show what they print."""
     blocks = blocks_of(page)
-    pairs = zip(blocks, blocks[1:], strict=False)
+    pairs = itertools.pairwise(blocks)
     return [(run, shown) for run, shown in pairs if runs_alone(run) and shown.output == "above"]
 
 
