@@ -1,5 +1,5 @@
 """
-Writers of sorted tables to parts: state files, and Parquet files of canonical savepoints.
+Writers of sorted tables to run files: state files, and Parquet files of canonical savepoints.
 
 In a Parquet file, a row group is a block. It is a contiguous range of bytes, so that it is read and verified like a block of an Arrow file.
 The columns are those that users read, in the order of the columns of the backend.
@@ -28,13 +28,13 @@ from airflow_provider_statecheck.state.arrow.layout import (
     position_names,
     single,
 )
-from airflow_provider_statecheck.state.arrow.part_files import (
+from airflow_provider_statecheck.state.arrow.run_files import (
     BLOCK_FIELDS,
     Footer,
-    Part,
-    PartBytes,
-    Parts,
-    corrupt_part,
+    RunBytes,
+    RunFile,
+    RunFiles,
+    corrupt_run_file,
 )
 from airflow_provider_statecheck.state.bounded_process import run_bounded
 from airflow_provider_statecheck.state.keyed.expiry import timed_cells
@@ -49,9 +49,9 @@ _PREFIX_SIZE = 8
 BlockNumbers = tuple[int, int, int, int]
 
 
-class PartWriter:
+class RunWriter:
     """
-    Writer of sorted tables to parts.
+    Writer of sorted tables to run files.
 
     :param schema: Arrow schema of the rows.
     :param open_stream: Opens the stream of a new file.
@@ -65,23 +65,23 @@ class PartWriter:
         state: StateSchema,
         open_stream: Callable[[], CheckpointStateOutputStream],
         settings: ArrowStateSettings,
-        open_file: OpenPartFile | None = None,
+        open_file: RunFileOpener | None = None,
     ) -> None:
         self._schema = schema
         self._state = state
         self._open_stream = open_stream
         self._settings = settings
-        self._open_file = open_file or ArrowPartFile
+        self._open_file = open_file or ArrowRunFile
         self._pending: Any = None
-        self._file: PartFile | None = None
-        self.parts: list[Part] = []
-        """Complete parts."""
+        self._file: OpenRunFile | None = None
+        self.run_files: list[RunFile] = []
+        """Complete files."""
 
-    def write_all(self, tables: Iterable[Any]) -> Parts:
+    def write_all(self, tables: Iterable[Any]) -> RunFiles:
         """
-        Write sorted tables in their order, and return all parts.
+        Write sorted tables in their order, and return all run files.
 
-        :raises StorageError: if the storage fails; complete parts remain on the storage.
+        :raises StorageError: if the storage fails; complete run files remain on the storage.
         """
         try:
             for table in tables:
@@ -93,7 +93,7 @@ class PartWriter:
             if self._file is not None:
                 self._file.abort()
             raise
-        return tuple(self.parts)
+        return tuple(self.run_files)
 
     def _append(self, table: Any) -> None:
         if table.num_rows == 0:
@@ -128,10 +128,10 @@ class PartWriter:
     def _close_file(self) -> None:
         if self._file is not None:
             file, self._file = self._file, None
-            self.parts.append(file.close(self._state))
+            self.run_files.append(file.close(self._state))
 
 
-class PartFile(ABC):
+class OpenRunFile(ABC):
     """
     Open state file. Subclasses define its format.
 
@@ -140,7 +140,7 @@ class PartFile(ABC):
 
     def __init__(self, schema: Any, stream: CheckpointStateOutputStream, compression: str | None) -> None:
         self._schema = schema
-        self._sink = PartSink(stream)
+        self._sink = RunFileSink(stream)
         self._position_names = position_names(schema.names)
         self._firsts: list[Any] = []
         self._blocks: list[BlockNumbers] = []
@@ -160,15 +160,15 @@ class PartFile(ABC):
         if DELETED in self._schema.names:
             self._deletions += single(rows.column(DELETED)).true_count
 
-    def close(self, state: StateSchema) -> Part:
-        """Close the file and return its part."""
+    def close(self, state: StateSchema) -> RunFile:
+        """Close the file and return it as run file of its run."""
         try:
             footer = self._write_end()
         except BaseException:
             self.abort()
             raise
         handle = handle_of(self._sink.stream)
-        return Part(
+        return RunFile(
             path=self._path_of(handle),
             handle=handle,
             state=state,
@@ -209,10 +209,10 @@ def handle_of(stream: CheckpointStateOutputStream) -> StreamStateHandle:
     return handle
 
 
-OpenPartFile = Callable[[Any, CheckpointStateOutputStream, str | None], PartFile]
+RunFileOpener = Callable[[Any, CheckpointStateOutputStream, str | None], OpenRunFile]
 
 
-class ArrowPartFile(PartFile):
+class ArrowRunFile(OpenRunFile):
     """Arrow IPC file, in which each record batch is a block."""
 
     def __init__(self, schema: Any, stream: CheckpointStateOutputStream, compression: str | None) -> None:
@@ -241,7 +241,7 @@ def _header_length(written: bytes) -> int:
     return _MAGIC_SIZE + _PREFIX_SIZE + int.from_bytes(written[_MAGIC_SIZE + 4 : _MAGIC_SIZE + _PREFIX_SIZE], "little")
 
 
-class PartSink(io.RawIOBase):
+class RunFileSink(io.RawIOBase):
     """File object for Arrow, which writes a block in many pieces. Closing it leaves the stream open."""
 
     def __init__(self, stream: CheckpointStateOutputStream) -> None:
@@ -279,26 +279,26 @@ class RowGroups:
     """Number of each row group, by its offset in the file."""
 
     @classmethod
-    def of(cls, part: Part, files: PartBytes) -> RowGroups:
+    def of(cls, run_file: RunFile, files: RunBytes) -> RowGroups:
         """
-        Read the footer of a part.
+        Read the footer of a run file.
 
         :raises CheckpointNotFoundError: if the file is missing.
         :raises CorruptStateError: if the footer is corrupt.
         :raises StorageError: if the storage fails.
         """
-        assert part.footer is not None  # noqa: S101 - the part is a Parquet file
-        offset, length, checksum = part.footer
-        (footer,) = files.read(part.handle, [(offset, length)])
+        assert run_file.footer is not None  # noqa: S101 - the run file is a Parquet file
+        offset, length, checksum = run_file.footer
+        (footer,) = files.read(run_file.handle, [(offset, length)])
         if len(footer) != length or zlib.crc32(footer) != checksum:
-            raise corrupt_part(part, "the Parquet footer", "bytes that do not match the checksum")
+            raise corrupt_run_file(run_file, "the Parquet footer", "bytes that do not match the checksum")
         try:
             metadata = parquet.read_metadata(pa.BufferReader(footer))
         except (pa.ArrowException, OSError) as error:
-            raise corrupt_part(part, "the Parquet footer", f"other data ({error})") from error
+            raise corrupt_run_file(run_file, "the Parquet footer", f"other data ({error})") from error
         return cls(metadata, {_offset_of(metadata.row_group(n)): n for n in range(metadata.num_row_groups)})
 
-    def rows(self, part: Part, block: int, data: memoryview | bytes) -> Any:
+    def rows(self, run_file: RunFile, block: int, data: memoryview | bytes) -> Any:
         """
         Return the rows of a block as a table with the columns of the backend.
 
@@ -306,10 +306,10 @@ class RowGroups:
         :raises RequestLimitError: if this process decodes state of any job, and the rows are too large for it, or if too many
             are decoded at once.
         """
-        offset = int(part.offsets[block])
+        offset = int(run_file.offsets[block])
         group = (self.metadata, self.numbers[offset], offset)
         read = _read_elsewhere if is_bounded() else _read_row_group
-        return _in_layout(part, read(*group, data))
+        return _in_layout(run_file, read(*group, data))
 
 
 def _read_row_group(metadata: Any, number: int, offset: int, data: memoryview | bytes) -> Any:
@@ -361,17 +361,17 @@ def _offset_of(row_group: Any) -> int:
     return int(column.data_page_offset if column.dictionary_page_offset is None else column.dictionary_page_offset)
 
 
-def _in_layout(part: Part, table: Any) -> Any:
+def _in_layout(run_file: RunFile, table: Any) -> Any:
     columns = []
-    for index, field in enumerate(part.schema):
+    for index, field in enumerate(run_file.schema):
         column = single(table.column(index))
-        is_timed = field.name == VALUE and part.state.expires
+        is_timed = field.name == VALUE and run_file.state.expires
         columns.append(
             _timed(column, single(table.column(index + 1)), field.type)
             if is_timed
             else conformed(column, field.type, field.name)
         )
-    return pa.table(columns, schema=part.schema)
+    return pa.table(columns, schema=run_file.schema)
 
 
 def _timed(values: Any, times: Any, wanted: Any) -> Any:

@@ -1,7 +1,7 @@
 """
 State files: format and range reads, and the metadata of a subtask's snapshot.
 
-A part is an Arrow IPC file of sorted rows. Each record batch is a block, which belongs to one key group and is read on
+A run file is an Arrow IPC file of sorted rows. Each record batch is a block, which belongs to one key group and is read on
 its own.
 
 The metadata of a snapshot is an Arrow IPC file with one row per state. Restored states without a descriptor are copied unchanged.
@@ -55,7 +55,7 @@ Footer = tuple[int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class RunFile:
     """State file, with an index of the blocks to read."""
 
     path: str
@@ -86,14 +86,14 @@ class Part:
         """Return the key group of each block, as a numpy array."""
         return self.firsts.column(0).to_numpy()
 
-    def within(self, owned: KeyGroupRange) -> Part | None:
-        """Return this part with only the blocks of a range of key groups, or ``None`` if it has none."""
+    def within(self, owned: KeyGroupRange) -> RunFile | None:
+        """Return this run file with only the blocks of a range of key groups, or ``None`` if it has none."""
         groups = self.key_groups
         return self.only((groups >= owned.start) & (groups <= owned.end))
 
-    def only(self, chosen: Any) -> Part | None:
+    def only(self, chosen: Any) -> RunFile | None:
         """
-        Return this part with only some blocks, or ``None`` if there are none.
+        Return this run file with only some blocks, or ``None`` if there are none.
 
         :param chosen: Whether to keep each block, as a boolean numpy array.
         """
@@ -111,13 +111,13 @@ class Part:
         )
 
 
-Parts = tuple[Part, ...]
+RunFiles = tuple[RunFile, ...]
 """Files of one run, in ascending order."""
 Piece = tuple[int, int]
 """Offset and length of bytes in a file."""
 
 
-class PartBytes:
+class RunBytes:
     """
     Range reads of state files, safe for threads.
 
@@ -248,12 +248,12 @@ def _location(handle: FileStateHandle | SegmentFileStateHandle) -> tuple[str, in
     return handle.uri, handle.start
 
 
-def corrupt_part(part: Part, what: str, found: str) -> CorruptStateError:
-    """Return the error of a part whose bytes are not those that were written."""
-    handle = part.handle
+def corrupt_run_file(run_file: RunFile, what: str, found: str) -> CorruptStateError:
+    """Return the error of a run file whose bytes are not those that were written."""
+    handle = run_file.handle
     uri = "the checkpoint" if isinstance(handle, ByteStreamStateHandle) else redact(_location(handle)[0])
     return CorruptStateError(
-        f"Expected {what} of state {part.state.name} in {uri}, found {found}; the file is corrupt or truncated, restore from "
+        f"Expected {what} of state {run_file.state.name} in {uri}, found {found}; the file is corrupt or truncated, restore from "
         f"another checkpoint.",
         uri=uri,
     )
@@ -284,7 +284,7 @@ class StateFiles:
 
     state: StateSchema
     """Schema of the newest rows."""
-    runs: tuple[Parts, ...]
+    runs: tuple[RunFiles, ...]
     """Runs, newest first."""
 
 
@@ -342,32 +342,40 @@ def decode_meta(data: bytes, streams: Mapping[str, StreamStateHandle], source: s
 
 def _encode_state(files: StateFiles) -> dict[str, Any]:
     versions = _schema_versions(files)
-    runs = [[_encode_part(part, versions.index(part.state)) for part in parts] for parts in files.runs]
+    runs = [
+        [_encode_run_file(run_file, versions.index(run_file.state)) for run_file in run_files]
+        for run_files in files.runs
+    ]
     return {
         "name": files.state.name,
         "runs": json.dumps({"states": encode_schemas(OperatorSchemas(keyed=tuple(versions))), "runs": runs}),
-        "blocks": [_encode_blocks(part) for parts in files.runs for part in parts],
+        "blocks": [_encode_blocks(run_file) for run_files in files.runs for run_file in run_files],
     }
 
 
 def _schema_versions(files: StateFiles) -> list[StateSchema]:
     """Return the distinct schemas of the rows, newest first."""
     versions = [files.state]
-    for parts in files.runs:
-        versions += [part.state for part in parts if part.state not in versions]
+    for run_files in files.runs:
+        versions += [run_file.state for run_file in run_files if run_file.state not in versions]
     return versions
 
 
-def _encode_part(part: Part, version: int) -> dict[str, Any]:
-    described = {"path": part.path, "state": version, "raw_bytes": part.raw_bytes, "deletions": part.deletions}
-    return described if part.footer is None else described | {"footer": part.footer}
+def _encode_run_file(run_file: RunFile, version: int) -> dict[str, Any]:
+    described = {
+        "path": run_file.path,
+        "state": version,
+        "raw_bytes": run_file.raw_bytes,
+        "deletions": run_file.deletions,
+    }
+    return described if run_file.footer is None else described | {"footer": run_file.footer}
 
 
-def _encode_blocks(part: Part) -> bytes:
-    table = part.firsts
+def _encode_blocks(run_file: RunFile) -> bytes:
+    table = run_file.firsts
     for name, _ in BLOCK_FIELDS:
-        table = table.append_column(name, pa.array(np.ascontiguousarray(part.blocks[name])))
-    return _ipc(table.replace_schema_metadata({b"file": part.schema.serialize().to_pybytes()}))
+        table = table.append_column(name, pa.array(np.ascontiguousarray(run_file.blocks[name])))
+    return _ipc(table.replace_schema_metadata({b"file": run_file.schema.serialize().to_pybytes()}))
 
 
 def _decode_state(row: Mapping[str, Any], streams: Mapping[str, StreamStateHandle]) -> StateFiles:
@@ -375,24 +383,25 @@ def _decode_state(row: Mapping[str, Any], streams: Mapping[str, StreamStateHandl
     versions = decode_schemas(described["states"]).keyed
     blocks = iter(row["blocks"])
     runs = tuple(
-        tuple(_decode_part(part, next(blocks), versions, streams) for part in parts) for parts in described["runs"]
+        tuple(_decode_run_file(run_file, next(blocks), versions, streams) for run_file in run_files)
+        for run_files in described["runs"]
     )
     return StateFiles(versions[0], runs)
 
 
-def _decode_part(
+def _decode_run_file(
     described: Mapping[str, Any],
     index: bytes,
     versions: Sequence[StateSchema],
     streams: Mapping[str, StreamStateHandle],
-) -> Part:
+) -> RunFile:
     require_decodable_file(index, "the index of a state file")
     table = pa.ipc.open_file(pa.py_buffer(index)).read_all().combine_chunks()
     blocks = np.empty(table.num_rows, BLOCK_FIELDS)
     for name, _ in BLOCK_FIELDS:
         blocks[name] = table.column(name).to_numpy()
     _require_within(blocks, streams[described["path"]])
-    return Part(
+    return RunFile(
         path=described["path"],
         handle=streams[described["path"]],
         state=versions[described["state"]],

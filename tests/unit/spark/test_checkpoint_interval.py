@@ -18,8 +18,7 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
-from airflow_provider_statecheck.spark.context import StageContext
-from airflow_provider_statecheck.spark.pacing import (
+from airflow_provider_statecheck.spark.checkpoint_interval import (
     LONGEST_SECONDS,
     SHORTEST_SECONDS,
     AutoInterval,
@@ -30,6 +29,7 @@ from airflow_provider_statecheck.spark.pacing import (
     optimal_interval,
     pace_of,
 )
+from airflow_provider_statecheck.spark.context import StageContext
 from airflow_provider_statecheck.spark.stage_costs import StageCosts
 from tests.messages import ManualClock, make_acknowledgement, make_registration, make_savepoint_request
 from tests.sqlite_rows import new_store

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from airflow_provider_statecheck.checkpoint import snapshot_summary
-from airflow_provider_statecheck.checkpoint.codec import encode
-from airflow_provider_statecheck.checkpoint.snapshot_summary import (
+from airflow_provider_statecheck.checkpoint import checkpoint_summary
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import (
     MAX_SUMMARY_BYTES,
+    CheckpointSummary,
     LoopSummary,
-    SnapshotSummary,
     SourceSummary,
     StateSummary,
     StepSummary,
 )
+from airflow_provider_statecheck.checkpoint.codec import encode
 
 TEXTS = st.text(max_size=200) | st.sampled_from(["\0" * 3000, "\ud800" * 3000, "🜁" * 3000, '"' * 3000])
 NUMBERS = st.integers() | st.just(10**400)
@@ -32,7 +32,7 @@ def _lists(entries: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]
 
 
 SUMMARIES = st.builds(
-    SnapshotSummary,
+    CheckpointSummary,
     steps=_lists(
         st.builds(StepSummary, name=TEXTS, outcome=TEXTS, seconds=SECONDS, size_bytes=NUMBERS, rows=st.none() | NUMBERS)
     ),
@@ -56,12 +56,12 @@ SUMMARIES = st.builds(
 
 @given(SUMMARIES)
 @settings(max_examples=50, deadline=None, database=None)
-def test_a_summary_is_small_and_a_database_can_store_it_whatever_the_user_does(summary: SnapshotSummary) -> None:
+def test_a_summary_is_small_and_a_database_can_store_it_whatever_the_user_does(summary: CheckpointSummary) -> None:
     content = json.dumps(encode(summary), allow_nan=False)
     assert len(content) <= MAX_SUMMARY_BYTES <= 64 * 1024
     assert "\\u0000" not in content
     assert content.encode()
-    assert SnapshotSummary.of(json.loads(content)) == summary
+    assert CheckpointSummary.of(json.loads(content)) == summary
 
 
 def _steps(count: int) -> tuple[StepSummary, ...]:
@@ -69,7 +69,7 @@ def _steps(count: int) -> tuple[StepSummary, ...]:
 
 
 def test_the_newest_steps_are_kept_and_the_others_counted() -> None:
-    summary = SnapshotSummary(steps=_steps(1000), seconds_saved=499_500.0)
+    summary = CheckpointSummary(steps=_steps(1000), seconds_saved=499_500.0)
     kept = len(summary.steps)
     assert 50 < kept < 1000
     assert summary.steps == _steps(1000)[-kept:]
@@ -78,14 +78,14 @@ def test_the_newest_steps_are_kept_and_the_others_counted() -> None:
 
 
 def test_a_short_list_is_complete() -> None:
-    summary = SnapshotSummary(steps=_steps(20), open_commits=("checkpoint 3: 2 committables",))
+    summary = CheckpointSummary(steps=_steps(20), open_commits=("checkpoint 3: 2 committables",))
     assert summary.steps == _steps(20)
     assert summary.left_out == {}
 
 
 def test_the_outermost_loops_come_first_and_are_kept() -> None:
     loops = tuple(LoopSummary(name=f"days[{i}]/hours", finished=i, total=24) for i in range(500))
-    kept = SnapshotSummary(loops=loops).loops
+    kept = CheckpointSummary(loops=loops).loops
     assert kept == loops[: len(kept)]
     assert len(kept) < 500
 
@@ -98,33 +98,33 @@ def test_only_a_restored_step_has_saved_time() -> None:
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -math.inf, -1.0])
 def test_a_duration_that_cannot_be_is_shown_as_none_at_all(seconds: float) -> None:
-    assert SnapshotSummary(snapshot_seconds=seconds).snapshot_seconds == 0.0
+    assert CheckpointSummary(snapshot_seconds=seconds).snapshot_seconds == 0.0
 
 
 def test_the_rows_of_a_view_are_read_without_measuring_their_texts_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    summary = SnapshotSummary(steps=_steps(1000), left_out={"loops": 3}, commit_seconds=2.5)
+    summary = CheckpointSummary(steps=_steps(1000), left_out={"loops": 3}, commit_seconds=2.5)
     content = json.loads(json.dumps(encode(summary)))
-    monkeypatch.setattr(snapshot_summary, "json_size", lambda value: pytest.fail(f"measured {value!r}"))
-    monkeypatch.setattr(snapshot_summary, "truncated", lambda text, _: pytest.fail(f"measured {text!r}"))
-    assert SnapshotSummary.of(content) == summary
+    monkeypatch.setattr(checkpoint_summary, "json_size", lambda value: pytest.fail(f"measured {value!r}"))
+    monkeypatch.setattr(checkpoint_summary, "truncated", lambda text, _: pytest.fail(f"measured {text!r}"))
+    assert CheckpointSummary.of(content) == summary
 
 
 @pytest.mark.parametrize("content", [7, "text", [], {"steps": 7}, {"steps": [7]}, {"steps": [{}]}, {"left_out": 7}])
 def test_figures_that_cannot_be_read_are_none(content: Any) -> None:
-    assert SnapshotSummary.of(content) is None
+    assert CheckpointSummary.of(content) is None
 
 
 def test_what_a_newer_version_adds_is_ignored() -> None:
-    summary = SnapshotSummary(steps=_steps(1))
+    summary = CheckpointSummary(steps=_steps(1))
     content = encode(summary)
     content["steps"][0]["added_later"] = content["added_later"] = [1]
-    assert SnapshotSummary.of(content) == summary
+    assert CheckpointSummary.of(content) == summary
 
 
 def test_what_an_older_version_did_not_write_has_its_default() -> None:
-    assert SnapshotSummary.of({}) == SnapshotSummary()
+    assert CheckpointSummary.of({}) == CheckpointSummary()
     step = {each.name: "a" for each in fields(StepSummary)[:2]}
-    assert SnapshotSummary.of({"steps": [step]}) == SnapshotSummary(steps=(StepSummary(name="a", outcome="a"),))
+    assert CheckpointSummary.of({"steps": [step]}) == CheckpointSummary(steps=(StepSummary(name="a", outcome="a"),))
 
 
 @pytest.mark.parametrize(

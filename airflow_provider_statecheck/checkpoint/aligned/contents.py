@@ -23,7 +23,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
 
 
-class SnapshotPart(Protocol):
+class MemberCheckpoint(Protocol):
     """The checkpoint of one stage within a savepoint of the whole job, as its metadata describes it."""
 
     @property
@@ -45,7 +45,7 @@ class CompletedCheckpoint:
     completed_at: datetime
     operator_states: dict[OperatorId, OperatorState] = field(default_factory=dict)
     master_states: tuple[MasterState, ...] = ()
-    parts: tuple[SnapshotPart, ...] = ()
+    parts: tuple[MemberCheckpoint, ...] = ()
     """The checkpoints of the stages in a savepoint of the whole job."""
     properties: CheckpointProperties = field(default_factory=CheckpointProperties)
     external_pointer: str
@@ -77,15 +77,15 @@ class CompletedCheckpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotContent:
+class AlignedContent:
     """The content of the metadata or of one manifest."""
 
     operator_states: tuple[OperatorState, ...] = ()
     master_states: tuple[MasterState, ...] = ()
-    parts: tuple[SnapshotPart, ...] = ()
+    parts: tuple[MemberCheckpoint, ...] = ()
 
 
-class SnapshotStorage(Protocol):
+class AlignedStorage(Protocol):
     """
     Storage of checkpoint files.
 
@@ -117,21 +117,21 @@ class SnapshotStorage(Protocol):
         :raises StorageError: if it cannot be created.
         """
 
-    def write_manifest(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> FileStateHandle:
+    def write_manifest(self, checkpoint: CheckpointRecord, content: AlignedContent) -> FileStateHandle:
         """
         Write a manifest to the directory of the checkpoint, with a name derived from the bytes.
 
         :raises StorageError: if the write fails.
         """
 
-    def write_metadata(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> FileStateHandle:
+    def write_metadata(self, checkpoint: CheckpointRecord, content: AlignedContent) -> FileStateHandle:
         """
         Write the metadata of a checkpoint atomically.
 
         :raises StorageError: if the write fails, or the file exists with other bytes.
         """
 
-    def read(self, file: FileStateHandle) -> SnapshotContent:
+    def read(self, file: FileStateHandle) -> AlignedContent:
         """
         Read a manifest or the metadata.
 
@@ -172,7 +172,7 @@ def manifest_of(acknowledgement: AcknowledgementRecord) -> FileStateHandle | Non
     )
 
 
-def contents(storage: SnapshotStorage, acknowledgements: Iterable[AcknowledgementRecord]) -> Iterator[SnapshotContent]:
+def contents(storage: AlignedStorage, acknowledgements: Iterable[AcknowledgementRecord]) -> Iterator[AlignedContent]:
     """
     Read the manifests of acknowledgements.
 
@@ -185,18 +185,18 @@ def contents(storage: SnapshotStorage, acknowledgements: Iterable[Acknowledgemen
             yield storage.read(manifest)
 
 
-def merged(found: Iterable[SnapshotContent]) -> SnapshotContent:
+def merged(found: Iterable[AlignedContent]) -> AlignedContent:
     """Merge contents; the state of an operator's subtasks and of its coordinator may be in different manifests."""
     states: dict[OperatorId, OperatorState] = {}
     masters: list[MasterState] = []
-    parts: list[SnapshotPart] = []
+    parts: list[MemberCheckpoint] = []
     for content in found:
         masters += content.master_states
         parts += content.parts
         for state in content.operator_states:
             states[state.operator_id] = _joined(states.get(state.operator_id), state)
     ordered = tuple(states[operator_id] for operator_id in sorted(states))
-    return SnapshotContent(operator_states=ordered, master_states=tuple(masters), parts=tuple(parts))
+    return AlignedContent(operator_states=ordered, master_states=tuple(masters), parts=tuple(parts))
 
 
 def _joined(one: OperatorState | None, other: OperatorState) -> OperatorState:
@@ -207,7 +207,7 @@ def _joined(one: OperatorState | None, other: OperatorState) -> OperatorState:
 
 
 def completed_of(
-    checkpoint: CheckpointRecord, content: SnapshotContent, metadata: FileStateHandle
+    checkpoint: CheckpointRecord, content: AlignedContent, metadata: FileStateHandle
 ) -> CompletedCheckpoint:
     """Return a completed checkpoint from its row, content and metadata file."""
     return CompletedCheckpoint(

@@ -15,7 +15,7 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus, Checkp
 from airflow_provider_statecheck.checkpoint.savepoint_restore import adopt, propose
 from airflow_provider_statecheck.checkpoint.transitions import mark_discarded, roll_back
 from airflow_provider_statecheck.exceptions import CheckpointDeclinedError
-from airflow_provider_statecheck.maintenance.parts import Member, PartChoice, members_of
+from airflow_provider_statecheck.maintenance.savepoint_members import Member, MemberChoice, members_of
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.messages import make_owner
@@ -84,7 +84,7 @@ class Pipeline:
     def parts(self) -> dict[str, int | None]:
         view = self.stage.coordinator.describe(job_id_of(JOB))
         assert self.savepoint is not None
-        chosen = PartChoice(view, self.savepoint, self).parts(self.members)
+        chosen = MemberChoice(view, self.savepoint, self).parts(self.members)
         return {member.uid: None if part is None else part.checkpoint_id for member, part in chosen.items()}
 
     def positions_of(self, checkpoint: CheckpointRecord) -> dict[OperatorId, list[int]]:

@@ -24,7 +24,7 @@ from airflow_provider_statecheck.spark.stages.executor.elements import (
     rows_of,
     times_of,
 )
-from airflow_provider_statecheck.spark.stages.planning import PlannedOperator
+from airflow_provider_statecheck.spark.stages.planning import PlannedNode
 from airflow_provider_statecheck.spark.tables.exact_values import arrow_table, exact_table
 from airflow_provider_statecheck.state.functions.contexts import (
     KeyedBatchContext,
@@ -56,7 +56,7 @@ _END_OF_INPUT_ELEMENTS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotMoment:
+class StateCapture:
     """Checkpoint for which the tasks of an increment save their state."""
 
     checkpoint: CheckpointMetaData
@@ -65,7 +65,7 @@ class SnapshotMoment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorTask(PlannedOperator):
+class NodeTask(PlannedNode):
     """A function and its initial state, for Spark tasks."""
 
     states: Mapping[int, OperatorSubtaskState] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class OperatorTask(PlannedOperator):
     """Checkpoint that saved the initial state, 0 for an increment without one; ``None`` if the function never ran."""
 
     @classmethod
-    def of(cls, operator: PlannedOperator, **state: Any) -> Self:
+    def of(cls, operator: PlannedNode, **state: Any) -> Self:
         """
         Return the task of a planned function.
 
@@ -111,10 +111,10 @@ class WrittenFunction:
     """Sizes of single keyed states."""
 
 
-class OperatorRun:
+class NodeRun:
     """Runs one function in a subtask."""
 
-    def __init__(self, task: OperatorTask, context: SubtaskContext, storage: CheckpointStorage) -> None:
+    def __init__(self, task: NodeTask, context: SubtaskContext, storage: CheckpointStorage) -> None:
         self.task = task
         self.context = context
         self._storage = storage
@@ -184,7 +184,7 @@ class OperatorRun:
         """Process the end of the input; yield the remaining output."""
         return iter(())
 
-    def capture(self, moment: SnapshotMoment, streams: CheckpointStreamFactory) -> None:
+    def capture(self, moment: StateCapture, streams: CheckpointStreamFactory) -> None:
         """
         Call ``snapshot_state`` of the function.
 
@@ -192,7 +192,7 @@ class OperatorRun:
         """
         self._raw = self._lifecycle.snapshot(moment.checkpoint, streams)
 
-    def snapshot(self, moment: SnapshotMoment, streams: CheckpointStreamFactory) -> WrittenFunction:
+    def snapshot(self, moment: StateCapture, streams: CheckpointStreamFactory) -> WrittenFunction:
         """Write the state of this subtask."""
         checkpoint = (moment.checkpoint.checkpoint_id, moment.checkpoint.timestamp_milliseconds, streams)
         operator = self._operator_backend.snapshot(*checkpoint).run()
@@ -257,7 +257,7 @@ class OperatorRun:
         )
 
 
-class FunctionRun(OperatorRun):
+class FunctionRun(NodeRun):
     """Runs a function of the user."""
 
     @property

@@ -12,10 +12,10 @@ from operator import itemgetter
 from typing import cast
 
 from airflow_provider_statecheck.cached_reads import LruCache
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
+from airflow_provider_statecheck.checkpoint.aligned.contents import (
+    AlignedContent,
+    AlignedStorage,
     CompletedCheckpoint,
-    SnapshotContent,
-    SnapshotStorage,
 )
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_UID, METADATA_FILE, JobId
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
@@ -29,13 +29,13 @@ from airflow_provider_statecheck.storage.metadata_file import (
     InlineStateHandle,
     decode_metadata,
     encode_metadata,
+    write_metadata,
 )
 from airflow_provider_statecheck.storage.pointers import StateCopies, resolve_checkpoint
 from airflow_provider_statecheck.storage.views.fs_storage import require_savepoint_target
 from airflow_provider_statecheck.storage.views.state_streams import (
     DEFAULT_INLINE_BUDGET,
     spill_above_budget,
-    write_metadata,
     write_named_by_content,
 )
 
@@ -43,7 +43,7 @@ _RECENT_BYTES = 64 << 20
 """Total size of the files whose decoded contents are kept. A finalization reads each manifest several times."""
 
 
-class SnapshotFiles(SnapshotStorage):
+class AlignedFiles(AlignedStorage):
     """
     Snapshot storage on any fsspec filesystem.
 
@@ -71,7 +71,7 @@ class SnapshotFiles(SnapshotStorage):
         self._savepoint_dir = savepoint_dir
         self._inline_budget = inline_budget
         self._documents = documents
-        self._recent: LruCache[FileStateHandle, tuple[int, SnapshotContent]] = LruCache(_RECENT_BYTES, itemgetter(0))
+        self._recent: LruCache[FileStateHandle, tuple[int, AlignedContent]] = LruCache(_RECENT_BYTES, itemgetter(0))
 
     @property
     @override
@@ -92,7 +92,7 @@ class SnapshotFiles(SnapshotStorage):
         self._storage.allowing(location).exists(f"{location}/{METADATA_FILE}")
 
     @override
-    def write_manifest(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> FileStateHandle:
+    def write_manifest(self, checkpoint: CheckpointRecord, content: AlignedContent) -> FileStateHandle:
         # Manifests and metadata are in the same directory, where a relative URI has one meaning.
         data = encode_metadata(self._document(checkpoint, content), uri=f"{checkpoint.location}/{METADATA_FILE}")
         file = write_named_by_content(self._storage, checkpoint.location, checkpoint.epoch, data)
@@ -100,7 +100,7 @@ class SnapshotFiles(SnapshotStorage):
         return file
 
     @override
-    def write_metadata(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> FileStateHandle:
+    def write_metadata(self, checkpoint: CheckpointRecord, content: AlignedContent) -> FileStateHandle:
         states = spill_above_budget(
             content.operator_states,
             self._storage,
@@ -115,7 +115,7 @@ class SnapshotFiles(SnapshotStorage):
         return file
 
     @override
-    def read(self, file: FileStateHandle) -> SnapshotContent:
+    def read(self, file: FileStateHandle) -> AlignedContent:
         return self._recent.get_or_load(file, lambda: (file.size, self._read(file)))[1]
 
     @override
@@ -146,7 +146,7 @@ class SnapshotFiles(SnapshotStorage):
             metadata=file,
         )
 
-    def _document(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> CheckpointDocument:
+    def _document(self, checkpoint: CheckpointRecord, content: AlignedContent) -> CheckpointDocument:
         return CheckpointDocument(
             job_id=self._job_id,
             job_name=self._job_name,
@@ -165,12 +165,12 @@ class SnapshotFiles(SnapshotStorage):
             parts=tuple(cast(CheckpointDocument, part) for part in content.parts),
         )
 
-    def _read(self, file: FileStateHandle) -> SnapshotContent:
+    def _read(self, file: FileStateHandle) -> AlignedContent:
         # The file may be that of a savepoint outside the checkpoint directory; its row authorises the read.
         data = self._storage.allowing(file.uri).read_verified(
             file.uri, size=file.size, sha256=file.sha256, limit=LARGEST_METADATA
         )
         document = decode_metadata(data, uri=file.uri)
-        return SnapshotContent(
+        return AlignedContent(
             operator_states=document.operator_states, master_states=document.master_states, parts=document.parts
         )

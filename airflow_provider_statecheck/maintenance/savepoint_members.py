@@ -120,10 +120,10 @@ def require_members(view: JobView) -> None:
     :raises CheckpointDeclinedError: if a stage has not yet restored what a restore in place has requested.
     """
     in_place_restore.require_none_waiting(view, view.operators)
-    require_parts(view, members_of(view))
+    require_checkpoints(view, members_of(view))
 
 
-def require_parts(view: JobView, members: Sequence[Member]) -> None:
+def require_checkpoints(view: JobView, members: Sequence[Member]) -> None:
     """
     Require that the stages of a savepoint can give their parts.
 
@@ -150,7 +150,7 @@ def require_parts(view: JobView, members: Sequence[Member]) -> None:
         )
 
 
-class PartChoice:
+class MemberChoice:
     """
     Chooses the parts of a savepoint from the rows of a job.
 
@@ -262,7 +262,7 @@ class PartChoice:
                 writer = self._require_member(members, reader, operator_id)
                 written, newest = chosen[writer], max(positions)
                 if writer.status is MemberStatus.EMPTY:
-                    raise _listed_without_part(reader, writer.uid)
+                    raise _listed_without_checkpoint(reader, writer.uid)
                 if written is None:
                     continue
                 self._require_in_force(reader, writer, written, positions)
@@ -276,7 +276,7 @@ class PartChoice:
 
     def _require_member(self, members: Mapping[OperatorId, Member], reader: Member, operator_id: OperatorId) -> Member:
         if operator_id not in members:
-            raise _listed_without_part(reader, self._operators[operator_id].uid)
+            raise _listed_without_checkpoint(reader, self._operators[operator_id].uid)
         return members[operator_id]
 
     def _require_in_force(
@@ -343,7 +343,7 @@ def _declined(why: str) -> CheckpointDeclinedError:
     return CheckpointDeclinedError(f"The savepoint of the job was declined: {why}.")
 
 
-def _listed_without_part(reader: Member, uid: str) -> CheckpointDeclinedError:
+def _listed_without_checkpoint(reader: Member, uid: str) -> CheckpointDeclinedError:
     return _declined(
         f"stage {reader.uid!r} has listed the output of stage {uid!r}, which had no checkpoint when the savepoint was "
         f"triggered; take the savepoint again when {uid!r} has completed one"

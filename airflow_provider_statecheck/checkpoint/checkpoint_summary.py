@@ -134,7 +134,7 @@ class StateSummary(_Bounded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotSummary:
+class CheckpointSummary:
     """
     Figures of a checkpoint, or of what an attempt has restored.
 
@@ -172,7 +172,7 @@ class SnapshotSummary:
             object.__setattr__(self, name, _storable(getattr(self, name)))
 
     @classmethod
-    def of(cls, content: Mapping[str, Any] | None) -> SnapshotSummary | None:
+    def of(cls, content: Mapping[str, Any] | None) -> CheckpointSummary | None:
         """
         Parse a summary in a row; return ``None`` if there is none or it cannot be read.
 
@@ -197,7 +197,7 @@ _ENTRIES: Final[dict[str, Any]] = {
     "states": StateSummary,
 }
 _COLUMNS: Final[dict[type[Any], tuple[tuple[str, Any], ...]]] = {
-    kind: tuple((each.name, each.default) for each in fields(kind)) for kind in (SnapshotSummary, *_ENTRIES.values())
+    kind: tuple((each.name, each.default) for each in fields(kind)) for kind in (CheckpointSummary, *_ENTRIES.values())
 }
 """Names and defaults of the fields, by class."""
 _CLASSES: Final = {
