@@ -1,5 +1,5 @@
 """
-Retention: which checkpoints are kept, whose files may be deleted, and who owns a snapshot.
+Retention: which checkpoints are kept, whose files may be deleted, and who owns them.
 
 A completed checkpoint subsumes those beyond the number to retain. The files of a subsumed checkpoint may be deleted once no
 running attempt was restored from it, and something newer has replaced it.

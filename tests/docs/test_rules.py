@@ -14,7 +14,7 @@ from tests.docs.pages import ROOT
 PAGES = sorted(
     [
         *(ROOT / "docs" / "inside" / "rules").glob("*.md"),
-        *(ROOT / "docs" / f"{name}.md" for name in ("operate/security", "reference/state-handles")),
+        *(ROOT / "docs" / f"{name}.md" for name in ("operate/security", "reference/runs", "reference/state-handles")),
     ]
 )
 _CODE = re.compile(r"`([^`]+)`")
