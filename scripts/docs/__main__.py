@@ -2,7 +2,7 @@
 Generated parts of the documentation.
 
 ``python -m scripts.docs`` writes the tables of options, arguments, commands, errors and types, and the tree of the package, into
-the pages.
+the pages, and the figures of the benchmarks with their picture into the README.
 With ``--check`` it lists the pages that are out of date without changing them, and exits with status 1 if there are any.
 """
 
@@ -12,19 +12,25 @@ import argparse
 import sys
 from pathlib import Path
 
+from scripts.docs.figures import DARK, LIGHT, retry_picture
 from scripts.docs.pages import generated
 
-_DOCS = Path(__file__).parents[2] / "docs"
+_ROOT = Path(__file__).parents[2]
 PAGES = tuple(
-    _DOCS / f"{name}.md"
+    _ROOT / f"{name}.md"
     for name in (
-        "inside/architecture",
-        "operate/troubleshooting",
-        "reference/cli",
-        "reference/configuration",
-        "reference/types",
+        "README",
+        "docs/inside/architecture",
+        "docs/operate/troubleshooting",
+        "docs/reference/cli",
+        "docs/reference/configuration",
+        "docs/reference/types",
     )
 )
+PICTURES = {
+    _ROOT / "docs" / "start" / "retry-light.svg": LIGHT,
+    _ROOT / "docs" / "start" / "retry-dark.svg": DARK,
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -32,7 +38,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.docs", description="Write the generated parts of pages.")
     parser.add_argument("--check", action="store_true", help="only list the pages that are out of date")
     is_check = parser.parse_args(arguments).check
-    stale = {page: text for page in PAGES if (text := generated(page.read_text())) != page.read_text()}
+    texts = {page: generated(page.read_text()) for page in PAGES}
+    texts |= {picture: retry_picture(colors) for picture, colors in PICTURES.items()}
+    stale = {file: text for file, text in texts.items() if not file.exists() or file.read_text() != text}
     for page, text in stale.items():
         if not is_check:
             page.write_text(text)

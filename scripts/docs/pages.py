@@ -10,6 +10,7 @@ from scripts.docs.arguments import arguments_table
 from scripts.docs.column_types import types_table
 from scripts.docs.commands import command_reference, exit_statuses_table
 from scripts.docs.errors import unretried_errors_table
+from scripts.docs.figures import figures_list
 from scripts.docs.options import (
     arrow_settings_table,
     flink_keys_table,
@@ -33,6 +34,7 @@ _PARTS: dict[str, Callable[..., str]] = {
     "tree": package_tree,
     "layers": layers_list,
     "import-rules": import_rules_table,
+    "figures": figures_list,
 }
 
 

@@ -19,7 +19,7 @@ PAGES = [
     *sorted((ROOT / "benchmarks").glob("*.md")),
 ]
 
-_EXCUSE = re.compile(r"<!--\s*untested:\s*(?P<reason>.*?)\s*-->", re.DOTALL)
+_MARK = re.compile(r"<!--\s*(?P<kind>untested|file|output|fragment):\s*(?P<text>.*?)\s*-->", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +34,12 @@ class Block:
     code: str
     excuse: str | None = None
     """Why it is not tried, from ``<!-- untested: ... -->`` right before it."""
+    file: str | None = None
+    """File in which readers save it, from ``<!-- file: ... -->``; ``test_first_minutes`` runs it."""
+    output: str | None = None
+    """Block or test whose output it is, from ``<!-- output: ... -->``."""
+    fragment: str | None = None
+    """What it shows, from ``<!-- fragment: ... -->``: a drawing, or a part that cannot run alone."""
 
     @property
     def name(self) -> str:
@@ -50,14 +56,28 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def _blocks(page: Path, tokens: list[Token]) -> Iterator[Block]:
-    excuse = None
+    marks: dict[str, str] = {}
     for token in tokens:
         if token.type in ("fence", "code_block"):
             words = token.info.split()
             line = (token.map or [0])[0] + 1
-            yield Block(page=page, line=line, language=words[0] if words else "text", code=token.content, excuse=excuse)
-        found = _EXCUSE.fullmatch(token.content.strip()) if token.type == "html_block" else None
-        excuse = found["reason"] if found else None
+            yield Block(
+                page=page,
+                line=line,
+                language=words[0] if words else "text",
+                code=token.content,
+                excuse=marks.get("untested"),
+                file=marks.get("file"),
+                output=marks.get("output"),
+                fragment=marks.get("fragment"),
+            )
+        found = _MARK.fullmatch(token.content.strip()) if token.type == "html_block" else None
+        marks = {found["kind"]: found["text"]} if found else {}
+
+
+def runs_alone(block: Block) -> bool:
+    """Tell whether the runner of Python blocks runs a block."""
+    return block.language == "python" and block.excuse is None and block.file is None and block.fragment is None
 
 
 def all_blocks(*languages: str) -> list[Block]:

@@ -10,6 +10,7 @@ block that makes a Dag is loaded by Airflow and run, if a local Spark is all tha
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import sys
@@ -20,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.docs.pages import PAGES, Block, blocks_of, name_of
+from tests.docs.pages import PAGES, Block, blocks_of, name_of, runs_alone
 
 CONF = {
     "spark.master": "local[2]",
@@ -32,7 +33,8 @@ CONF = {
 RESULTS = "results.json"
 MARK = "--- "
 
-_ROOTED = re.compile(r"(?<![\w.-])/(?=(?:data|tmp|opt)/)")
+ROOTED = re.compile(r"(?<![\w.-])/(?=(?:data|tmp|opt)/)")
+"""The slash before a folder that is one of the root of the filesystem to readers of a page."""
 _SUBMITTING = """
 from datetime import UTC, datetime
 from airflow.sdk import dag
@@ -70,7 +72,7 @@ class Runner:
 
     def run(self, page: Path) -> list[dict[str, Any]]:
         """Run a page's blocks and return what became of each; those after a failed one are not run."""
-        blocks = [block for block in blocks_of(page) if block.language == "python" and block.excuse is None]
+        blocks = [block for block in blocks_of(page) if runs_alone(block)]
         namespace: dict[str, Any] = {"__name__": "page"}
         results: list[dict[str, Any]] = []
         with self._stages:
@@ -141,7 +143,7 @@ class Runner:
         return path
 
     def _here(self, code: str) -> str:
-        return _ROOTED.sub(f"{self.work}/", code)
+        return ROOTED.sub(f"{self.work}/", code)
 
 
 def _build_tasks(namespace: dict[str, Any]) -> None:
@@ -168,14 +170,15 @@ def _is_runnable(dag: Any) -> bool:
 
 
 def write_events(work: Path) -> None:
-    """Make the table that the pages read."""
+    """Make the table that the pages read, and its copy to which a page appends."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     days = [f"2026-01-0{day}" for day in (1, 2, 3)]
-    folder = work / "data" / "events"
-    folder.mkdir(parents=True)
-    pq.write_table(pa.table({"user_id": list(range(9)), "day": days * 3}), folder / "part-0.parquet")
+    for name in ("events", "clicks"):
+        folder = work / "data" / name
+        folder.mkdir(parents=True)
+        pq.write_table(pa.table({"user_id": list(range(9)), "day": days * 3}), folder / "part-0.parquet")
 
 
 def main(work: Path) -> None:
@@ -183,6 +186,8 @@ def main(work: Path) -> None:
         (work / folder).mkdir()
     write_events(work)
     os.chdir(work)
+    logging.basicConfig(stream=sys.stdout, format="%(message)s")
+    logging.getLogger("airflow_provider_statecheck").setLevel(logging.INFO)
     runner = Runner(work)
     (work / RESULTS).write_text(json.dumps({name_of(page): runner.run(page) for page in PAGES}))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -11,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.docs.pages import PAGES, ROOT, blocks_of, name_of
+from tests.docs.outputs import lines_missing
+from tests.docs.pages import PAGES, ROOT, Block, blocks_of, name_of, runs_alone
 from tests.docs.runner import MARK, RESULTS
 from tests.standalone_cluster import SPARK_HOME
 
@@ -20,7 +22,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.soak]
 
 
 def python_blocks(page: Path) -> list[str]:
-    return [block.name for block in blocks_of(page) if block.language == "python" and block.excuse is None]
+    return [block.name for block in blocks_of(page) if runs_alone(block)]
 
 
 WITH_PYTHON = [page for page in PAGES if python_blocks(page)]
@@ -66,3 +68,20 @@ def test_every_block_of_a_page_runs(page: Path, results: dict[str, Any]) -> None
         said = results["printed"][result["block"]][-3000:]
         assert result["error"] is None, f"{result['block']}:\n{said}\n{result['error']}"
     assert [result["block"] for result in results[name_of(page)]] == python_blocks(page)
+
+
+def pairs_with_output(page: Path) -> list[tuple[Block, Block]]:
+    """Return the blocks that run with the blocks right after them that show what they print."""
+    blocks = blocks_of(page)
+    pairs = itertools.pairwise(blocks)
+    return [(run, shown) for run, shown in pairs if runs_alone(run) and shown.output == "above"]
+
+
+WITH_OUTPUT = [pair for page in WITH_PYTHON for pair in pairs_with_output(page)]
+
+
+@pytest.mark.parametrize(("run", "shown"), WITH_OUTPUT, ids=[shown.name for _, shown in WITH_OUTPUT])
+def test_a_block_prints_what_the_page_shows(run: Block, shown: Block, results: dict[str, Any]) -> None:
+    printed = results["printed"][run.name]
+
+    assert lines_missing(shown.code, printed) == [], printed[-3000:]

@@ -48,6 +48,10 @@ def test_a_page_is_up_to_date(page: Path):
     assert generated(page.read_text()) == page.read_text(), "out of date; run python -m scripts.docs"
 
 
+def test_pictures_are_up_to_date():
+    assert program.main(["--check"]) == 0
+
+
 @pytest.mark.parametrize(("name", "command"), COMMANDS)
 def test_a_command_is_described_with_each_of_its_arguments(name: str, command: ActionCommand):
     text = region(CLI, f"command {name}")

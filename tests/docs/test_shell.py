@@ -8,11 +8,13 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 import tomllib
 from argparse import ArgumentParser, _SubParsersAction
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -119,6 +121,12 @@ def check_installed(program: str) -> Callable[[list[str]], None]:
     return check
 
 
+def check_uv(arguments: list[str]) -> None:
+    """Let pass a build of the package; ``tests/packaging`` builds its wheel."""
+    assert Path(sys.executable).with_name("uv").exists()
+    assert arguments[:2] == ["build", "--out-dir"]
+
+
 def check_docker(arguments: list[str]) -> None:
     """Let pass commands of Compose on a file that there is, for a service that it has."""
     given = compose_parser().parse_args(arguments)
@@ -187,7 +195,9 @@ def check_python(arguments: list[str]) -> None:
     first, *others = arguments
     if first == "-c":
         compile(others[0], "<command>", "exec")
-    else:
+    elif first == "-m":
+        assert find_spec(others[0]), f"there is no module {others[0]}"
+    elif first not in {block.file for block in all_blocks("python")}:
         assert (ROOT / first).is_file()
 
 
@@ -226,11 +236,13 @@ PROGRAMS: dict[str, Callable[[list[str]], None]] = {
     "export": check_export,
     "curl": check_curl,
     "docker": check_docker,
+    "echo": lambda _: None,
     "kill": check_kill,
     "make_secrets": check_make_secrets,
     "pytest": check_pytest,
     "python": check_python,
     "supervisorctl": check_supervisorctl,
+    "uv": check_uv,
     "pre-commit": check_installed("pre-commit"),
 }
 IN_CONTAINERS: dict[str, Callable[[list[str]], None]] = {
