@@ -46,6 +46,25 @@ class GuardedPlaces:
         elif not self._covers(uri):
             raise self.allowed.refused(uri)
 
+    def ask_allowed(
+        self, uri: str, action: Callable[[], Result], seconds: float, *, probe: Callable[[], object] | None = None
+    ) -> Result:
+        """
+        Return the result of a call to the host of a URI in an allowed location; most calls check the location themselves.
+
+        :param probe: As for :meth:`ask`.
+        :raises LocationNotAllowedError: as :meth:`require`.
+        :raises StorageError: as :meth:`require` and :meth:`ask`.
+        """
+        for place in self._own(uri) if is_local(uri) else ():
+            # One call for both, because each one needs a thread.
+            check = partial(_only(place).covers, uri)
+            done = self.ask(uri, lambda check=check: (action(),) if check() else None, seconds, probe=probe)
+            if done is not None:
+                return done[0]
+        self.require(uri)
+        return self.ask(uri, action, seconds, probe=probe)
+
     def ask(
         self,
         uri: str,
