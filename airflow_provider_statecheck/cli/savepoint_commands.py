@@ -30,8 +30,7 @@ from airflow_provider_statecheck.hooks.transport import (
     savepoint_gateway,
 )
 from airflow_provider_statecheck.maintenance.action_targets import uid_of
-from airflow_provider_statecheck.maintenance.disposal import dispose as dispose_savepoint
-from airflow_provider_statecheck.maintenance.disposal import savepoint_directory
+from airflow_provider_statecheck.maintenance.disposal import dispose as dispose_savepoint, savepoint_directory
 from airflow_provider_statecheck.maintenance.job_restore import RestoredOperator, RestoreJob, read_savepoint
 from airflow_provider_statecheck.maintenance.job_savepoints import not_stopped, savepoint_kind
 from airflow_provider_statecheck.maintenance.savepoints import missing_directory

@@ -114,7 +114,7 @@ def collect_job(
     _end_unwritable(gateway, closed, dry_run=dry_run)
     storage_of = functools.cache(open_storage)
     # A retained checkpoint may reference files in other checkpoint directories.
-    documents = DocumentCache(lambda checkpoint: storage_of(base_of(checkpoint)))
+    documents = DocumentCache(lambda checkpoint: storage_of(base_of(checkpoint)), keeps_large=False)
     for base in storage_bases(view):
         try:
             deletions = DeletionLog(storage_of(base), dry_run=dry_run)

@@ -66,6 +66,7 @@ from airflow_provider_statecheck.exceptions import (
     LocationNotAllowedError,
     StateCheckError,
 )
+from airflow_provider_statecheck.storage.metadata_file import one_large_at_a_time
 
 log = logging.getLogger(__name__)
 
@@ -398,7 +399,8 @@ def report_of(
 ) -> _Reported[Report] | None:
     """Return the report of one job as :func:`each_job`, or ``None`` if the job was removed."""
     try:
-        return _Reported(work(job_id))
+        with one_large_at_a_time():
+            return _Reported(work(job_id))
     except StateCheckError as error:
         is_of_job = vars(error).get("job_id") == job_id
         if isinstance(error, _OF_ALL_JOBS) and not is_of_job:

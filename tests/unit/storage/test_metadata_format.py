@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,8 +23,8 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.json_text import MOST_VALUES
 from airflow_provider_statecheck.storage.metadata_file import (
-    CheckpointDocument,
     LARGEST_METADATA,
+    CheckpointDocument,
     InlineStateHandle,
     decode_metadata,
     document_uris,
@@ -136,7 +137,9 @@ def test_metadata_is_written_up_to_the_size_that_is_read_and_refused_above_it(tm
         # The header may have as many bytes as are set aside for it.
         documents = _filled(lambda n: "a" * n, LARGEST_METADATA - 128, lambda data: len(data.partition(b"\n")[2]))
     else:
-        documents = _filled(lambda n: [0] * n, MOST_VALUES, lambda data: data.count(b",") + data.count(b"[") + data.count(b"{"))
+        documents = _filled(
+            lambda n: [0] * n, MOST_VALUES, lambda data: data.count(b",") + data.count(b"[") + data.count(b"{")
+        )
     fits, exceeds = documents
     data = encode_metadata(fits, uri=uri)
     storage = CheckpointStorage.open(tmp_path.as_uri())
