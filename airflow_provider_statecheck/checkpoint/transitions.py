@@ -8,9 +8,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from airflow_provider_statecheck.checkpoint import statistics
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.codec import storable_text
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.fencing import subsumed_by_retention
 from airflow_provider_statecheck.checkpoint.ids import (
     OperatorId,
     canonical_uri,
@@ -24,13 +24,13 @@ from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
     AttemptStatus,
     CheckpointRecord,
+    CheckpointRequest,
     CheckpointStatus,
     JobAction,
     OperatorRecord,
     RequestStatus,
-    SnapshotRequest,
 )
-from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
+from airflow_provider_statecheck.checkpoint.retention import open_effects, protected_checkpoints, subsumed_by_retention
 from airflow_provider_statecheck.checkpoint.store import JobTransaction, checkpoints_of_job, requests_of_job
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
 
@@ -201,7 +201,7 @@ def record_restore(
     tx: JobTransaction,
     attempt: AttemptRecord,
     restored: CheckpointRecord | None,
-    summary: SnapshotSummary | None = None,
+    summary: CheckpointSummary | None = None,
 ) -> None:
     """Pin the checkpoint that an attempt has restored, and count the restore; ``None`` if the attempt starts over."""
     if restored is None:
@@ -236,7 +236,7 @@ def end_commits(
     tx: JobTransaction,
     operator_id: OperatorId,
     where: Callable[[CheckpointRecord], bool],
-    summary_of: Callable[[CheckpointRecord], SnapshotSummary | None] = lambda checkpoint: checkpoint.summary,
+    summary_of: Callable[[CheckpointRecord], CheckpointSummary | None] = lambda checkpoint: checkpoint.summary,
 ) -> None:
     """
     Close the open commits of the checkpoints of an operator that match ``where``.
@@ -298,12 +298,12 @@ def end_unserved_requests(tx: JobTransaction, operator_id: OperatorId, request_k
 
 def fail_request(
     tx: JobTransaction,
-    request: SnapshotRequest,
+    request: CheckpointRequest,
     reason: CheckpointFailureReason,
     message: str = "",
     *,
     failed_by: str | None = None,
-) -> SnapshotRequest:
+) -> CheckpointRequest:
     """
     Fail a request and return it.
 
@@ -327,7 +327,7 @@ def request_savepoint_at_end(tx: JobTransaction, attempt: AttemptRecord) -> None
     if any(each.properties.is_terminate for each in tx.open_requests(attempt.operator_id)):
         return
     tx.save_request(
-        SnapshotRequest(
+        CheckpointRequest(
             job_id=attempt.job_id,
             request_key=attempt.attempt_key,
             operator_id=attempt.operator_id,
@@ -338,7 +338,7 @@ def request_savepoint_at_end(tx: JobTransaction, attempt: AttemptRecord) -> None
     )
 
 
-def begin_request(tx: JobTransaction, request_key: str, checkpoint_id: int) -> SnapshotRequest:
+def begin_request(tx: JobTransaction, request_key: str, checkpoint_id: int) -> CheckpointRequest:
     """
     Mark an open request as running with the id of its checkpoint.
 
@@ -363,7 +363,7 @@ def settle_request(tx: JobTransaction, ended: CheckpointRecord) -> None:
             tx.save_request(_settled_request(tx, request, ended))
 
 
-def _requests_of(tx: JobTransaction, ended: CheckpointRecord) -> list[SnapshotRequest]:
+def _requests_of(tx: JobTransaction, ended: CheckpointRecord) -> list[CheckpointRequest]:
     # A stage takes its checkpoints without a request.
     is_requested = ended.properties.is_savepoint or ended.is_of_job
     return tx.open_requests(ended.operator_id) if is_requested else []
@@ -437,68 +437,7 @@ def job_suspended_with(tx: JobTransaction) -> list[CheckpointRecord]:
     return [c for c in taken if c.checkpoint_id in requested]
 
 
-def open_effects(
-    checkpoints: Iterable[CheckpointRecord],
-    generation: int,
-    attempt: AttemptRecord | None,
-    requests: Iterable[SnapshotRequest] = (),
-) -> OpenEffects:
-    """
-    Return the checkpoints to delete and to retain, the savepoints to take and the commits to make for an operator.
-
-    :param checkpoints: Checkpoints of the operator that are not discarded, oldest first.
-    :param attempt: Newest attempt, which pins its restored checkpoint while it runs.
-    :param requests: Open requests to the operator.
-    """
-    # The caller displays no figures of these checkpoints, and each reply would repeat them.
-    rows = [replace(checkpoint, summary=None) for checkpoint in checkpoints]
-    protected = protected_checkpoints(rows, generation, attempt)
-    return OpenEffects(
-        discards=tuple(c for c in rows if c.awaits_discard and c.checkpoint_id not in protected),
-        retained=tuple(c for c in rows if c.status is CheckpointStatus.COMPLETED or _has_protected_files(c, protected)),
-        savepoints=tuple(r for r in requests if r.properties.is_savepoint and r.status is RequestStatus.QUEUED),
-        commits=tuple(c.checkpoint_id for c in rows if c.awaits_commit and c.generation == generation),
-    )
-
-
-def protected_checkpoints(
-    checkpoints: Iterable[CheckpointRecord], generation: int, attempt: AttemptRecord | None
-) -> frozenset[int]:
-    """Return the ids of checkpoints whose files must not be deleted, even if their rows have ended."""
-    return frozenset(_pinned(attempt) | _rolled_back(checkpoints, generation, attempt))
-
-
-def _pinned(attempt: AttemptRecord | None) -> set[int]:
-    if attempt is None or not attempt.is_running or attempt.restored_from is None:
-        return set()
-    return {attempt.restored_from}
-
-
-def _rolled_back(rows: Iterable[CheckpointRecord], generation: int, attempt: AttemptRecord | None) -> set[int]:
-    # A restarted run can fail. Until it completes a checkpoint, the rolled-back ones hold the only copy of its results.
-    current = [c for c in rows if c.generation == generation]
-    newest = max((c.checkpoint_id for c in current if c.is_restorable), default=None)
-    if newest is None or attempt is None:
-        return set()
-    subsumed = (c for c in current if c.status is CheckpointStatus.SUBSUMED and c.discarded_at is None)
-    rolled_back = [c for c in subsumed if c.checkpoint_id > newest]
-    last_epoch = max((c.epoch for c in rolled_back), default=0)
-    return {c.checkpoint_id for c in rolled_back if not _has_finished_since(attempt, c, last_epoch)}
-
-
-def _has_finished_since(attempt: AttemptRecord, rolled_back: CheckpointRecord, last_epoch: int) -> bool:
-    # A rewind may follow the last attempt, which then does not replace the results of the rolled-back checkpoints. Within the
-    # resolution of the clock, only epochs tell a rewind from a restart.
-    begun = (attempt.registered_at, attempt.epoch)
-    is_later = rolled_back.ended_at is None or begun > (rolled_back.ended_at, last_epoch)
-    return attempt.status is AttemptStatus.FINISHED and is_later
-
-
-def _has_protected_files(checkpoint: CheckpointRecord, protected: frozenset[int]) -> bool:
-    return checkpoint.checkpoint_id in protected and checkpoint.metadata_uri is not None
-
-
-def _settled_request(tx: JobTransaction, request: SnapshotRequest, checkpoint: CheckpointRecord) -> SnapshotRequest:
+def _settled_request(tx: JobTransaction, request: CheckpointRequest, checkpoint: CheckpointRecord) -> CheckpointRequest:
     if checkpoint.status is CheckpointStatus.COMPLETED:
         return replace(request, status=RequestStatus.COMPLETED, ended_at=tx.now)
     if _is_retried(request, checkpoint):
@@ -512,7 +451,7 @@ def _settled_request(tx: JobTransaction, request: SnapshotRequest, checkpoint: C
     )
 
 
-def _is_retried(request: SnapshotRequest, ended: CheckpointRecord) -> bool:
+def _is_retried(request: CheckpointRequest, ended: CheckpointRecord) -> bool:
     if not ended.is_of_job:
         return ended.failure_reason in _RETRIED_REASONS
     # The coordinator ended before it had triggered all tasks. Its own requests fail, because a program waits for them.

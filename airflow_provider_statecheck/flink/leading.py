@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotStorage
+from airflow_provider_statecheck.checkpoint.aligned.contents import AlignedStorage
 from airflow_provider_statecheck.checkpoint.aligned.steps import DEFAULT_LEASE
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import (
@@ -32,10 +32,10 @@ from airflow_provider_statecheck.flink.plan import ExecutionTask
 from airflow_provider_statecheck.flink.requests import Pause
 from airflow_provider_statecheck.flink.state_handles import CheckpointIDCounter, StateHandleStore
 from airflow_provider_statecheck.gateway.leadership import leading
+from airflow_provider_statecheck.storage.aligned_files import AlignedFiles
 from airflow_provider_statecheck.storage.discarding import EffectDiscards, StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache
-from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
 from airflow_provider_statecheck.storage.uris import normalise_base
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def new_coordinator(
     tasks_to_trigger: Sequence[ExecutionTask] | None = None,
     tasks_to_wait_for: Sequence[ExecutionTask] | None = None,
     operator_coordinators: Sequence[OperatorCoordinatorContext] = (),
-    checkpoint_storage: SnapshotStorage | None = None,
+    checkpoint_storage: AlignedStorage | None = None,
     clock: Clock | None = None,
     random: Random | None = None,
     pause: Pause = time.sleep,
@@ -99,7 +99,7 @@ def new_coordinator(
     # The completed store also reads savepoints, which are stored outside of the checkpoint directory.
     storage = storage if config.savepoint_dir is None else storage.allowing(normalise_base(config.savepoint_dir))
     documents = DocumentCache(lambda _: storage)
-    files = checkpoint_storage or SnapshotFiles(storage, job_id, job_name, config.savepoint_dir, documents=documents)
+    files = checkpoint_storage or AlignedFiles(storage, job_id, job_name, config.savepoint_dir, documents=documents)
 
     return CheckpointCoordinator(
         job_id,
