@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
 
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_UID,
     METADATA_FILE,
@@ -41,7 +42,6 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointStatus,
     OperatorRecord,
 )
-from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
@@ -265,7 +265,7 @@ class FoundCheckpoint:
     """Its metadata without the handles, which would take too much memory for all checkpoints of a job."""
     full_size_bytes: int
     counts: dict[str, int]
-    summary: SnapshotSummary
+    summary: CheckpointSummary
     named_savepoints: tuple[str, ...]
     """Savepoints whose files it references."""
 

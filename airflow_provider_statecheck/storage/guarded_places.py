@@ -58,8 +58,7 @@ class GuardedPlaces:
         """
         for place in self._own(uri) if is_local(uri) else ():
             # One call for both, because each one needs a thread.
-            check = partial(_only(place).covers, uri)
-            done = self.ask(uri, lambda check=check: (action(),) if check() else None, seconds, probe=probe)
+            done = self.ask(uri, partial(_if_covered, place, uri, action), seconds, probe=probe)
             if done is not None:
                 return done[0]
         self.require(uri)
@@ -113,6 +112,11 @@ class GuardedPlaces:
 def look_at(host: str) -> None:
     """Ask the server of a local location for a fact that no client caches."""
     os.statvfs(os.path.realpath(host.partition("://")[2] or "/"))
+
+
+def _if_covered(place: str, uri: str, action: Callable[[], Result]) -> tuple[Result] | None:
+    """Return the result of a call, or ``None`` if the location does not contain the URI, after resolving symbolic links."""
+    return (action(),) if _only(place).covers(uri) else None
 
 
 def _only(place: str) -> AllowedLocations:
