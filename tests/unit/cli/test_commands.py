@@ -423,7 +423,7 @@ def test_recover_opens_the_given_directory_and_configured_locations_alone(stage,
         opener("file:///etc")
 
 
-class Silent(MemoryFileSystem):
+class Silent(MemoryFileSystem):  # type: ignore[misc]
     """A storage that never answers."""
 
     protocol = "silent"
