@@ -265,7 +265,7 @@ class FoundCheckpoint:
     """Its metadata without the handles, which would take too much memory for all checkpoints of a job."""
     full_size_bytes: int
     counts: dict[str, int]
-    summary: CheckpointSummary
+    summary: CheckpointSummary | None
     named_savepoints: tuple[str, ...]
     """Savepoints whose files it references."""
 
