@@ -479,10 +479,13 @@ def _give_up(tx: JobTransaction, attempt: AttemptRecord, restored: CheckpointRec
 
 def _require_first(tx: JobTransaction, attempt: AttemptRecord, run: str) -> None:
     operator = tx.operator(attempt.operator_id)
-    if operator is not None and operator.first_run not in ("", run) and not _starts_from_nothing(tx, attempt, run):
+    # After a recovery of the rows, the first run is unknown, like the runs of the checkpoints: earlier ones may have advanced
+    # the state.
+    is_first = operator is None or operator.first_run == run != ""
+    if operator is not None and not is_first and not _starts_from_nothing(tx, attempt, run):
         raise NoRestorableCheckpointError(
-            f"Expected a checkpoint before run {run!r} of operator {operator.uid!r} in job {tx.job.name!r} to start the run again, "
-            f"because its source has changed, found none retained; increase retained_runs for later runs, and now restore the "
+            f"Expected a checkpoint before {f'run {run!r}' if run else 'the recovered ones'} of operator {operator.uid!r} in job "
+            f"{tx.job.name!r} to start the run again, because its source has changed, found none retained; increase retained_runs for later runs, and now restore the "
             f"source as it was listed, or start another job from a savepoint."
         )
 

@@ -35,7 +35,7 @@ from airflow_provider_statecheck.cli.output import (
     print_rows,
 )
 from airflow_provider_statecheck.exceptions import CorruptRowError, InvalidConfigurationError
-from airflow_provider_statecheck.hooks.connection import guarded_storage_opener, storage_opener
+from airflow_provider_statecheck.hooks.connection import guarded_storage_opener, pointer_storage_opener
 from airflow_provider_statecheck.hooks.transport import (
     find_job,
     job_recovery,
@@ -272,7 +272,8 @@ def _verify_pointer(args: Namespace) -> list[Verification]:
         raise InvalidConfigurationError(
             "Expected --checkpoint with the name of a job, found it with a pointer; omit --checkpoint."
         )
-    verifier = CheckpointVerifier(storage_opener(args.storage_conn_id)(args.job), is_deep=args.deep)
+    opener = pointer_storage_opener(args.storage_conn_id, args.job)
+    verifier = CheckpointVerifier(opener(args.job), is_deep=args.deep)
     return [verifier.verify_pointer(args.job)]
 
 

@@ -22,7 +22,7 @@ from airflow_provider_statecheck.cli.output import (
     print_values,
 )
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
-from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID, guarded_storage_opener, storage_opener
+from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID, guarded_storage_opener, pointer_storage_opener
 from airflow_provider_statecheck.hooks.transport import airflow_gateway, find_job, maintenance_gateway
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -164,7 +164,7 @@ def _states(args: Namespace, pointer: str) -> CheckpointStates:
     from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
     from airflow_provider_statecheck.storage.pointers import pointer_uri
 
-    return CheckpointStates.of(storage_opener(args.storage_conn_id)(pointer), pointer_uri(pointer))
+    return CheckpointStates.of(pointer_storage_opener(args.storage_conn_id, pointer)(pointer), pointer_uri(pointer))
 
 
 def _reader(args: Namespace, states: CheckpointStates) -> StateReader:
@@ -429,7 +429,7 @@ def _stages(args: Namespace) -> tuple[StageContents, ...]:
         raise InvalidConfigurationError(
             "Expected --checkpoint with a job, found it with the URI of a checkpoint; omit it."
         )
-    return stages_at(storage_opener(args.storage_conn_id), args.job, args.uid)
+    return stages_at(pointer_storage_opener(args.storage_conn_id, args.job), args.job, args.uid)
 
 
 def _job_contents(args: Namespace) -> tuple[JobContents, JobId, AsOf]:

@@ -4,16 +4,19 @@ import io
 import json
 import os
 import sys
+import threading
+import time
 from typing import Any
 
 import pytest
 from airflow.utils import yaml
+from fsspec.implementations.memory import MemoryFileSystem
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.messages import DeclineCheckpoint, TriggerCheckpoint
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.cli import maintenance_commands
+from airflow_provider_statecheck.cli import maintenance_commands, savepoint_commands, state_commands
 from airflow_provider_statecheck.exceptions import (
     CommitStateUnknownError,
     CoordinatorUnavailableError,
@@ -23,6 +26,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.hooks import connection
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.patience import HostPatience
 from tests.unit.cli.conftest import InterruptedTerminal, Terminal, parse, rows
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
@@ -417,6 +421,50 @@ def test_recover_opens_the_given_directory_and_configured_locations_alone(stage,
         opener(f"file://{tmp_path}/{known}")
     with pytest.raises(InvalidConfigurationError):
         opener("file:///etc")
+
+
+class Silent(MemoryFileSystem):  # type: ignore[misc]
+    """A storage that never answers."""
+
+    protocol = "silent"
+    cachable = False
+
+    def info(self, path: str, **_: Any) -> Any:
+        threading.Event().wait(30)
+
+    ls = find = cat_file = rm_file = pipe_file = rm = info
+
+
+NOWHERE = "silent://host/saved/savepoint-000000-0123456789ab"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("verify", NOWHERE),
+        ("verify", NOWHERE, "--deep"),
+        ("restore", JOB, "--from", NOWHERE),
+        ("dispose", NOWHERE),
+        ("rescale", NOWHERE, "--max-parallelism", "64"),
+        ("recover", "silent://host/base"),
+        ("show", NOWHERE),
+        ("state", "show", NOWHERE),
+    ],
+    ids=" ".join,
+)
+def test_a_storage_that_the_user_names_and_that_never_answers_ends_the_command_at_the_deadline(
+    stage, run, monkeypatch, command
+):
+    stage.run()
+    monkeypatch.setitem(sys.modules["fsspec.registry"]._registry, "silent", Silent)
+    monkeypatch.setattr(connection, "PATIENCE", HostPatience(longest_seconds=0.1))
+    for module in (maintenance_commands, savepoint_commands, state_commands):
+        for name in ("guarded_storage_opener", "pointer_storage_opener"):
+            monkeypatch.setattr(module, name, getattr(connection, name), raising=False)
+    began = time.monotonic()
+    outcome = run(*command)
+    assert time.monotonic() - began < 10
+    assert (outcome.status != 0, "answer" in f"{outcome.out}{outcome.err}") == (True, True)
 
 
 def test_a_dry_run_of_recover_makes_nothing(stage, run):
