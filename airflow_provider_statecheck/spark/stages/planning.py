@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, cast
@@ -186,7 +186,7 @@ class StagePlanner:
         return PlannedVertex(key=vertex.key, operators=tuple(operators), output_schema=output), schema
 
     def _plan_operator(self, node: FunctionNode, key: KeyNode | None, schema: StructType) -> PlannedOperator:
-        serializer = None if key is None else key_serializer_of(_empty(self._spark, schema), key.columns)
+        serializer = None if key is None else key_serializer_of(_empty(self._spark, schema), key.columns, key.aliases)
         output = self._output_schema(node, key, schema)
         return PlannedOperator(
             uid=f"{self._stage_uid}/{node.uid}",
@@ -455,10 +455,13 @@ SUBTASK_COLUMN = "__statecheck_subtask"
 """Column of the index of the subtask that owns the key group, an int."""
 
 
-def key_serializer_of(df: DataFrame, key_columns: Sequence[str]) -> KeySerializer:
+def key_serializer_of(
+    df: DataFrame, key_columns: Sequence[str], aliases: Mapping[str, tuple[str, ...]] | None = None
+) -> KeySerializer:
     """
     Return the serializer of the key in columns of a DataFrame.
 
+    :param aliases: Former names of columns.
     :raises InvalidConfigurationError: without key columns, or for one that does not occur exactly once.
     :raises UnsupportedStateError: for a column whose type cannot be part of a key.
     """
@@ -470,7 +473,7 @@ def key_serializer_of(df: DataFrame, key_columns: Sequence[str]) -> KeySerialize
                 f"Expected the key column {name} once in the input, found it {len(found)} times in {df.columns}; select or "
                 f"rename columns of the input."
             )
-        fields[name] = KeyField(name, _arrow_type(name, found[0]))
+        fields[name] = KeyField(name, _arrow_type(name, found[0]), (aliases or {}).get(name, ()))
     if len(fields) < len(key_columns):
         raise InvalidConfigurationError(
             f"Expected different key columns, found {list(key_columns)}; name each column once."

@@ -7,7 +7,7 @@ A stage is immutable and holds no session, so that modules can declare it and Ai
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -99,6 +99,8 @@ class KeyNode:
 
     columns: tuple[str, ...]
     order_by: tuple[str, ...] = ()
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Former names of columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,20 +190,33 @@ class Stage:
             )
         return self._with(MapNode(uid=uid or "map", function=function, output=output))
 
-    def key_by(self, *columns: str, order_by: str | tuple[str, ...] = ()) -> Stage:
+    def key_by(
+        self,
+        *columns: str,
+        order_by: str | tuple[str, ...] = (),
+        aliases: Mapping[str, str | Sequence[str]] | None = None,
+    ) -> Stage:
         """
         Send all elements of a key to one subtask.
 
         :param columns: Columns of the key.
         :param order_by: Columns by which the elements of a key are ordered within an increment; without any, the order
             is undefined.
-        :raises InvalidConfigurationError: if there is no column.
+        :param aliases: Former names of columns, whose state goes on under their current ones.
+        :raises InvalidConfigurationError: if there is no column, or aliases of a column that is not one of the key.
         """
         names: tuple[Any, ...] = columns
         if not names or not all(isinstance(name, str) and name for name in names):
             raise InvalidConfigurationError(f"Expected names of columns to key by, found {columns!r}.")
         ordering = (order_by,) if isinstance(order_by, str) else tuple(order_by)
-        return self._with(KeyNode(columns=columns, order_by=ordering))
+        former = {name: (old,) if isinstance(old, str) else tuple(old) for name, old in (aliases or {}).items()}
+        if not former.keys() <= set(columns) or not all(
+            isinstance(old, str) for each in former.values() for old in each
+        ):
+            raise InvalidConfigurationError(
+                f"Expected former names of the columns {columns} of the key, found {aliases!r}."
+            )
+        return self._with(KeyNode(columns=columns, order_by=ordering, aliases=former))
 
     def process(self, function: Any, *, uid: str | None = None, output: Any = None) -> Stage:
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -83,6 +84,15 @@ class FailingOnce(RunningBalance):
             self.marker.touch()
             raise RuntimeError("planned")
         yield from super().process_element(value, context)
+
+
+class FailingOnceOfClients(FailingOnce):
+    """Finds the account of a payment in another column."""
+
+    @override
+    def process_element(self, value: Any, context: Any) -> Iterable[Any]:
+        payment = SimpleNamespace(**value._asdict(), account=value.client)
+        return super().process_element(payment, context)
 
 
 class RecentPayments(FailingOnce):
