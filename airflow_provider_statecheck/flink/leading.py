@@ -31,6 +31,7 @@ from airflow_provider_statecheck.flink.participants import OperatorCoordinatorCo
 from airflow_provider_statecheck.flink.plan import ExecutionTask
 from airflow_provider_statecheck.flink.requests import Pause
 from airflow_provider_statecheck.flink.state_handles import CheckpointIDCounter, StateHandleStore
+from airflow_provider_statecheck.flink.timer import CheckpointTimer
 from airflow_provider_statecheck.gateway.leadership import leading
 from airflow_provider_statecheck.storage.discarding import EffectDiscards, StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -74,6 +75,7 @@ def new_coordinator(
     random: Random | None = None,
     pause: Pause = time.sleep,
     lease: timedelta = DEFAULT_LEASE,
+    timer: CheckpointTimer | None = None,
 ) -> CheckpointCoordinator:
     """
     Return a coordinator of several operators, with its stores, its failure manager and its deleter.
@@ -92,6 +94,7 @@ def new_coordinator(
     :param random: The source of the delay before the first periodic checkpoint.
     :param pause: The function with which futures wait between two reads of the rows.
     :param lease: The time after which another coordinator may take over a finalization.
+    :param timer: The timer of periodic checkpoints, by default none.
     :raises InvalidConfigurationError: as for :class:`CheckpointCoordinator`, and for other settings.
     """
     config.require_only(SETTINGS, "a coordinator of several operators")
@@ -122,6 +125,7 @@ def new_coordinator(
         operator_coordinators=operator_coordinators,
         pause=pause,
         lease=lease,
+        timer=timer,
     )
 
 
@@ -138,11 +142,16 @@ def leading_coordinator(
     """
     Lead the aligned checkpoints of a job with a coordinator, in a block after which no leader is registered.
 
+    The block outlives the periodic checkpoints, so the coordinator has a timer.
+
     :param owner: The owner of the leadership.
     :param arguments: Arguments of :func:`new_coordinator`.
     """
     with leading(rows, storage, job_name=job_name, owner=owner) as leader, ThreadPoolExecutor(1) as executor:
-        yield new_coordinator(rows, storage, config, leader, job_name=job_name, executor=executor, **arguments)
+        timer = CheckpointTimer()
+        yield new_coordinator(
+            rows, storage, config, leader, job_name=job_name, executor=executor, timer=timer, **arguments
+        )
 
 
 def _failure_manager(
