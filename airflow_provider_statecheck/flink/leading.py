@@ -24,6 +24,7 @@ from airflow_provider_statecheck.checkpoint.failure import (
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, Clock, SystemClock
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.flink.completed_store import CompletedCheckpointStore
 from airflow_provider_statecheck.flink.components import CheckpointStatsTracker
 from airflow_provider_statecheck.flink.coordinator import CheckpointCoordinator
@@ -38,10 +39,13 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
 from airflow_provider_statecheck.storage.uris import normalise_base
+from airflow_provider_statecheck.storage.views.loading import DEFAULT_STORAGE
 
 log = logging.getLogger(__name__)
 
 SETTINGS = (
+    "checkpoint_storage",
+    "checkpoint_dir",
     "checkpoint_interval",
     "timeout",
     "min_pause_between_checkpoints",
@@ -89,7 +93,7 @@ def new_coordinator(
     :param executor: The executor that notifies tasks and deletes files.
     :param tasks_to_trigger: The tasks to trigger, by default all.
     :param tasks_to_wait_for: The tasks that must acknowledge, by default all.
-    :param checkpoint_storage: The storage of manifests and metadata, by default files on ``storage``.
+    :param checkpoint_storage: The storage of manifests and metadata, by default that of the settings, or files on ``storage``.
     :param clock: The clock of periodic checkpoints, by default the system clock.
     :param random: The source of the delay before the first periodic checkpoint.
     :param pause: The function with which futures wait between two reads of the rows.
@@ -102,8 +106,8 @@ def new_coordinator(
     # The completed store also reads savepoints, which are stored outside of the checkpoint directory.
     storage = storage if config.savepoint_dir is None else storage.allowing(normalise_base(config.savepoint_dir))
     documents = DocumentCache(lambda _: storage)
-    files = checkpoint_storage or SnapshotFiles(storage, job_id, job_name, config.savepoint_dir, documents=documents)
-
+    files = checkpoint_storage or _storage_of(config)
+    files = files or SnapshotFiles(storage, job_id, job_name, config.savepoint_dir, documents=documents)
     return CheckpointCoordinator(
         job_id,
         config,
@@ -152,6 +156,19 @@ def leading_coordinator(
         yield new_coordinator(
             rows, storage, config, leader, job_name=job_name, executor=executor, timer=timer, **arguments
         )
+
+
+def _storage_of(config: CheckpointConfig) -> SnapshotStorage | None:
+    storage = config.checkpoint_storage
+    if storage is None or storage in (DEFAULT_STORAGE, config.storage_dir):
+        return None
+    if isinstance(storage, SnapshotStorage):
+        return storage
+    raise InvalidConfigurationError(
+        f"Expected checkpoint_storage to be {DEFAULT_STORAGE!r}, the URI of a directory, or a SnapshotStorage, found {storage!r}; "
+        f"correct the setting.",
+        key=CheckpointConfig.checkpoint_storage.key,
+    )
 
 
 def _failure_manager(

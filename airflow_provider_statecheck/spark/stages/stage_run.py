@@ -28,7 +28,7 @@ from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.states.handles import default_max_parallelism
-from airflow_provider_statecheck.exceptions import StageExitError
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StageExitError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.connectors.source import SizeUnit
 from airflow_provider_statecheck.spark.driver.attempts import begin_submitted, open_attempt, take_handover
@@ -66,7 +66,8 @@ from airflow_provider_statecheck.spark.stages.stage_state import (
 from airflow_provider_statecheck.spark.stages.starting import StageStart, start_of
 from airflow_provider_statecheck.spark.status_log import StageProgress, figures_or_none
 from airflow_provider_statecheck.spark.tables.alignment import InputColumns
-from airflow_provider_statecheck.state.backends import backend_of_stage
+from airflow_provider_statecheck.state.backends import backend_of_stage, directories_of
+from airflow_provider_statecheck.storage.uris import normalise_base, redact
 from airflow_provider_statecheck.storage.views.loading import load_checkpoint_storage
 
 if TYPE_CHECKING:
@@ -171,12 +172,13 @@ def run_stage(
     :raises RunSupersededError: if the state already includes a later run.
     """
     stage = load_stage(stage, parallelism=parallelism)
+    directories = {"checkpoint_dir": checkpoint_dir, "savepoint_dir": savepoint_dir}
+    directories |= directories_of(stage.state_backend, (settings or StageSettings()).state_config)
     attempt, driver = open_attempt(
         spark,
         settings,
         uid=stage.uid,
         job=job,
-        checkpoint_dir=checkpoint_dir,
         metadata=metadata,
         storage_options=storage_options,
         run=run,
@@ -186,7 +188,6 @@ def run_stage(
         tolerable_failed_checkpoints=tolerable_failed_checkpoints,
         checkpoint_interval=checkpoint_interval,
         min_pause=min_pause,
-        savepoint_dir=savepoint_dir,
         from_savepoint=from_savepoint,
         from_checkpoint=from_checkpoint,
         fork=fork,
@@ -198,6 +199,7 @@ def run_stage(
         allowed_locations=allowed_locations,
         on_clear=on_clear,
         parallelism=parallelism,
+        **directories,
     )
     return StageRun(spark, attempt, stage, driver).run()
 
@@ -241,7 +243,20 @@ class StageRun:
             self._attempt.finish(AttemptStatus.FINISHED)
         return result
 
+    def _require_directories(self) -> None:
+        own = directories_of(self._stage.state_backend, self._settings.state_config)
+        used = {"checkpoint_dir": self._attempt.storage.base_uri, "savepoint_dir": self._settings.savepoint_dir}
+        other = [
+            name for name, uri in own.items() if used[name] is None or normalise_base(uri) != normalise_base(used[name])
+        ]
+        if other:
+            raise InvalidConfigurationError(
+                f"Expected {other[0]} of the task to be that of the backend of its stage, {redact(own[other[0]])}, found "
+                f"{redact(used[other[0]] or 'none')}; pass {other[0]}=, because this task registers before its driver imports the stage."
+            )
+
     def _run(self) -> StageResult:
+        self._require_directories()
         start = start_of(self._attempt, self._stage.input, self._endpoints.open_source)
         restored, enumerator = start.state, start.enumerator
         first = enumerator.next_increment()
