@@ -168,7 +168,7 @@ def test_stage_whose_code_exits_has_not_ended(stage: WrittenStage, code: Any) ->
     ("name", "paths"), [("checkpoint_dir", ("s3://lake/c",)), ("savepoint_dir", (None, "s3://lake/s"))]
 )
 def test_stage_whose_backend_names_other_directories_than_its_task_fails(
-    stage: WrittenStage, name: str, paths: tuple[str | None, ...]
+    stage: WrittenStage, name: str, paths: tuple[Any, ...]
 ) -> None:
     declared = replace(stages_of_test.stage, state_backend=FsStateBackend(*paths))
     with pytest.raises(

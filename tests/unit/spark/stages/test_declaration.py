@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -90,7 +90,7 @@ def test_a_broadcast_is_an_input_of_the_function_after_it():
         lambda: _keyed().broadcast(RULES, LIMITS).aggregate(n=Count()),
         lambda: _keyed().broadcast(RULES, LIMITS).map(str),
         lambda: _keyed().broadcast(RULES, LIMITS),
-        lambda: _keyed().broadcast("rules", LIMITS).process(Limited()),
+        lambda: _keyed().broadcast(cast("Any", "rules"), LIMITS).process(Limited()),
     ],
 )
 def test_a_broadcast_without_its_function_is_refused(stage):
@@ -105,7 +105,7 @@ def test_a_broadcast_without_its_function_is_refused(stage):
         lambda: _keyed().broadcast(RULES, LIMITS).broadcast(RULES, LIMITS),
         lambda: _keyed().broadcast(RULES),
         lambda: _keyed().broadcast(RULES, LIMITS, LIMITS),
-        lambda: _keyed().broadcast(RULES, "limits"),
+        lambda: _keyed().broadcast(RULES, cast("Any", "limits")),
         lambda: _keyed().aggregate(n=Count()).broadcast(RULES, LIMITS),
     ],
 )
