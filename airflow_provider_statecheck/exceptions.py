@@ -14,7 +14,7 @@ Exceptions of this package.
         CheckpointExpiredError
         IncompatibleCheckpointError     format or operator does not match
         NoRestorableCheckpointError     all completed checkpoints of the operator are unreadable
-        SnapshotClaimedError            another job owns the savepoint
+        SavepointClaimedError            another job owns the savepoint
         StoppedWithSavepointError       the stage stopped as requested; ``pointer`` is its savepoint
       CoordinatorError
         StaleAttemptError               a newer attempt owns the operator; the caller must stop
@@ -155,7 +155,7 @@ class NoRestorableCheckpointError(CheckpointError):
     code = "no_restorable_checkpoint"
 
 
-class SnapshotClaimedError(CheckpointError):
+class SavepointClaimedError(CheckpointError):
     """Another operator claimed the savepoint and may delete it at any time."""
 
     code = "snapshot_claimed"
@@ -411,7 +411,7 @@ A_RETRY_CANNOT_HELP: Final = (
     NoRestorableCheckpointError,
     ConcurrentAttemptError,
     RunSupersededError,
-    SnapshotClaimedError,
+    SavepointClaimedError,
     SourceChangedError,
     StateMigrationError,
     StoppedWithSavepointError,

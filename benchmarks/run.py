@@ -1,4 +1,4 @@
-"""Run the benchmarks and write ``benchmarks/results/*.json`` and the table and chart of ``docs/benchmarks.md``."""
+"""Run the benchmarks and write ``benchmarks/results/*.json`` and the table and chart of ``docs/reference/benchmarks.md``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from benchmarks import (
 from benchmarks.measure import Result
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "benchmarks.md"
+PAGE = HERE.parent / "docs" / "reference" / "benchmarks.md"
 CHART = PAGE.with_suffix(".svg")
 MARK = "<!-- results -->"
 WORKLOADS: dict[str, Callable[..., list[Result]]] = {

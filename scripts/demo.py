@@ -229,7 +229,7 @@ def compare(report: Path, expected: Path, view: JobView) -> int:
         return 1
     say(f"    Both reports are equal: {len(found):,} lines for {MONTHS} months")
     latest = latest_of(view)
-    say("Next: docs/recovery.md describes each step; dags/example_resume_flights.py is the Dag;")
+    say("Next: docs/operate/recovery.md describes each step; dags/example_resume_flights.py is the Dag;")
     say(f"      the checkpoint is {latest.location if latest else '?'}")
     return 0
 

@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint
+from airflow_provider_statecheck.checkpoint.aligned.contents import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import (

@@ -19,7 +19,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
 )
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, OperatorRecord
-from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway
+from airflow_provider_statecheck.gateway.verbs import StageGateway
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import find_source
 
@@ -104,7 +104,7 @@ def make_acknowledgement(
     return AcknowledgeCheckpoint(**values | changes)
 
 
-def complete_checkpoint(gateway: CheckpointCoordinatorGateway, attempt: AttemptRef, **changes: Any) -> AcknowledgeReply:
+def complete_checkpoint(gateway: StageGateway, attempt: AttemptRef, **changes: Any) -> AcknowledgeReply:
     """Trigger and acknowledge one checkpoint."""
     pending = gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
     return gateway.acknowledge(make_acknowledgement(attempt, pending, **changes))

@@ -12,11 +12,11 @@ from enum import StrEnum
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary, LoopSummary, StepSummary
 from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_UID, job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.job_list import JobList, JobOverview, JobsPage, ListedStatus
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
-from airflow_provider_statecheck.checkpoint.snapshot_summary import LoopSummary, SnapshotSummary, StepSummary
 
 _JOB_NAME = "nightly/2026-01-01T00:00:00+00:00"
 _JOB = job_id_of(_JOB_NAME)
@@ -28,7 +28,7 @@ _KEY = "7a1b2c3d4e5f60718293a4b5c6d7e8f9"
 _SHA256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 _SAVEPOINTS = "s3://lake/savepoints"
 _SAVEPOINT = f"{_SAVEPOINTS}/savepoint-5d2c4a-0f6f7c1e2b3a"
-_SUMMARY = SnapshotSummary(
+_SUMMARY = CheckpointSummary(
     steps=(StepSummary(name="sessions", outcome="restored", seconds=412.5, size_bytes=1_000_341_504, rows=8_120_000),),
     loops=(LoopSummary(name="days", finished=14, total=31, seconds=3150.0),),
     seconds_saved=3562.5,

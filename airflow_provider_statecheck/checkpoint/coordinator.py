@@ -19,6 +19,7 @@ from airflow_provider_statecheck.checkpoint import (
     statistics,
     transitions,
 )
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.declared_uids import DagDirectory, DagTasks, UnknownDags
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
@@ -64,7 +65,6 @@ from airflow_provider_statecheck.checkpoint.records import (
 from airflow_provider_statecheck.checkpoint.renamed_operators import UnaskedDagsError
 from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE, OldRows, remove_rows
 from airflow_provider_statecheck.checkpoint.run_order import ONE_RUN_AT_A_TIME
-from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.store import (
     JobStore,
     JobTransaction,
@@ -92,7 +92,7 @@ class AttemptCoordinator(StoredJobs):
     """
     Completes and aborts checkpoints, and grants attempts.
 
-    Implements ``CheckpointCoordinatorGateway``, so in-process callers use it directly.
+    Implements ``StageGateway``, so in-process callers use it directly.
 
     :param liveness: Source of the liveness of other tasks, unknown by default.
     :param dags: Lookup of the tasks of other Dags, unknown by default.
@@ -412,10 +412,10 @@ def _confirm_commits(
 
 def _committed_summary(
     tx: JobTransaction, checkpoint: CheckpointRecord, seconds: float | None
-) -> SnapshotSummary | None:
+) -> CheckpointSummary | None:
     if seconds is None:
         return checkpoint.summary
-    return replace(tx.summary(checkpoint.checkpoint_id) or SnapshotSummary(), commit_seconds=seconds)
+    return replace(tx.summary(checkpoint.checkpoint_id) or CheckpointSummary(), commit_seconds=seconds)
 
 
 def _require_committed(tx: JobTransaction, attempt: AttemptRecord, request: FinishAttempt) -> None:

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Self
 
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.codec import plain_integer, require, storable_text
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, METADATA_FILE, JobId, OfOperator, OperatorId
@@ -22,12 +23,11 @@ from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
     AttemptStatus,
     CheckpointRecord,
+    CheckpointRequest,
     OnClear,
     OperatorRecord,
-    SnapshotRequest,
 )
 from airflow_provider_statecheck.checkpoint.secrets import require_no_credentials
-from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class OpenEffects:
     """Checkpoints whose files must be deleted, oldest first."""
     retained: tuple[CheckpointRecord, ...] = ()
     """Checkpoints whose files must not be deleted: completed and pinned ones."""
-    savepoints: tuple[SnapshotRequest, ...] = ()
+    savepoints: tuple[CheckpointRequest, ...] = ()
     """Requested savepoints, which the attempt takes at its next boundary."""
     commits: tuple[int, ...] = ()
     """Ids of completed checkpoints with an unconfirmed sink commit, oldest first."""
@@ -159,7 +159,7 @@ class ConfirmRestore:
     Run that starts again, because its source has changed: its checkpoints, and those of later runs, are newer than the
     restored one and are given up. ``None`` if none is.
     """
-    restored_summary: SnapshotSummary | None = None
+    restored_summary: CheckpointSummary | None = None
     """What the attempt has used of the checkpoint so far; a repeated message replaces it."""
 
 
@@ -205,7 +205,7 @@ class AcknowledgeCheckpoint:
     """Whether a sink must commit output after completion; savepoints are never committed."""
     increment_seconds: float = 0.0
     """Duration of the increment between the trigger and the start of the checkpoint."""
-    summary: SnapshotSummary | None = None
+    summary: CheckpointSummary | None = None
     """Figures for display; ``None`` if an older version wrote the checkpoint."""
 
 
@@ -263,7 +263,7 @@ class FinishAttempt:
     message: str = ""
     damaged_snapshots: tuple[str, ...] = ()
     """URIs of restored snapshots that the attempt could not read."""
-    restored_summary: SnapshotSummary | None = None
+    restored_summary: CheckpointSummary | None = None
     """What the attempt has restored; ``None`` if it restored nothing."""
     is_of_task: bool = False
     """Whether this is the end of the task, which replaces the one that a driver in another process reported."""
@@ -305,7 +305,7 @@ class EndSavepoint:
     metadata_sha256: str = ""
     state_size_bytes: int = 0
     counts: dict[str, int] = field(default_factory=dict)
-    summary: SnapshotSummary | None = None
+    summary: CheckpointSummary | None = None
     """Figures of the copied checkpoint."""
     failure: str | None = None
     """Reason of the failure; ``None`` if the savepoint was written."""

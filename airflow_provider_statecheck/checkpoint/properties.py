@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError, SnapshotClaimedError
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, SavepointClaimedError
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MAGIC = b"\x05\x5f\x3f\x18"
@@ -260,9 +260,9 @@ class ClaimRecord:
         return not self.operator_id
 
 
-def already_claimed(pointer: str) -> SnapshotClaimedError:
+def already_claimed(pointer: str) -> SavepointClaimedError:
     """Return the error for a snapshot that another operator has claimed."""
-    return SnapshotClaimedError(
+    return SavepointClaimedError(
         f"Expected the savepoint {pointer} to be unclaimed, found it claimed by another job, which may delete it at any time; "
         f"take another savepoint and restore that one.",
         pointer=pointer,

@@ -15,13 +15,13 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
 
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.ids import JobId, OfOperator, OperatorId
 from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointProperties,
     CheckpointRetentionPolicy,
     RestoreSource,
 )
-from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -258,7 +258,7 @@ class AttemptRecord(OfOperator):
     """
     ended_at: datetime | None = None
     message: str = ""
-    restored_summary: SnapshotSummary | None = None
+    restored_summary: CheckpointSummary | None = None
     """What the attempt has restored so far, and the time that this saved; ``None`` if it has not reported it."""
 
     @property
@@ -327,7 +327,7 @@ class CheckpointRecord(OfOperator):
     """Bytes that a restore from this checkpoint may read."""
     counts: dict[str, int] = field(default_factory=dict)
     """Number of entries by kind, for display. Statistics keep them after the row is removed."""
-    summary: SnapshotSummary | None = None
+    summary: CheckpointSummary | None = None
     """The entries and durations, for display; ``None`` before the completion and for rows of older versions."""
     failure_reason: str | None = None
     failure_message: str = ""
@@ -454,7 +454,7 @@ class RequestStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotRequest(OfOperator):
+class CheckpointRequest(OfOperator):
     """Row of a request for a checkpoint or savepoint of an operator."""
 
     job_id: JobId
@@ -517,7 +517,7 @@ class InPlaceRestore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionRecord:
-    """Row of an action that a user requested. Savepoints have the row of a ``SnapshotRequest`` instead."""
+    """Row of an action that a user requested. Savepoints have the row of a ``CheckpointRequest`` instead."""
 
     job_id: JobId
     request_key: str

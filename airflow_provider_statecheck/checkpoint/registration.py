@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from airflow_provider_statecheck.checkpoint import in_place_restore, restore_choice, savepoint_restore, transitions
+from airflow_provider_statecheck.checkpoint import chosen_restore, in_place_restore, savepoint_restore, transitions
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import (
     is_earlier,
@@ -92,7 +92,7 @@ def register(
     :raises LaterTryError: if the last attempt is not in ``dead``, and is that of a later try of the task.
     :raises MovedKeyError: if the last attempt is not in ``dead``, and its instance of the mapped task has another index.
     :raises NoRestorableCheckpointError: if the operator had state and none of it can be restored.
-    :raises SnapshotClaimedError: if another operator has claimed the savepoint to start from.
+    :raises SavepointClaimedError: if another operator has claimed the savepoint to start from.
     :raises IncompatibleCheckpointError: if the operator is new and another operator, which has checkpoints, is gone.
     :raises UnaskedDagsError: if ``dags`` lacks a Dag.
     """
@@ -125,7 +125,7 @@ def _open_attempt(
     _require_key_of_its_own(previous, request, dead)
     _require_uid_of_its_own(previous, request)
     _require_no_later_try(previous, request, dead)
-    choice = restore_choice.roll_back_to_choice(tx, operator)
+    choice = chosen_restore.roll_back_to_choice(tx, operator)
     restore = in_place_restore.waiting(tx, operator)
     if choice is None and restore is None:
         operator = _without_given_up(tx, operator)
@@ -139,7 +139,7 @@ def _open_attempt(
     start = _start(tx, operator, previous, request, restore or choice)
     operator = replace(operator, epoch=operator.epoch + 1)
     if choice is not None:
-        operator = restore_choice.take(tx, operator, choice)
+        operator = chosen_restore.take(tx, operator, choice)
     if not start.resumes:
         first_run = request.owner.run_key if start.first_run is None else start.first_run
         operator = replace(operator, generation=operator.generation + 1, first_run=first_run, damaged_snapshots=())

@@ -35,7 +35,7 @@ def propose(tx: JobTransaction, operator: OperatorRecord, source: RestoreSource)
 
     The snapshot is neither owned nor claimed until :func:`adopt`.
 
-    :raises SnapshotClaimedError: if another operator has claimed the snapshot.
+    :raises SavepointClaimedError: if another operator has claimed the snapshot.
     :raises PointerNotFoundError: if the snapshot is missing or cannot be read.
     :raises StorageError: if the storage did not respond.
     :raises InvalidConfigurationError: if the claim is for a snapshot that is not a savepoint.
@@ -81,13 +81,13 @@ def adopt(tx: JobTransaction, attempt: AttemptRecord, pending: CheckpointRecord,
 
     :param pending: Pending checkpoint from :func:`propose`.
     :param claim: Whether the job becomes the owner of the snapshot.
-    :raises SnapshotClaimedError: if another operator has claimed the snapshot.
+    :raises SavepointClaimedError: if another operator has claimed the snapshot.
     :raises InvalidConfigurationError: if the claim is for a snapshot that is not a savepoint.
     """
     require_unclaimed(tx, attempt, pending.location)
     if claim:
         require_claimable(pending.location, pending.metadata_uri or "", pending.properties.part)
-        claim_snapshot(tx, attempt, pending.location)
+        claim_savepoint(tx, attempt, pending.location)
     adopted = replace(as_adopted(pending, attempt.retention, claim=claim), completed_at=tx.now)
     tx.update_checkpoint(adopted, expected=CheckpointStatus.PENDING)
     return adopted
@@ -128,7 +128,7 @@ def _is_of_its_job(snapshot: CheckpointRecord) -> bool:
     return is_savepoint_of(snapshot.location, snapshot.job_id) or is_in_job(snapshot.location, snapshot.job_id)
 
 
-def claim_snapshot(tx: JobTransaction, owner: OperatorRecord | AttemptRecord, pointer: str) -> None:
+def claim_savepoint(tx: JobTransaction, owner: OperatorRecord | AttemptRecord, pointer: str) -> None:
     """Make an operator the owner of a snapshot; a second call has no effect."""
     if tx.claim(pointer) is None:
         tx.save_claim(
@@ -140,7 +140,7 @@ def require_unclaimed(tx: JobTransaction, owner: OperatorRecord | AttemptRecord,
     """
     Require a snapshot to have no owner or the given one.
 
-    :raises SnapshotClaimedError: if another operator has claimed it.
+    :raises SavepointClaimedError: if another operator has claimed it.
     :raises PointerNotFoundError: if a user has disposed of it; its files are deleted later.
     """
     require_not_disposed(tx, pointer)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, ALIGNED_UID, JobId, OperatorId, job_uri
 from airflow_provider_statecheck.checkpoint.job_list import JobList, JobsPage, is_of_unknown_dag
@@ -19,15 +20,14 @@ from airflow_provider_statecheck.checkpoint.records import (
     AttemptOwner,
     AttemptRecord,
     CheckpointRecord,
+    CheckpointRequest,
     CheckpointStatus,
     JobRecord,
     OperatorRecord,
     RequestStatus,
     RowsVersion,
-    SnapshotRequest,
     StatisticsRecord,
 )
-from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
 
 RECENT = 100
@@ -75,7 +75,7 @@ class JobView:
     """Checkpoints whose files may exist, and the newest discarded ones."""
     read_at: datetime
     """Time of the view by the store's clock, never before ``job.seen_at``."""
-    requests: tuple[SnapshotRequest, ...] = ()
+    requests: tuple[CheckpointRequest, ...] = ()
     """Open requests, and the newest ended ones."""
     actions: tuple[ActionRecord, ...] = ()
     """Open actions of users, and the newest ended ones."""
@@ -120,11 +120,11 @@ class JobView:
         return tuple(c for c in self.checkpoints if c.is_of_job)
 
     @property
-    def requests_of_job(self) -> tuple[SnapshotRequest, ...]:
+    def requests_of_job(self) -> tuple[CheckpointRequest, ...]:
         """Return the open requests for aligned checkpoints and savepoints of the whole job."""
         return tuple(r for r in self.requests if r.is_of_job and r.status.is_open)
 
-    def savepoints_asked_of(self, operator_id: OperatorId) -> tuple[SnapshotRequest, ...]:
+    def savepoints_asked_of(self, operator_id: OperatorId) -> tuple[CheckpointRequest, ...]:
         """Return the queued savepoint requests to an operator."""
         queued = (r for r in self.requests if r.operator_id == operator_id and r.status is RequestStatus.QUEUED)
         return tuple(r for r in queued if r.properties.is_savepoint)
@@ -284,7 +284,7 @@ class JobTransaction(Protocol):
     def checkpoint_by_request(self, request_key: str) -> CheckpointRecord | None:
         """Return a checkpoint by the key of its trigger request."""
 
-    def summary(self, checkpoint_id: int) -> SnapshotSummary | None:
+    def summary(self, checkpoint_id: int) -> CheckpointSummary | None:
         """Return the figures of a checkpoint."""
 
     def open_checkpoints(self, operator_id: OperatorId) -> list[CheckpointRecord]:
@@ -343,16 +343,16 @@ class JobTransaction(Protocol):
     def save_acknowledgement(self, record: AcknowledgementRecord) -> None:
         """Insert or replace the acknowledgement of an operator."""
 
-    def request(self, request_key: str) -> SnapshotRequest | None:
+    def request(self, request_key: str) -> CheckpointRequest | None:
         """Return a request by its key."""
 
-    def open_requests(self, operator_id: OperatorId) -> list[SnapshotRequest]:
+    def open_requests(self, operator_id: OperatorId) -> list[CheckpointRequest]:
         """Return the open requests to an operator, oldest first."""
 
     def ended_requests(self, operator_id: OperatorId, before: datetime, limit: int | None) -> tuple[str, ...]:
         """Return the keys of at most `limit` requests to an operator that ended before a time."""
 
-    def save_request(self, record: SnapshotRequest) -> None:
+    def save_request(self, record: CheckpointRequest) -> None:
         """Insert or replace a request."""
 
     def remove_requests(self, request_keys: tuple[str, ...]) -> None:
@@ -377,7 +377,7 @@ class JobTransaction(Protocol):
         """
         Insert a claim.
 
-        :raises SnapshotClaimedError: if another operator has claimed the snapshot.
+        :raises SavepointClaimedError: if another operator has claimed the snapshot.
         """
 
     def statistics(self, operator_id: OperatorId) -> StatisticsRecord | None:
@@ -466,7 +466,7 @@ class JobStore(JobReads, Protocol):
     def job_overviews(self, page: JobsPage) -> JobList:
         """Return a page of the list of jobs; its cost depends on the number of jobs, but not on their history."""
 
-    def request(self, job_id: JobId, request_key: str) -> SnapshotRequest | None:
+    def request(self, job_id: JobId, request_key: str) -> CheckpointRequest | None:
         """Return a request of a job by its key."""
 
 
@@ -542,6 +542,6 @@ def checkpoints_of_job(tx: JobTransaction) -> Sequence[CheckpointRecord]:
     return tx.open_checkpoints(ALIGNED_OPERATOR_ID)
 
 
-def requests_of_job(tx: JobTransaction) -> Sequence[SnapshotRequest]:
+def requests_of_job(tx: JobTransaction) -> Sequence[CheckpointRequest]:
     """Return the open requests for aligned checkpoints and savepoints of the whole job."""
     return tx.open_requests(ALIGNED_OPERATOR_ID)

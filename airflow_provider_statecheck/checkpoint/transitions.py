@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from airflow_provider_statecheck.checkpoint import statistics
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.codec import storable_text
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import subsumed_by_retention
@@ -24,13 +25,12 @@ from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
     AttemptStatus,
     CheckpointRecord,
+    CheckpointRequest,
     CheckpointStatus,
     JobAction,
     OperatorRecord,
     RequestStatus,
-    SnapshotRequest,
 )
-from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.store import JobTransaction, checkpoints_of_job, requests_of_job
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
 
@@ -201,7 +201,7 @@ def record_restore(
     tx: JobTransaction,
     attempt: AttemptRecord,
     restored: CheckpointRecord | None,
-    summary: SnapshotSummary | None = None,
+    summary: CheckpointSummary | None = None,
 ) -> None:
     """Pin the checkpoint that an attempt has restored, and count the restore; ``None`` if the attempt starts over."""
     if restored is None:
@@ -236,7 +236,7 @@ def end_commits(
     tx: JobTransaction,
     operator_id: OperatorId,
     where: Callable[[CheckpointRecord], bool],
-    summary_of: Callable[[CheckpointRecord], SnapshotSummary | None] = lambda checkpoint: checkpoint.summary,
+    summary_of: Callable[[CheckpointRecord], CheckpointSummary | None] = lambda checkpoint: checkpoint.summary,
 ) -> None:
     """
     Close the open commits of the checkpoints of an operator that match ``where``.
@@ -298,12 +298,12 @@ def end_unserved_requests(tx: JobTransaction, operator_id: OperatorId, request_k
 
 def fail_request(
     tx: JobTransaction,
-    request: SnapshotRequest,
+    request: CheckpointRequest,
     reason: CheckpointFailureReason,
     message: str = "",
     *,
     failed_by: str | None = None,
-) -> SnapshotRequest:
+) -> CheckpointRequest:
     """
     Fail a request and return it.
 
@@ -327,7 +327,7 @@ def request_savepoint_at_end(tx: JobTransaction, attempt: AttemptRecord) -> None
     if any(each.properties.is_terminate for each in tx.open_requests(attempt.operator_id)):
         return
     tx.save_request(
-        SnapshotRequest(
+        CheckpointRequest(
             job_id=attempt.job_id,
             request_key=attempt.attempt_key,
             operator_id=attempt.operator_id,
@@ -338,7 +338,7 @@ def request_savepoint_at_end(tx: JobTransaction, attempt: AttemptRecord) -> None
     )
 
 
-def begin_request(tx: JobTransaction, request_key: str, checkpoint_id: int) -> SnapshotRequest:
+def begin_request(tx: JobTransaction, request_key: str, checkpoint_id: int) -> CheckpointRequest:
     """
     Mark an open request as running with the id of its checkpoint.
 
@@ -363,7 +363,7 @@ def settle_request(tx: JobTransaction, ended: CheckpointRecord) -> None:
             tx.save_request(_settled_request(tx, request, ended))
 
 
-def _requests_of(tx: JobTransaction, ended: CheckpointRecord) -> list[SnapshotRequest]:
+def _requests_of(tx: JobTransaction, ended: CheckpointRecord) -> list[CheckpointRequest]:
     # A stage takes its checkpoints without a request.
     is_requested = ended.properties.is_savepoint or ended.is_of_job
     return tx.open_requests(ended.operator_id) if is_requested else []
@@ -441,7 +441,7 @@ def open_effects(
     checkpoints: Iterable[CheckpointRecord],
     generation: int,
     attempt: AttemptRecord | None,
-    requests: Iterable[SnapshotRequest] = (),
+    requests: Iterable[CheckpointRequest] = (),
 ) -> OpenEffects:
     """
     Return the checkpoints to delete and to retain, the savepoints to take and the commits to make for an operator.
@@ -498,7 +498,7 @@ def _has_protected_files(checkpoint: CheckpointRecord, protected: frozenset[int]
     return checkpoint.checkpoint_id in protected and checkpoint.metadata_uri is not None
 
 
-def _settled_request(tx: JobTransaction, request: SnapshotRequest, checkpoint: CheckpointRecord) -> SnapshotRequest:
+def _settled_request(tx: JobTransaction, request: CheckpointRequest, checkpoint: CheckpointRecord) -> CheckpointRequest:
     if checkpoint.status is CheckpointStatus.COMPLETED:
         return replace(request, status=RequestStatus.COMPLETED, ended_at=tx.now)
     if _is_retried(request, checkpoint):
@@ -512,7 +512,7 @@ def _settled_request(tx: JobTransaction, request: SnapshotRequest, checkpoint: C
     )
 
 
-def _is_retried(request: SnapshotRequest, ended: CheckpointRecord) -> bool:
+def _is_retried(request: CheckpointRequest, ended: CheckpointRecord) -> bool:
     if not ended.is_of_job:
         return ended.failure_reason in _RETRIED_REASONS
     # The coordinator ended before it had triggered all tasks. Its own requests fail, because a program waits for them.

@@ -9,7 +9,7 @@ from airflow_provider_statecheck.checkpoint.config_options import readable_size
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_UID, JobId, new_key, new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
 from airflow_provider_statecheck.checkpoint.properties import SavepointFormat
-from airflow_provider_statecheck.checkpoint.records import RequestStatus, SnapshotRequest
+from airflow_provider_statecheck.checkpoint.records import CheckpointRequest, RequestStatus
 from airflow_provider_statecheck.cli.output import (
     Exit,
     Row,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.maintenance.job_restore import (
         JobSavepoint,
         RestoredJob,
-        SavepointPart,
+        SavedMember,
     )
     from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints
 
@@ -123,7 +123,7 @@ def _request(view: JobView, args: Namespace, service: WholeJobSavepoints, key: s
     savepoint_gateway().request(request)
 
 
-def _request_row(view: JobView, request: SnapshotRequest, gateway: JobMaintenance) -> Row:
+def _request_row(view: JobView, request: CheckpointRequest, gateway: JobMaintenance) -> Row:
     checkpoint_id = request.checkpoint_id
     taken = None if checkpoint_id is None else gateway.checkpoint(view.job.job_id, checkpoint_id)
     is_completed = request.status is RequestStatus.COMPLETED
@@ -137,7 +137,7 @@ def _request_row(view: JobView, request: SnapshotRequest, gateway: JobMaintenanc
     }
 
 
-def _status_of(request: SnapshotRequest, awaited: tuple[str, ...], *, has_waited: bool) -> Exit:
+def _status_of(request: CheckpointRequest, awaited: tuple[str, ...], *, has_waited: bool) -> Exit:
     if request.status.is_open:
         stages = f" of {', '.join(awaited)}" if awaited else ""
         what = "end" if request.properties.is_terminate else "next checkpoint"
@@ -192,6 +192,6 @@ def _restored_row(operator: RestoredOperator) -> Row:
     }
 
 
-def _missing_row(part: SavepointPart) -> Row:
+def _missing_row(part: SavedMember) -> Row:
     row = _restored_row(RestoredOperator(uid=part.uid, part=part, taken_back=(), first_run=""))
     return row | {"start": "not in the job"}

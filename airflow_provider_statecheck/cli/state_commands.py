@@ -6,10 +6,10 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
 from airflow_provider_statecheck.checkpoint.ids import is_uri
 from airflow_provider_statecheck.checkpoint.retention import custody_of
-from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.statistics import snapshot_of
 from airflow_provider_statecheck.cli.output import (
     Exit,
@@ -103,7 +103,7 @@ def _show_figures(view: JobView, args: Namespace) -> Exit:
         )
     if checkpoint.summary is None:
         print_message(f"Checkpoint {args.checkpoint} has no figures.")
-    summary = checkpoint.summary or SnapshotSummary()
+    summary = checkpoint.summary or CheckpointSummary()
     print_rows(list(_figure_rows(summary)), args.output)
     for name, count in summary.left_out.items():
         print_message(
@@ -112,7 +112,7 @@ def _show_figures(view: JobView, args: Namespace) -> Exit:
     return Exit.DONE
 
 
-def _figure_rows(summary: SnapshotSummary) -> Iterator[Row]:
+def _figure_rows(summary: CheckpointSummary) -> Iterator[Row]:
     for step in summary.steps:
         yield _figure_row(
             "step",
@@ -275,7 +275,7 @@ def _history_row(view: JobView, snapshot: CheckpointStatsSnapshot, entry: Checkp
     }
 
 
-def _parts_of_duration(summary: SnapshotSummary | None) -> Row:
+def _parts_of_duration(summary: CheckpointSummary | None) -> Row:
     return {
         "snapshot_seconds": None if summary is None else summary.snapshot_seconds,
         "write_seconds": None if summary is None else summary.write_seconds,

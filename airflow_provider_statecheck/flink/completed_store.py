@@ -15,9 +15,9 @@ from functools import partial
 from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
+from airflow_provider_statecheck.checkpoint.aligned.contents import (
+    AlignedStorage,
     CompletedCheckpoint,
-    SnapshotStorage,
 )
 from airflow_provider_statecheck.checkpoint.aligned.steps import CheckpointDeleter, delete_ended
 from airflow_provider_statecheck.checkpoint.fencing import beyond_retention
@@ -72,7 +72,7 @@ class CheckpointsCleaner:
         self,
         rows: AlignedCheckpoints,
         leader: AttemptRef,
-        storage: SnapshotStorage,
+        storage: AlignedStorage,
         deleter: CheckpointDeleter,
         discarder: StateDiscarder,
         executor: Executor,

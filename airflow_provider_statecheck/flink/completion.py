@@ -11,20 +11,20 @@ import logging
 from collections.abc import Callable, Set as AbstractSet
 from dataclasses import replace
 
+from airflow_provider_statecheck.checkpoint.aligned.contents import (
+    AlignedContent,
+    CompletedCheckpoint,
+    completed_of,
+    contents,
+    merged,
+    metadata_of,
+)
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AbortScope,
     AcknowledgeAligned,
     AcknowledgedCheckpoint,
     Assessment,
     TakenOver,
-)
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
-    CompletedCheckpoint,
-    SnapshotContent,
-    completed_of,
-    contents,
-    merged,
-    metadata_of,
 )
 from airflow_provider_statecheck.checkpoint.aligned.steps import (
     completed_elsewhere,
@@ -120,7 +120,7 @@ class CheckpointFinalizer:
         self._require_whole(message)
         manifest = None
         content = content_of(message)
-        if content != SnapshotContent():
+        if content != AlignedContent():
             manifest = self._components.storage.write_manifest(checkpoint, content)
         assessment = self._components.rows.acknowledge(replace(asked, is_written=True, manifest=manifest))
         if assessment.verdict is not AcknowledgeResult.SUCCESS and manifest is not None:
@@ -156,7 +156,7 @@ class CheckpointFinalizer:
             log.warning("State of operator %s was rejected and is left to garbage collection: %s", state.uid, error)
 
     def _named_states(self, assessment: Assessment) -> tuple[OperatorState, ...]:
-        found: list[SnapshotContent] = []
+        found: list[AlignedContent] = []
         for acknowledgement in assessment.acknowledgements:
             try:
                 found += contents(self._components.storage, [acknowledgement])
@@ -166,7 +166,7 @@ class CheckpointFinalizer:
                 found += self._content_of_ended(assessment.checkpoint)
         return merged(found).operator_states
 
-    def _content_of_ended(self, checkpoint: CheckpointRecord) -> list[SnapshotContent]:
+    def _content_of_ended(self, checkpoint: CheckpointRecord) -> list[AlignedContent]:
         """Return what a checkpoint refers to whose manifests are deleted."""
         if checkpoint.status is CheckpointStatus.ABORTED:
             return []
@@ -274,9 +274,9 @@ def _keeps_no_manifest(checkpoint: CheckpointRecord | None) -> bool:
     )
 
 
-def content_of(message: AcknowledgeMessage) -> SnapshotContent:
+def content_of(message: AcknowledgeMessage) -> AlignedContent:
     """Return the content of the manifest of an acknowledgement; empty for an operator without state."""
-    return SnapshotContent(operator_states=() if message.state is None else (message.state,))
+    return AlignedContent(operator_states=() if message.state is None else (message.state,))
 
 
 def size_of(message: AcknowledgeMessage) -> int:

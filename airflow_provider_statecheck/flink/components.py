@@ -20,9 +20,9 @@ from threading import Lock
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
+from airflow_provider_statecheck.checkpoint.aligned.contents import AlignedStorage
 from airflow_provider_statecheck.checkpoint.aligned.decider import CheckpointRequestDecider
 from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints, AbortScope
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotStorage
 from airflow_provider_statecheck.checkpoint.aligned.steps import message_of, recorded_failure
 from airflow_provider_statecheck.checkpoint.codec import require, storable_text
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
@@ -63,7 +63,7 @@ class CoordinatorComponents:
     decider: CheckpointRequestDecider
     id_counter: CheckpointIDCounter
     completed_store: CompletedCheckpointStore
-    storage: SnapshotStorage
+    storage: AlignedStorage
     cleaner: CheckpointsCleaner
     notifier: CheckpointNotifier
     hooks: MasterHooks

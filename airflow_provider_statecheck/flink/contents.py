@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set as Abstra
 from dataclasses import replace
 from itertools import chain
 
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotContent
+from airflow_provider_statecheck.checkpoint.aligned.contents import AlignedContent
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
@@ -29,7 +29,7 @@ def coordinator_content(
     restored: Mapping[OperatorId, OperatorState],
     coordinators: Mapping[OperatorId, bytes | None],
     masters: Sequence[MasterState],
-) -> SnapshotContent:
+) -> AlignedContent:
     """
     Return the content of the coordinator's manifest.
 
@@ -50,7 +50,7 @@ def coordinator_content(
         base = states.get(operator_id) or _state_of(tasks[operator_id])
         states[operator_id] = replace(base, coordinator_state=handle)
     ordered = tuple(states[operator_id] for operator_id in sorted(states))
-    return SnapshotContent(operator_states=ordered, master_states=tuple(masters))
+    return AlignedContent(operator_states=ordered, master_states=tuple(masters))
 
 
 def unanswered_states(

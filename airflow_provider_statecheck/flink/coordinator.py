@@ -12,9 +12,9 @@ from threading import Lock, RLock
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
+from airflow_provider_statecheck.checkpoint.aligned.contents import AlignedStorage, CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.decider import CheckpointRequestDecider
 from airflow_provider_statecheck.checkpoint.aligned.rows import AbortScope
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint, SnapshotStorage
 from airflow_provider_statecheck.checkpoint.aligned.steps import DEFAULT_LEASE, CheckpointDeleter, trigger_failure
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
@@ -30,7 +30,7 @@ from airflow_provider_statecheck.checkpoint.properties import (
     JobStatus,
     RestoreMode,
 )
-from airflow_provider_statecheck.checkpoint.records import Clock, SnapshotRequest
+from airflow_provider_statecheck.checkpoint.records import CheckpointRequest, Clock
 from airflow_provider_statecheck.exceptions import (
     CoordinatorError,
     InvalidConfigurationError,
@@ -108,7 +108,7 @@ class CheckpointCoordinator:
         deleter: CheckpointDeleter,
         id_counter: CheckpointIDCounter,
         completed_store: CompletedCheckpointStore,
-        checkpoint_storage: SnapshotStorage,
+        checkpoint_storage: AlignedStorage,
         executor: Executor,
         failure_manager: CheckpointFailureManager,
         *,
@@ -404,7 +404,7 @@ class CheckpointCoordinator:
         :raises CoordinatorError: after the shutdown, or if the job has newer checkpoints.
         :raises CheckpointNotFoundError: if the snapshot does not exist.
         :raises IncompatibleCheckpointError: if a state does not fit; the owner of the snapshot does not change.
-        :raises SnapshotClaimedError: if another job has claimed the snapshot.
+        :raises SavepointClaimedError: if another job has claimed the snapshot.
         :raises InvalidConfigurationError: if the claim is for a snapshot that is not a savepoint.
         """
         self._require_in_use()
@@ -465,7 +465,7 @@ class CheckpointCoordinator:
             self._components.storage.initialize_base_locations_for_checkpoint()
             self._has_base_locations = True
 
-    def _require_ready(self, request: SnapshotRequest) -> None:
+    def _require_ready(self, request: CheckpointRequest) -> None:
         if self._is_shut_down:
             raise CheckpointException(CheckpointFailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN)
         if request.is_periodic and not self.is_periodic_checkpointing_started:

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotStorage
+from airflow_provider_statecheck.checkpoint.aligned.contents import AlignedStorage
 from airflow_provider_statecheck.checkpoint.aligned.steps import DEFAULT_LEASE
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import (
@@ -34,10 +34,10 @@ from airflow_provider_statecheck.flink.requests import Pause
 from airflow_provider_statecheck.flink.state_handles import CheckpointIDCounter, StateHandleStore
 from airflow_provider_statecheck.flink.timer import CheckpointTimer
 from airflow_provider_statecheck.gateway.leadership import leading
+from airflow_provider_statecheck.storage.aligned_files import AlignedFiles
 from airflow_provider_statecheck.storage.discarding import EffectDiscards, StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache
-from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
 from airflow_provider_statecheck.storage.uris import normalise_base
 from airflow_provider_statecheck.storage.views.loading import DEFAULT_STORAGE
 
@@ -74,7 +74,7 @@ def new_coordinator(
     tasks_to_trigger: Sequence[ExecutionTask] | None = None,
     tasks_to_wait_for: Sequence[ExecutionTask] | None = None,
     operator_coordinators: Sequence[OperatorCoordinatorContext] = (),
-    checkpoint_storage: SnapshotStorage | None = None,
+    checkpoint_storage: AlignedStorage | None = None,
     clock: Clock | None = None,
     random: Random | None = None,
     pause: Pause = time.sleep,
@@ -107,7 +107,7 @@ def new_coordinator(
     storage = storage if config.savepoint_dir is None else storage.allowing(normalise_base(config.savepoint_dir))
     documents = DocumentCache(lambda _: storage)
     files = checkpoint_storage or _storage_of(config)
-    files = files or SnapshotFiles(storage, job_id, job_name, config.savepoint_dir, documents=documents)
+    files = files or AlignedFiles(storage, job_id, job_name, config.savepoint_dir, documents=documents)
     return CheckpointCoordinator(
         job_id,
         config,
@@ -158,14 +158,14 @@ def leading_coordinator(
         )
 
 
-def _storage_of(config: CheckpointConfig) -> SnapshotStorage | None:
+def _storage_of(config: CheckpointConfig) -> AlignedStorage | None:
     storage = config.checkpoint_storage
     if storage is None or storage in (DEFAULT_STORAGE, config.storage_dir):
         return None
-    if isinstance(storage, SnapshotStorage):
+    if isinstance(storage, AlignedStorage):
         return storage
     raise InvalidConfigurationError(
-        f"Expected checkpoint_storage to be {DEFAULT_STORAGE!r}, the URI of a directory, or a SnapshotStorage, found {storage!r}; "
+        f"Expected checkpoint_storage to be {DEFAULT_STORAGE!r}, the URI of a directory, or a AlignedStorage, found {storage!r}; "
         f"correct the setting.",
         key=CheckpointConfig.checkpoint_storage.key,
     )

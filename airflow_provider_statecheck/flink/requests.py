@@ -10,14 +10,14 @@ from enum import StrEnum
 from threading import Condition
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.rows import RequestOutcome
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
+from airflow_provider_statecheck.checkpoint.aligned.contents import (
+    AlignedContent,
+    AlignedStorage,
     CompletedCheckpoint,
-    SnapshotContent,
-    SnapshotStorage,
     completed_of,
     metadata_of,
 )
+from airflow_provider_statecheck.checkpoint.aligned.rows import RequestOutcome
 from airflow_provider_statecheck.checkpoint.aligned.steps import recorded_failure
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
@@ -187,7 +187,7 @@ class CheckpointFutures:
     """
 
     def __init__(
-        self, rows: AlignedCheckpoints, leader: AttemptRef, storage: SnapshotStorage, pause: Pause = time.sleep
+        self, rows: AlignedCheckpoints, leader: AttemptRef, storage: AlignedStorage, pause: Pause = time.sleep
     ) -> None:
         self._rows = rows
         self._leader = leader
@@ -228,7 +228,7 @@ class CheckpointFutures:
             content = self._storage.read(metadata)
         except CheckpointNotFoundError:
             # The checkpoint was completed, then subsumed and deleted.
-            content = SnapshotContent()
+            content = AlignedContent()
         return completed_of(record, content, metadata)
 
 

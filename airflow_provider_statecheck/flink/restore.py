@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint
+from airflow_provider_statecheck.checkpoint.aligned.contents import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.steps import unrecoverable
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.properties import (

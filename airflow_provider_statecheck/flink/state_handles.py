@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.rows import Handles
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
+from airflow_provider_statecheck.checkpoint.aligned.contents import (
+    AlignedStorage,
     CompletedCheckpoint,
-    SnapshotStorage,
     completed_of,
     metadata_of,
 )
+from airflow_provider_statecheck.checkpoint.aligned.rows import Handles
 from airflow_provider_statecheck.checkpoint.aligned.steps import complete, repeated
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
@@ -63,7 +63,7 @@ class RetrievableStateHandle:
     """Row of a completed checkpoint, with the storage that resolves its pointer."""
 
     record: CheckpointRecord
-    storage: SnapshotStorage
+    storage: AlignedStorage
 
     @property
     def pointer(self) -> FileStateHandle:
@@ -97,7 +97,7 @@ class StateHandleStore:
     :param leader: Attempt of the operator that changes handles.
     """
 
-    def __init__(self, rows: AlignedCheckpoints, leader: AttemptRef, storage: SnapshotStorage) -> None:
+    def __init__(self, rows: AlignedCheckpoints, leader: AttemptRef, storage: AlignedStorage) -> None:
         self._rows = rows
         self._leader = leader
         self._storage = storage

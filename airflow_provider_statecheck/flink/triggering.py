@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from random import Random
 
+from airflow_provider_statecheck.checkpoint.aligned.contents import AlignedContent, CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AbortScope,
     AcknowledgeAligned,
@@ -14,7 +15,6 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AwaitedTask,
     BeginCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint, SnapshotContent
 from airflow_provider_statecheck.checkpoint.aligned.steps import trigger_failure
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
@@ -24,7 +24,7 @@ from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointStorageLocationReference,
     CheckpointType,
 )
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, SnapshotRequest
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointRequest, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, OperatorState
 from airflow_provider_statecheck.exceptions import StaleAttemptError
 from airflow_provider_statecheck.flink.completion import CheckpointFinalizer
@@ -50,7 +50,7 @@ class CheckpointTrigger:
         components: CoordinatorComponents,
         aborter: CheckpointAborter,
         finalizer: CheckpointFinalizer,
-        require_ready: Callable[[SnapshotRequest], None],
+        require_ready: Callable[[CheckpointRequest], None],
         rearm: Callable[[timedelta], None],
     ) -> None:
         self._components = components
@@ -82,7 +82,7 @@ class CheckpointTrigger:
         self._serve(choice.run)
         return True
 
-    def _serve(self, request: SnapshotRequest) -> None:
+    def _serve(self, request: CheckpointRequest) -> None:
         try:
             self._require_ready(request)
             plan = self._components.plan_calculator.calculate()
@@ -96,7 +96,7 @@ class CheckpointTrigger:
         if checkpoint is not None:
             self._trigger(checkpoint, plan)
 
-    def _begin(self, request: SnapshotRequest, plan: CheckpointPlan) -> CheckpointRecord | None:
+    def _begin(self, request: CheckpointRequest, plan: CheckpointPlan) -> CheckpointRecord | None:
         components, properties = self._components, request.properties
         parent = components.storage.savepoint_parent(request.target) if properties.is_savepoint else None
         is_full = not properties.is_savepoint and self._must_be_full()
@@ -128,7 +128,7 @@ class CheckpointTrigger:
         self._components.completed_store.recover()
         return self._components.completed_store.get_latest_checkpoint()
 
-    def _refuse(self, request: SnapshotRequest, error: CheckpointException, scope: AbortScope) -> None:
+    def _refuse(self, request: CheckpointRequest, error: CheckpointException, scope: AbortScope) -> None:
         if not self._aborter.abort(scope, error, request_key=request.request_key):
             self._components.count_failure(error, properties=request.properties)
 
@@ -156,7 +156,7 @@ class CheckpointTrigger:
             masters = components.hooks.trigger(checkpoint_id, checkpoint.triggered_at, components.executor, timeout)
             restored = self._restored(checkpoint, plan)
             content = coordinator_content(checkpoint, plan, restored, coordinators, masters)
-            return None if content == SnapshotContent() else components.storage.write_manifest(checkpoint, content)
+            return None if content == AlignedContent() else components.storage.write_manifest(checkpoint, content)
         except Exception:
             components.operator_coordinators.abort_current_triggering()
             raise

@@ -318,7 +318,7 @@ class HttpCalls:
 
 class HttpGateway(HttpCalls):
     """
-    A ``CheckpointCoordinatorGateway`` over HTTP.
+    A ``StageGateway`` over HTTP.
 
     Each attempt has its own token. If it expires, the gateway obtains a new one and adopts the attempt with it.
     """

@@ -28,13 +28,13 @@ from airflow_provider_statecheck.checkpoint.records import (
     JobRecord,
 )
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
-from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway, retrying
+from airflow_provider_statecheck.gateway.verbs import StageGateway, retrying
 
 _STORES = "airflow_provider_statecheck.metadata.sql_store"
 _ENGINES = "airflow_provider_statecheck.metadata.unit_of_work"
 
 
-def open_gateway(metadata: str) -> CheckpointCoordinatorGateway:
+def open_gateway(metadata: str) -> StageGateway:
     """
     Open a coordinator on a separate database, and create missing tables.
 
@@ -48,7 +48,7 @@ def gateway_on_engine(
     liveness: TaskLiveness | None = None,
     observer: CoordinatorObserver | None = None,
     dags: DagDirectory | None = None,
-) -> CheckpointCoordinatorGateway:
+) -> StageGateway:
     """
     Return a coordinator on a database that already has the tables.
 

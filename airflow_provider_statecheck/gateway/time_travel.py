@@ -28,7 +28,7 @@ from airflow_provider_statecheck.checkpoint.records import (
 from airflow_provider_statecheck.checkpoint.store import JobReads, JobView
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
 from airflow_provider_statecheck.gateway.in_process import open_gateway
-from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway
+from airflow_provider_statecheck.gateway.verbs import StageGateway
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import find_source
 from airflow_provider_statecheck.storage.uris import normalise_pointer, redact
@@ -205,7 +205,7 @@ def fork_name(job: str, fork: str) -> str:
 
 
 def find_fork_source(
-    gateway: CheckpointCoordinatorGateway,
+    gateway: StageGateway,
     storage: CheckpointStorage,
     job: str,
     wanted: str | int,
@@ -243,7 +243,7 @@ def find_fork_source(
     )
 
 
-def _fork_pointer(gateway: CheckpointCoordinatorGateway, job: str, wanted: str, uids: set[str]) -> str:
+def _fork_pointer(gateway: StageGateway, job: str, wanted: str, uids: set[str]) -> str:
     is_of_job = wanted.startswith((_OF_RUN, _BEFORE_RUN)) or _ID.fullmatch(wanted) is not None
     if not is_of_job and "/" not in wanted:
         raise InvalidConfigurationError(

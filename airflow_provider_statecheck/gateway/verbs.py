@@ -56,7 +56,7 @@ _READS = {
 """Paths of the calls that read, by method, with the names of parameters in braces; the others are in the query."""
 
 
-class CheckpointCoordinatorGateway(JobReads, Protocol):
+class StageGateway(JobReads, Protocol):
     """
     Calls of a stage to its coordinator, and the table from which this module derives the API over HTTP.
 
@@ -98,7 +98,7 @@ class CheckpointCoordinatorGateway(JobReads, Protocol):
 
         :raises StaleAttemptError: if a newer attempt has registered.
         :raises CheckpointNotFoundError: if the checkpoint is not a completed checkpoint of this operator.
-        :raises SnapshotClaimedError: if another operator has claimed the savepoint.
+        :raises SavepointClaimedError: if another operator has claimed the savepoint.
         """
 
     def trigger(self, request: TriggerCheckpoint) -> PendingCheckpoint:
@@ -251,7 +251,7 @@ def _verb(method: Any, folder: str, service: str) -> Verb:
     )
 
 
-COORDINATOR = verbs_of(CheckpointCoordinatorGateway, "attempts", "coordinator")
+COORDINATOR = verbs_of(StageGateway, "attempts", "coordinator")
 """Calls of a stage; the field ``attempt`` of a message names the attempt, which the token must be bound to."""
 
 

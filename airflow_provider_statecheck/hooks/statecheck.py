@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, JobRecord
     from airflow_provider_statecheck.flink.coordinator import CheckpointCoordinator
     from airflow_provider_statecheck.flink.plan import ExecutionTask
-    from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway
+    from airflow_provider_statecheck.gateway.verbs import StageGateway
     from airflow_provider_statecheck.maintenance.job_restore import RestoredJob
     from airflow_provider_statecheck.queryable.job_contents import JobContents, StageContents
     from airflow_provider_statecheck.queryable.queries import QueryableName, StateReply
@@ -71,11 +71,11 @@ class StatecheckHook(BaseHook):
     def __init__(self, statecheck_conn_id: str = default_conn_name) -> None:
         super().__init__()
         self.statecheck_conn_id = statecheck_conn_id
-        self._gateway: CheckpointCoordinatorGateway | None = None
+        self._gateway: StageGateway | None = None
         self._states: StateReads | None = None
 
     @override
-    def get_conn(self) -> CheckpointCoordinatorGateway:
+    def get_conn(self) -> StageGateway:
         """
         Return a gateway to the coordinator.
 

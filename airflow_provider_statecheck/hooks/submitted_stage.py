@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.api.services import Services
     from airflow_provider_statecheck.checkpoint.store import JobView, LatestCheckpoints
     from airflow_provider_statecheck.gateway.http import HttpGateway
-    from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway
+    from airflow_provider_statecheck.gateway.verbs import StageGateway
     from airflow_provider_statecheck.metadata.tables import Caller
 
 
@@ -83,7 +83,7 @@ class SubmittedStage:
     ) -> None:
         self.registration = registration
         self._access = access
-        self._gateway: CheckpointCoordinatorGateway = over_http(access.gateway)
+        self._gateway: StageGateway = over_http(access.gateway)
         self._driver = driver
         self._on_overlap = on_overlap
         self._attempt: AttemptRef | None = None
@@ -138,9 +138,7 @@ class SubmittedStage:
         newest = self._newest_attempt()
         return newest is None or newest.owner.clear_marker != self.registration.owner.clear_marker
 
-    def close(
-        self, status: AttemptStatus, message: str = "", gateway: CheckpointCoordinatorGateway | None = None
-    ) -> None:
+    def close(self, status: AttemptStatus, message: str = "", gateway: StageGateway | None = None) -> None:
         """
         Close the attempt with the end of the task, also if its driver has reported another end.
 

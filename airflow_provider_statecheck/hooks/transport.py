@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.ids import JobId
     from airflow_provider_statecheck.checkpoint.store import JobReads, JobStore, JobView
     from airflow_provider_statecheck.gateway.http import Credentials, HttpGateway
-    from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway, Verb
+    from airflow_provider_statecheck.gateway.verbs import StageGateway, Verb
     from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
     from airflow_provider_statecheck.maintenance.job_restore import JobRestoring
     from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints
@@ -78,7 +78,7 @@ def is_test_run() -> bool:
     return True
 
 
-def airflow_gateway(conn_id: str = DEFAULT_CONN_ID) -> CheckpointCoordinatorGateway:
+def airflow_gateway(conn_id: str = DEFAULT_CONN_ID) -> StageGateway:
     """
     Return a gateway to the coordinator: in process if Airflow's database is accessible, otherwise over HTTP.
 
@@ -159,7 +159,7 @@ def running_context() -> Mapping[str, Any]:
         ) from error
 
 
-def _in_process() -> CheckpointCoordinatorGateway:
+def _in_process() -> StageGateway:
     from airflow import settings
 
     from airflow_provider_statecheck.api.airflow_dags import AirflowDags
@@ -308,7 +308,7 @@ async def job_reader(access: ReadingAccess | None) -> AsyncIterator[JobReader]:
 class _InProcessReader:
     """Reader that calls the coordinator in a thread of this process."""
 
-    def __init__(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def __init__(self, gateway: StageGateway) -> None:
         self._gateway = gateway
 
     async def describe(self, job_id: JobId) -> JobView:

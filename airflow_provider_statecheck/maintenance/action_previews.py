@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint import in_place_restore, restore_choice
+from airflow_provider_statecheck.checkpoint import chosen_restore, in_place_restore
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
@@ -24,7 +25,6 @@ from airflow_provider_statecheck.checkpoint.retention import (
     require_removable,
     waiting_removal,
 )
-from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, NoRestorableCheckpointError
 from airflow_provider_statecheck.maintenance.action_targets import (
@@ -67,7 +67,7 @@ class ActionPreview:
     """Checkpoints whose files are deleted."""
     notes: tuple[str, ...] = ()
     """What the user should know before the confirmation."""
-    restores: SnapshotSummary | None = None
+    restores: CheckpointSummary | None = None
     """What the run of a fork restores; ``None`` for other actions, or if it is unknown."""
     params: dict[str, Any] | None = None
     """Params of the run of a fork, without the one that names the checkpoint; ``None`` for other actions."""
@@ -119,7 +119,7 @@ def _stop_preview(view: JobView, wanted: UserAction) -> ActionPreview:
 def _restore_preview(view: JobView, wanted: UserAction) -> ActionPreview:
     operator, chosen = chosen_of(view, wanted)
     operator = in_place_restore.with_generation(view, operator, chosen.generation)
-    newer = restore_choice.newer_checkpoints(operator, view.of_operator(operator.operator_id), chosen.checkpoint_id)
+    newer = chosen_restore.newer_checkpoints(operator, view.of_operator(operator.operator_id), chosen.checkpoint_id)
     return ActionPreview(
         action=wanted.action,
         effect=(

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from airflow_provider_statecheck.checkpoint import in_place_restore, restore_choice, transitions
+from airflow_provider_statecheck.checkpoint import chosen_restore, in_place_restore, transitions
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
@@ -22,9 +22,9 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import (
     ActionRecord,
     AttemptRecord,
+    CheckpointRequest,
     JobAction,
     RequestStatus,
-    SnapshotRequest,
 )
 from airflow_provider_statecheck.checkpoint.retention import request_removal, withdraw_removal
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction, JobView, rolled_back
@@ -95,7 +95,7 @@ class JobActions:
 
         :raises CheckpointNotFoundError: There is no such job, operator or checkpoint.
         :raises NoRestorableCheckpointError: The checkpoint cannot be restored, or there is none.
-        :raises SnapshotClaimedError: An operator claimed the savepoint.
+        :raises SavepointClaimedError: An operator claimed the savepoint.
         :raises ConcurrentAttemptError: A task runs that must not run.
         """
         view = self._store.describe(wanted.job_id)
@@ -178,7 +178,7 @@ def requested_action(view: JobView, action: ActionRecord) -> RequestedAction:
     )
 
 
-def requested_savepoint(view: JobView, request: SnapshotRequest) -> RequestedAction:
+def requested_savepoint(view: JobView, request: CheckpointRequest) -> RequestedAction:
     """Return the row of a savepoint request as an action."""
     stops = request.properties.snapshot_type is CheckpointType.SAVEPOINT_SUSPEND
     return RequestedAction(
@@ -208,7 +208,7 @@ def _savepoint_request(view: JobView, wanted: UserAction) -> RequestSavepoint:
 def _choose(tx: JobTransaction, wanted: UserAction) -> ActionRecord:
     operator, _ = chosen_of(tx.view(), wanted)
     action = _row(tx, wanted, operator.operator_id)
-    restore_choice.choose(tx, operator, action)
+    chosen_restore.choose(tx, operator, action)
     return action
 
 
@@ -221,7 +221,7 @@ def _withdraw(tx: JobTransaction, wanted: UserAction) -> ActionRecord:
         raise nothing_chosen(operator)
     in_place_restore.require_undoable(tx, operator)
     action = replace(_row(tx, wanted, operator.operator_id), checkpoint_id=operator.next_restore)
-    restore_choice.withdraw(tx, operator, f"withdrawn by {wanted.requested_by}")
+    chosen_restore.withdraw(tx, operator, f"withdrawn by {wanted.requested_by}")
     return _completed(tx, action)
 
 

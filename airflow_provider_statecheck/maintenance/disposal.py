@@ -50,7 +50,7 @@ def dispose(
     :param dry_run: Whether to only return the result.
     :raises CheckpointNotFoundError: There are neither files nor a row, or the files belong to a job.
     :raises InvalidConfigurationError: The name of the directory is not that of a savepoint.
-    :raises SnapshotClaimedError: An operator claimed the savepoint.
+    :raises SavepointClaimedError: An operator claimed the savepoint.
     :raises ConcurrentAttemptError: An operator of its job restores the savepoint, or will restore it in place.
     """
     directory = _directory(pointer)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Generic, Protocol, TypeVar
 
-from airflow_provider_statecheck.checkpoint import restore_choice, transitions
+from airflow_provider_statecheck.checkpoint import chosen_restore, transitions
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, is_test_job
@@ -423,7 +423,7 @@ def _remove(tx: JobTransaction, view: JobView) -> tuple[str, ...]:
 
 def _retire(tx: JobTransaction, view: JobView) -> tuple[str, ...]:
     for each in view.operators:
-        operator = restore_choice.withdraw(tx, each, "the checkpoints of the job are deleted")
+        operator = chosen_restore.withdraw(tx, each, "the checkpoints of the job are deleted")
         transitions.abort_pending(tx, operator.operator_id, CheckpointFailureReason.CHECKPOINT_SUBSUMED)
         for checkpoint in tx.open_checkpoints(operator.operator_id):
             if checkpoint.is_restorable:

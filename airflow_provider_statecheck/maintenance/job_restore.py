@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from airflow_provider_statecheck.checkpoint import in_place_restore, restore_choice, savepoint_restore, transitions
+from airflow_provider_statecheck.checkpoint import chosen_restore, in_place_restore, savepoint_restore, transitions
 from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness, is_earlier, logical_date_of
 from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE, JobId, new_key
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode, RestoreSource
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SavepointPart:
+class SavedMember:
     """Copied checkpoint of one stage in a savepoint of the whole job."""
 
     uid: str
@@ -74,7 +74,7 @@ class JobSavepoint:
     """Verified savepoint of a whole job."""
 
     pointer: str
-    parts: tuple[SavepointPart, ...]
+    parts: tuple[SavedMember, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class RestoredOperator:
     """Result for one operator."""
 
     uid: str
-    part: SavepointPart | None
+    part: SavedMember | None
     """Part that the next attempt restores; ``None`` if it starts without state."""
     taken_back: tuple[CheckpointRecord, ...]
     """Checkpoints whose work is not in the part, newest first."""
@@ -116,7 +116,7 @@ class RestoredJob:
     """Result for a job."""
 
     operators: tuple[RestoredOperator, ...]
-    missing: tuple[SavepointPart, ...]
+    missing: tuple[SavedMember, ...]
     """Parts of stages that the job does not have, for instance of map keys that were removed."""
 
     @property
@@ -166,7 +166,7 @@ def _require_of_job(document: CheckpointDocument, pointer: str, job: JobRecord) 
         )
 
 
-def _part(pointer: str, file: FileStateHandle, part: CheckpointDocument, job_id: JobId) -> SavepointPart:
+def _part(pointer: str, file: FileStateHandle, part: CheckpointDocument, job_id: JobId) -> SavedMember:
     source = RestoreSource(
         pointer=pointer,
         metadata_uri=file.uri,
@@ -176,7 +176,7 @@ def _part(pointer: str, file: FileStateHandle, part: CheckpointDocument, job_id:
         part=part.uid,
         run=part.run,
     )
-    return SavepointPart(
+    return SavedMember(
         uid=part.uid,
         checkpoint_id=part.checkpoint_id,
         generation=part.generation,
@@ -291,14 +291,14 @@ def _require_unchanged(row: CheckpointRecord, savepoint: JobSavepoint) -> None:
 
 
 def _known(
-    tx: JobTransaction, operator: OperatorRecord, part: SavepointPart | None, request: RestoreJob
+    tx: JobTransaction, operator: OperatorRecord, part: SavedMember | None, request: RestoreJob
 ) -> RestoredOperator:
     action = tx.action(_action_key(request, operator))
     restore = None if action is None else action.restore
     return _result(tx, operator if restore is None else in_place_restore.before(operator, restore), part, None)
 
 
-def _warning(tx: JobTransaction, view: JobView, operator: OperatorRecord, part: SavepointPart | None) -> str:
+def _warning(tx: JobTransaction, view: JobView, operator: OperatorRecord, part: SavedMember | None) -> str:
     if part is None:
         return _warning_without_part(view, operator)
     if part.is_foreign:
@@ -331,7 +331,7 @@ def _warning_without_part(view: JobView, operator: OperatorRecord) -> str:
 
 
 def _replacing_attempts(
-    tx: JobTransaction, view: JobView, operator: OperatorRecord, part: SavepointPart
+    tx: JobTransaction, view: JobView, operator: OperatorRecord, part: SavedMember
 ) -> list[AttemptRecord]:
     """Return the attempts since a part that have replaced its output, after a rewind or a run that started again."""
     taken = tx.checkpoint(part.checkpoint_id)
@@ -341,7 +341,7 @@ def _replacing_attempts(
     return [each for each in attempts if _is_from_before(view, each, part) and _has_committed(view, each)]
 
 
-def _is_from_before(view: JobView, attempt: AttemptRecord, part: SavepointPart) -> bool:
+def _is_from_before(view: JobView, attempt: AttemptRecord, part: SavedMember) -> bool:
     restored = view.checkpoint(attempt.restored_from)
     if restored is None or not restored.properties.unclaimed:
         return (attempt.restored_from or 0) < part.checkpoint_id
@@ -373,7 +373,7 @@ def _has_started_over(view: JobView, operator: OperatorRecord, generation: int) 
 def _restore_operator(
     tx: JobTransaction,
     before: OperatorRecord,
-    part: SavepointPart | None,
+    part: SavedMember | None,
     request: RestoreJob,
     dead: Sequence[AttemptRecord],
 ) -> RestoredOperator:
@@ -385,7 +385,7 @@ def _restore_operator(
     if earlier is not None and (earlier.pointer, earlier.source) == (request.savepoint.pointer, source):
         # A repeated request, whose first reply may have been lost.
         return _result(tx, in_place_restore.before(before, earlier), part, fenced)
-    operator = restore_choice.withdraw(tx, before, f"replaced by a restore of {request.savepoint.pointer}")
+    operator = chosen_restore.withdraw(tx, before, f"replaced by a restore of {request.savepoint.pointer}")
     result = _result(tx, operator, part, fenced, _replaced(before, earlier))
     in_place_restore.begin(tx, operator, _action(tx, operator, part, request))
     if not request.dry_run:
@@ -396,7 +396,7 @@ def _restore_operator(
 def _result(
     tx: JobTransaction,
     operator: OperatorRecord,
-    part: SavepointPart | None,
+    part: SavedMember | None,
     fenced: AttemptRecord | None,
     replaced: str = "",
 ) -> RestoredOperator:
@@ -419,9 +419,7 @@ def _replaced(operator: OperatorRecord, earlier: InPlaceRestore | None) -> str:
     return "" if operator.next_restore is None else f"checkpoint {operator.next_restore}"
 
 
-def _taken_back(
-    tx: JobTransaction, operator: OperatorRecord, part: SavepointPart | None
-) -> tuple[CheckpointRecord, ...]:
+def _taken_back(tx: JobTransaction, operator: OperatorRecord, part: SavedMember | None) -> tuple[CheckpointRecord, ...]:
     restorable = transitions.restorable(tx, operator)
     if part is None or not part.is_of(operator):
         return restorable
@@ -429,7 +427,7 @@ def _taken_back(
 
 
 def _action(
-    tx: JobTransaction, operator: OperatorRecord, part: SavepointPart | None, request: RestoreJob
+    tx: JobTransaction, operator: OperatorRecord, part: SavedMember | None, request: RestoreJob
 ) -> ActionRecord:
     is_of_generation = part is not None and part.is_of(operator)
     restore = InPlaceRestore(

@@ -23,9 +23,9 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointType, Sa
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
     CheckpointRecord,
+    CheckpointRequest,
     CheckpointStatus,
     RequestStatus,
-    SnapshotRequest,
 )
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import (
@@ -43,7 +43,13 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.maintenance.gc import JobReport, OpenStorage
 from airflow_provider_statecheck.maintenance.job_maintenance import SIDE_BY_SIDE, JobMaintenance, each_job
-from airflow_provider_statecheck.maintenance.parts import Member, MemberStatus, PartChoice, Positions, require_members
+from airflow_provider_statecheck.maintenance.savepoint_members import (
+    Member,
+    MemberChoice,
+    MemberStatus,
+    Positions,
+    require_members,
+)
 from airflow_provider_statecheck.maintenance.savepoint_steps import OWNER, SavepointSteps, leading_savepoints
 from airflow_provider_statecheck.maintenance.savepoints import (
     JobSavepoints,
@@ -73,7 +79,7 @@ _NO_PART = (
 """Errors of a stage that cannot give a part, in contrast to an unavailable storage."""
 
 
-class PartsNotPinnedError(Exception):
+class MembersNotPinnedError(Exception):
     """The rows have changed since they were read: the savepoint has ended, or a chosen part was rolled back."""
 
 
@@ -161,7 +167,7 @@ class WholeJobSavepoints:
             )
         raise CheckpointDeclinedError(f"The savepoint failed: {request.failure_message}")
 
-    def wait_for(self, job_id: JobId, request_key: str, timeout: float) -> tuple[SnapshotRequest, tuple[str, ...]]:
+    def wait_for(self, job_id: JobId, request_key: str, timeout: float) -> tuple[CheckpointRequest, tuple[str, ...]]:
         """
         Take the requested savepoints of a job until a request has ended, and the stages with which it stops.
 
@@ -185,7 +191,7 @@ class WholeJobSavepoints:
                 log.warning("The savepoint cannot be awaited at present; the next call goes on: %s", error)
             self.pause(_PAUSE_SECONDS)
 
-    def _take_requested(self, job_id: JobId, request_key: str) -> tuple[SnapshotRequest, tuple[str, ...]]:
+    def _take_requested(self, job_id: JobId, request_key: str) -> tuple[CheckpointRequest, tuple[str, ...]]:
         awaited = self.take(job_id)
         view = self.maintenance.describe(job_id)
         request = _request_in(view, request_key)
@@ -220,11 +226,11 @@ class WholeJobSavepoints:
         request = _open_request(view)
         try:
             return () if request is None else self._go_on(view, request)
-        except (StaleAttemptError, PartsNotPinnedError) as error:
+        except (StaleAttemptError, MembersNotPinnedError) as error:
             log.info("Another process takes the savepoint of the job: %s", error)
             return ()
 
-    def _go_on(self, view: JobView, request: SnapshotRequest) -> tuple[str, ...]:
+    def _go_on(self, view: JobView, request: CheckpointRequest) -> tuple[str, ...]:
         pending = view.checkpoint(request.checkpoint_id)
         if pending is None or pending.status is not CheckpointStatus.PENDING or pending.expires_at <= view.read_at:
             # Trigger it, expire it, or finalize it if its finalizer has ended.
@@ -234,13 +240,13 @@ class WholeJobSavepoints:
             return self._tick(view, request)
         return self._advance(view, request, pending, _members_in(acknowledgements))
 
-    def _tick(self, view: JobView, request: SnapshotRequest) -> tuple[str, ...]:
+    def _tick(self, view: JobView, request: CheckpointRequest) -> tuple[str, ...]:
         with self._steps(view, request) as steps:
             steps.expire()
             steps.trigger(request)
         return ()
 
-    def _steps(self, view: JobView, request: SnapshotRequest) -> AbstractContextManager[SavepointSteps]:
+    def _steps(self, view: JobView, request: CheckpointRequest) -> AbstractContextManager[SavepointSteps]:
         _require_no_own_coordinator(view)
         return leading_savepoints(self.rows, self._storage(view), view, request.target or self.directory)
 
@@ -250,11 +256,11 @@ class WholeJobSavepoints:
         return self.open_storage(_storage_base(view)).allowing(*targets, *directories)
 
     def _advance(
-        self, view: JobView, request: SnapshotRequest, pending: CheckpointRecord, members: Iterable[Member]
+        self, view: JobView, request: CheckpointRequest, pending: CheckpointRecord, members: Iterable[Member]
     ) -> tuple[str, ...]:
         storage = self._storage(view).allowing(pending.location)
         try:
-            chosen = PartChoice(view, pending, _Documents(storage, self.maintenance, view)).parts(members)
+            chosen = MemberChoice(view, pending, _Documents(storage, self.maintenance, view)).parts(members)
             acknowledgements = self._pin(pending, chosen)
             awaited = tuple(member.uid for member, part in chosen.items() if _is_awaited(member, part))
             if not awaited:
@@ -272,12 +278,12 @@ class WholeJobSavepoints:
         try:
             return self.savepoints.pin(pending.job_id, pending.checkpoint_id, parts)
         except CheckpointNotFoundError as error:
-            raise PartsNotPinnedError(str(error)) from error
+            raise MembersNotPinnedError(str(error)) from error
 
     def _give(
         self,
         view: JobView,
-        request: SnapshotRequest,
+        request: CheckpointRequest,
         pending: CheckpointRecord,
         storage: CheckpointStorage,
         chosen: Mapping[Member, CheckpointRecord | None],
@@ -403,11 +409,11 @@ def not_stopped(uids: Iterable[str], pointer: str) -> CheckpointError:
     )
 
 
-def _awaited_of(request: SnapshotRequest) -> str:
+def _awaited_of(request: CheckpointRequest) -> str:
     return "ended" if request.properties.is_terminate else "taken their next checkpoints"
 
 
-def _request_in(view: JobView, request_key: str) -> SnapshotRequest:
+def _request_in(view: JobView, request_key: str) -> CheckpointRequest:
     request = next((each for each in view.requests if each.request_key == request_key), None)
     if request is None:
         raise CheckpointNotFoundError(
@@ -416,7 +422,7 @@ def _request_in(view: JobView, request_key: str) -> SnapshotRequest:
     return request
 
 
-def _unstopped_by(view: JobView, request: SnapshotRequest) -> tuple[str, ...]:
+def _unstopped_by(view: JobView, request: CheckpointRequest) -> tuple[str, ...]:
     """Return the uids of the stages that ran at the trigger of a completed savepoint of a suspended job, and still run."""
     taken = view.checkpoint(request.checkpoint_id)
     is_stop = request.properties.snapshot_type is CheckpointType.SAVEPOINT_SUSPEND
@@ -429,7 +435,7 @@ def _unstopped_by(view: JobView, request: SnapshotRequest) -> tuple[str, ...]:
     return tuple(o.uid for o in view.stages if o.operator_id in still)
 
 
-def _open_request(view: JobView) -> SnapshotRequest | None:
+def _open_request(view: JobView) -> CheckpointRequest | None:
     # The requests of a coordinator in a program have no requester, and are left to it.
     return next((r for r in view.requests_of_job if r.requested_by), None)
 

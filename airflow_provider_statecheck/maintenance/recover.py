@@ -137,7 +137,7 @@ class Recoveries:
         return [*recovered, *unreadable]
 
     def _recover(
-        self, storage: CheckpointStorage, found: FoundJob, savepoints: list[FoundSnapshot], *, is_here: bool
+        self, storage: CheckpointStorage, found: FoundJob, savepoints: list[FoundCheckpoint], *, is_here: bool
     ) -> RecoveredJob:
         own = [s for s in savepoints if s.document.job_id == found.job_id]
         names = [s.document.job_name for s in (*found.checkpoints, *own)]
@@ -154,7 +154,7 @@ class Recoveries:
         return self._recover_named(storage, found, own, names[0])
 
     def _recover_named(
-        self, storage: CheckpointStorage, found: FoundJob, savepoints: list[FoundSnapshot], name: str
+        self, storage: CheckpointStorage, found: FoundJob, savepoints: list[FoundCheckpoint], name: str
     ) -> RecoveredJob:
         problems = list(found.problems)
         generations = _newest_generations((*found.checkpoints, *savepoints))
@@ -195,14 +195,14 @@ class Recoveries:
         return ()
 
 
-def _newest_generations(found: Iterable[FoundSnapshot]) -> dict[str, int]:
+def _newest_generations(found: Iterable[FoundCheckpoint]) -> dict[str, int]:
     newest: dict[str, int] = {}
     for document in (document for each in found for document in _documents(each)):
         newest[document.uid] = max(document.generation, newest.get(document.uid, 0))
     return newest
 
 
-def _documents(found: FoundSnapshot) -> Iterator[CheckpointDocument]:
+def _documents(found: FoundCheckpoint) -> Iterator[CheckpointDocument]:
     """Return the metadata of a snapshot and of its parts that are checkpoints of the same job."""
     document = found.document
     yield document
@@ -210,12 +210,12 @@ def _documents(found: FoundSnapshot) -> Iterator[CheckpointDocument]:
     yield from (part for part in document.parts if part.job_id == document.job_id)
 
 
-def _of_newest_generation(found: tuple[FoundSnapshot, ...]) -> list[FoundSnapshot]:
+def _of_newest_generation(found: tuple[FoundCheckpoint, ...]) -> list[FoundCheckpoint]:
     newest = _newest_generations(found)
     return [c for c in found if c.document.generation == newest[c.document.uid]]
 
 
-def _restorable(storage: CheckpointStorage, found: list[FoundSnapshot], problems: list[str]) -> list[FoundSnapshot]:
+def _restorable(storage: CheckpointStorage, found: list[FoundCheckpoint], problems: list[str]) -> list[FoundCheckpoint]:
     from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
 
     verifier = CheckpointVerifier(storage)
@@ -227,8 +227,8 @@ def _restorable(storage: CheckpointStorage, found: list[FoundSnapshot], problems
     return restorable
 
 
-def _unique_ids(savepoints: list[FoundSnapshot], taken: set[int], problems: list[str]) -> list[FoundSnapshot]:
-    unique: dict[int, FoundSnapshot] = {}
+def _unique_ids(savepoints: list[FoundCheckpoint], taken: set[int], problems: list[str]) -> list[FoundCheckpoint]:
+    unique: dict[int, FoundCheckpoint] = {}
     for each in savepoints:
         checkpoint_id = each.document.checkpoint_id
         if checkpoint_id in taken or checkpoint_id in unique:
@@ -238,18 +238,18 @@ def _unique_ids(savepoints: list[FoundSnapshot], taken: set[int], problems: list
     return list(unique.values())
 
 
-def _has(found: list[FoundSnapshot], uid: str) -> bool:
+def _has(found: list[FoundCheckpoint], uid: str) -> bool:
     return any(each.document.uid == uid for each in found)
 
 
-def _claimed(found: list[FoundSnapshot]) -> tuple[tuple[str, str], ...]:
+def _claimed(found: list[FoundCheckpoint]) -> tuple[tuple[str, str], ...]:
     # A checkpoint references files of a savepoint only if its operator claimed the savepoint.
     references = ((_SAVEPOINT.match(uri), c.document.uid) for c in found for uri in document_uris(c.document))
     return tuple(dict.fromkeys((match.group(), uid) for match, uid in references if match))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundSnapshot:
+class FoundCheckpoint:
     """Checkpoint or savepoint on storage with readable metadata."""
 
     location: str
@@ -268,7 +268,7 @@ class FoundJob:
     """Files of one job on storage."""
 
     job_id: JobId
-    checkpoints: tuple[FoundSnapshot, ...]
+    checkpoints: tuple[FoundCheckpoint, ...]
     """Readable checkpoints, oldest first."""
     highest_epoch: int
     """Highest epoch in the file names and the metadata of the job."""
@@ -308,15 +308,15 @@ def _find_job(storage: CheckpointStorage, job_id: JobId) -> FoundJob:
     )
 
 
-def _find_savepoints(storage: CheckpointStorage) -> tuple[list[FoundSnapshot], list[RecoveredJob]]:
+def _find_savepoints(storage: CheckpointStorage) -> tuple[list[FoundCheckpoint], list[RecoveredJob]]:
     names = filter(is_savepoint_directory, storage.list_directories(storage.base_uri))
     savepoints_there = _require_any(names, "savepoints", storage, "the directory of savepoints, or omit it")
     found, failed = _read_savepoints(storage, [f"{storage.base_uri}/{name}" for name in sorted(savepoints_there)])
     return [s for s in found if s.document.properties.is_savepoint], failed
 
 
-def _read_all(storage: CheckpointStorage, directories: Iterable[str]) -> tuple[list[FoundSnapshot], list[str]]:
-    found: list[FoundSnapshot] = []
+def _read_all(storage: CheckpointStorage, directories: Iterable[str]) -> tuple[list[FoundCheckpoint], list[str]]:
+    found: list[FoundCheckpoint] = []
     problems: list[str] = []
     for directory in directories:
         try:
@@ -328,8 +328,8 @@ def _read_all(storage: CheckpointStorage, directories: Iterable[str]) -> tuple[l
 
 def _read_savepoints(
     storage: CheckpointStorage, directories: Iterable[str]
-) -> tuple[list[FoundSnapshot], list[RecoveredJob]]:
-    found: list[FoundSnapshot] = []
+) -> tuple[list[FoundCheckpoint], list[RecoveredJob]]:
+    found: list[FoundCheckpoint] = []
     failed: list[RecoveredJob] = []
     for directory in directories:
         try:
@@ -341,7 +341,7 @@ def _read_savepoints(
     return found, failed
 
 
-def _read(storage: CheckpointStorage, directory: str) -> FoundSnapshot:
+def _read(storage: CheckpointStorage, directory: str) -> FoundCheckpoint:
     uri = f"{directory}/{METADATA_FILE}"
     document, data = read_metadata(storage, uri)
     if not _has_own_ids(document):
@@ -349,7 +349,7 @@ def _read(storage: CheckpointStorage, directory: str) -> FoundSnapshot:
             f"Expected job and operator names that match their ids in {uri}, found others.", uri=uri
         )
     digest = hashlib.sha256(data).hexdigest()
-    return FoundSnapshot(location=directory, metadata_size=len(data), metadata_sha256=digest, document=document)
+    return FoundCheckpoint(location=directory, metadata_size=len(data), metadata_sha256=digest, document=document)
 
 
 def _has_own_ids(document: CheckpointDocument) -> bool:
@@ -360,14 +360,14 @@ def _has_own_ids(document: CheckpointDocument) -> bool:
         return False
 
 
-def _is_in_place(found: FoundSnapshot, job_id: JobId) -> bool:
+def _is_in_place(found: FoundCheckpoint, job_id: JobId) -> bool:
     document = found.document
     checkpoint_id = checkpoint_id_of(found.location.rpartition("/")[2])
     is_match = (document.job_id, document.checkpoint_id) == (job_id, checkpoint_id)
     return is_match and not document.properties.is_savepoint
 
 
-def _wrong_place(found: FoundSnapshot, job_id: JobId) -> str:
+def _wrong_place(found: FoundCheckpoint, job_id: JobId) -> str:
     document = found.document
     return (
         f"Expected a checkpoint of job {job_id} in {found.location}, found snapshot {document.checkpoint_id} of job "
@@ -388,7 +388,7 @@ class RecoverJob:
     """Highest id of a checkpoint or savepoint, including unreadable ones."""
     generations: dict[str, int]
     """Newest generation of each operator by uid, including unreadable checkpoints."""
-    snapshots: tuple[FoundSnapshot, ...]
+    snapshots: tuple[FoundCheckpoint, ...]
     """Restorable checkpoints and savepoints."""
     claimed: tuple[tuple[str, str], ...] = ()
     """Claimed savepoints: directory and uid of the operator that uses their files."""
@@ -485,7 +485,7 @@ def _ended_attempt(tx: JobTransaction, operator: OperatorRecord, storage_base: s
     )
 
 
-def _row(tx: JobTransaction, job_id: JobId, found: FoundSnapshot) -> CheckpointRecord:
+def _row(tx: JobTransaction, job_id: JobId, found: FoundCheckpoint) -> CheckpointRecord:
     from airflow_provider_statecheck.state.reading.checkpoint_contents import summary_of
 
     document = found.document

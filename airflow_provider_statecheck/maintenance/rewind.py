@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
-from airflow_provider_statecheck.checkpoint import in_place_restore, restore_choice, transitions
+from airflow_provider_statecheck.checkpoint import chosen_restore, in_place_restore, transitions
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness, checkpoints_before_run, is_earlier, is_same
 from airflow_provider_statecheck.checkpoint.ids import JobId
@@ -164,7 +164,7 @@ def _plan(
 ) -> tuple[OperatorRecord, RewoundOperator]:
     fenced, restore = require_no_running_task(tx, before, dead), in_place_restore.waiting(tx, before)
     # A choice from before the rewind would take the operator to another checkpoint than the rewind reports.
-    operator = restore_choice.withdraw(tx, before, "replaced by a rewind")
+    operator = chosen_restore.withdraw(tx, before, "replaced by a rewind")
     restorable = transitions.restorable(tx, operator)
     earlier = checkpoints_before_run(restorable, run)
     if restorable and not earlier and not _starts_with(operator, run):

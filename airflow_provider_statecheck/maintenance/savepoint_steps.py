@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
+from airflow_provider_statecheck.checkpoint.aligned.contents import AlignedContent
 from airflow_provider_statecheck.checkpoint.aligned.decider import CheckpointRequestDecider
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AbortCheckpoints,
@@ -24,7 +25,6 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AwaitedTask,
     BeginCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotContent
 from airflow_provider_statecheck.checkpoint.aligned.steps import (
     DEFAULT_LEASE,
     complete,
@@ -44,17 +44,22 @@ from airflow_provider_statecheck.checkpoint.failure import CheckpointException, 
 from airflow_provider_statecheck.checkpoint.fencing import beyond_retention
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeResult, AttemptRef
-from airflow_provider_statecheck.checkpoint.records import AttemptOwner, CheckpointRecord, SnapshotRequest
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner, CheckpointRecord, CheckpointRequest
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.checkpoint.transitions import SAVEPOINT_TIMEOUT
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StaleAttemptError, StateCheckError
 from airflow_provider_statecheck.gateway.leadership import leading
-from airflow_provider_statecheck.maintenance.parts import Member, MemberStatus, members_of, require_parts
+from airflow_provider_statecheck.maintenance.savepoint_members import (
+    Member,
+    MemberStatus,
+    members_of,
+    require_checkpoints,
+)
+from airflow_provider_statecheck.storage.aligned_files import AlignedFiles
 from airflow_provider_statecheck.storage.discarding import EffectDiscards
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, DocumentCache
-from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +86,7 @@ def leading_savepoints(
         steps = SavepointSteps(
             rows=rows,
             leader=leader,
-            files=SnapshotFiles(storage, leader.job_id, view.job.name, directory, documents=documents),
+            files=AlignedFiles(storage, leader.job_id, view.job.name, directory, documents=documents),
             discards=EffectDiscards(storage, documents),
             view=view,
         )
@@ -95,7 +100,7 @@ class SavepointSteps:
 
     rows: AlignedCheckpoints
     leader: AttemptRef
-    files: SnapshotFiles
+    files: AlignedFiles
     discards: EffectDiscards
     view: JobView
     """Rows of the job from before the step."""
@@ -117,7 +122,7 @@ class SavepointSteps:
         expired = CheckpointException(CheckpointFailureReason.CHECKPOINT_EXPIRED)
         self._abort(AbortScope.EXPIRED, expired, uids={o.operator_id: o.uid for o in self.view.stages})
 
-    def trigger(self, request: SnapshotRequest) -> None:
+    def trigger(self, request: CheckpointRequest) -> None:
         """Begin a savepoint of the stages that have begun, if its request is queued; a failure is logged, and the next call retries."""
         try:
             chosen = self.rows.choose(self.leader, _ONE_AT_A_TIME).run
@@ -128,14 +133,14 @@ class SavepointSteps:
         except Exception:
             log.exception("The savepoint of the job could not be triggered; the next call retries")
 
-    def _trigger(self, request: SnapshotRequest, members: Sequence[Member]) -> None:
+    def _trigger(self, request: CheckpointRequest, members: Sequence[Member]) -> None:
         begun = self._begin(request, members)
         if begun is not None:
             self._acknowledge_trigger(begun, members)
 
-    def _begin(self, request: SnapshotRequest, members: Sequence[Member]) -> CheckpointRecord | None:
+    def _begin(self, request: CheckpointRequest, members: Sequence[Member]) -> CheckpointRecord | None:
         try:
-            self._require_parts(members)
+            self._require_checkpoints(members)
             return self.rows.begin(
                 BeginCheckpoint(
                     leader=self.leader,
@@ -155,16 +160,16 @@ class SavepointSteps:
                 self._report(trigger_failure(error), None)
             return None
 
-    def _require_parts(self, members: Sequence[Member]) -> None:
+    def _require_checkpoints(self, members: Sequence[Member]) -> None:
         try:
-            require_parts(self.view, members)
+            require_checkpoints(self.view, members)
         except CheckpointNotFoundError as error:
             raise CheckpointException(CheckpointFailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING, error) from error
 
     def _acknowledge_trigger(self, savepoint: CheckpointRecord, members: Sequence[Member]) -> None:
         try:
             self.files.initialize_location(savepoint.location)
-            content = SnapshotContent(operator_states=tuple(sorted(map(_state, members), key=lambda s: s.operator_id)))
+            content = AlignedContent(operator_states=tuple(sorted(map(_state, members), key=lambda s: s.operator_id)))
             triggered = AcknowledgeAligned(
                 leader=self.leader,
                 checkpoint_id=savepoint.checkpoint_id,
@@ -201,7 +206,7 @@ class SavepointSteps:
         while (found := self.rows.acknowledge(asked)).has_expired:
             self.expire()
         if found.verdict is AcknowledgeResult.SUCCESS:
-            manifest = None if part is None else self.files.write_manifest(savepoint, SnapshotContent(parts=(part,)))
+            manifest = None if part is None else self.files.write_manifest(savepoint, AlignedContent(parts=(part,)))
             found = self.rows.acknowledge(replace(asked, is_written=True, manifest=manifest))
         if found.finalizing is not None:
             self._finalize(found.finalizing)

@@ -32,10 +32,10 @@ from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
     AttemptStatus,
     CheckpointRecord,
+    CheckpointRequest,
     CheckpointStatus,
     OperatorRecord,
     RequestStatus,
-    SnapshotRequest,
 )
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction, JobView, requests_of_job
 from airflow_provider_statecheck.exceptions import (
@@ -65,7 +65,7 @@ class JobSavepoints:
     def __init__(self, store: JobStore) -> None:
         self._store = store
 
-    def request(self, request: RequestSavepoint) -> SnapshotRequest:
+    def request(self, request: RequestSavepoint) -> CheckpointRequest:
         """
         Request a savepoint of an operator, or of the whole job.
 
@@ -82,7 +82,7 @@ class JobSavepoints:
                 _require_none_of_job(tx)
             else:
                 _require_operator(tx, request.operator_id)
-            row = SnapshotRequest(
+            row = CheckpointRequest(
                 job_id=request.job_id,
                 request_key=request.request_key,
                 operator_id=request.operator_id,
@@ -165,7 +165,7 @@ class JobSavepoints:
         :param dry_run: Whether to only check that it may be disposed of, and return the row as it would be.
         :return: Row of the savepoint if it still exists; the caller must then confirm the deletion of its files.
         :raises CheckpointNotFoundError: The pointer refers to a checkpoint of a job.
-        :raises SnapshotClaimedError: An operator claimed the savepoint and will delete it.
+        :raises SavepointClaimedError: An operator claimed the savepoint and will delete it.
         :raises ConcurrentAttemptError: An operator of its job restores the savepoint, or will restore it in place.
         """
         _require_disposable(self._store.claim(pointer), pointer)
@@ -218,7 +218,7 @@ def dispose_in(tx: JobTransaction, pointer: str) -> CheckpointRecord | None:
 
     :return: The row of the savepoint, or ``None`` if the job has none.
     :raises CheckpointNotFoundError: The pointer refers to a checkpoint of the job.
-    :raises SnapshotClaimedError: An operator claimed the savepoint and will delete it.
+    :raises SavepointClaimedError: An operator claimed the savepoint and will delete it.
     :raises ConcurrentAttemptError: An operator of the job restores the savepoint, or will restore it in place.
     """
     claim, view = tx.claim(pointer), tx.view()
@@ -383,14 +383,14 @@ def serve_idle(
     return [each for each in taken if each is not None]
 
 
-def _open_requests(view: JobView, operator: OperatorRecord) -> list[SnapshotRequest]:
+def _open_requests(view: JobView, operator: OperatorRecord) -> list[CheckpointRequest]:
     rows = {c.checkpoint_id: c for c in view.checkpoints}
     requests = [r for r in view.requests if r.operator_id == operator.operator_id and r.properties.is_savepoint]
     due = [r for r in requests if not _waits_for_end(view, operator, r)]
     return [r for r in due if r.status is RequestStatus.QUEUED or _has_expired(view, r, rows)]
 
 
-def _waits_for_end(view: JobView, operator: OperatorRecord, request: SnapshotRequest) -> bool:
+def _waits_for_end(view: JobView, operator: OperatorRecord, request: CheckpointRequest) -> bool:
     # An attempt requested the savepoint for the end of its stage, and a retry may still reach that end.
     if all(a.attempt_key != request.request_key for a in view.attempts):
         return False
@@ -398,7 +398,7 @@ def _waits_for_end(view: JobView, operator: OperatorRecord, request: SnapshotReq
     return attempt is None or attempt.status is not AttemptStatus.FINISHED
 
 
-def _has_expired(view: JobView, request: SnapshotRequest, rows: dict[int, CheckpointRecord]) -> bool:
+def _has_expired(view: JobView, request: CheckpointRequest, rows: dict[int, CheckpointRecord]) -> bool:
     begun = rows.get(request.checkpoint_id or 0) if request.status is RequestStatus.RUNNING else None
     return begun is not None and begun.status is CheckpointStatus.PENDING and begun.expires_at <= view.read_at
 
@@ -407,7 +407,7 @@ def _take(
     gateway: JobSavepoints,
     view: JobView,
     operator: OperatorRecord,
-    request: SnapshotRequest,
+    request: CheckpointRequest,
     open_storage: OpenStorage,
     directory: str | None,
 ) -> TakenSavepoint | None:
@@ -486,7 +486,7 @@ def _message(begun: CheckpointRecord, source: CheckpointRecord, written: Written
 
 
 def _ended(
-    gateway: JobSavepoints, operator: OperatorRecord, request: SnapshotRequest, message: EndSavepoint
+    gateway: JobSavepoints, operator: OperatorRecord, request: CheckpointRequest, message: EndSavepoint
 ) -> TakenSavepoint:
     row = gateway.end(message)
     if row.status is CheckpointStatus.COMPLETED:

@@ -46,11 +46,11 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.codec import classes_of, decode, encode, name_of_form, of_fields
 from airflow_provider_statecheck.checkpoint.messages import LONGEST_CHECKPOINT
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, TaskCoordinates, TaskState
-from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.exceptions import CorruptRowError, InvalidConfigurationError
 from airflow_provider_statecheck.overriding import override
 
@@ -228,8 +228,8 @@ def _object_of(values: Any) -> dict[str, Any]:
     return values
 
 
-def _summary_of(values: Any) -> SnapshotSummary | None:
-    return SnapshotSummary.of(_object_of(values))
+def _summary_of(values: Any) -> CheckpointSummary | None:
+    return CheckpointSummary.of(_object_of(values))
 
 
 def _counts_of(values: Any) -> dict[str, int]:
@@ -241,7 +241,7 @@ def _counts_of(values: Any) -> dict[str, int]:
 _READERS: dict[Any, Callable[[Any], Any]] = {
     AttemptOwner: _owner_of,
     CheckpointProperties: _properties_of,
-    SnapshotSummary: _summary_of,
+    CheckpointSummary: _summary_of,
     dict[str, Any]: _object_of,
     dict[str, int]: _counts_of,
 }

@@ -19,6 +19,7 @@ from sqlalchemy import ColumnElement, Select, Table, insert
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import IntegrityError
 
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_OPERATOR_ID,
     JobId,
@@ -36,18 +37,17 @@ from airflow_provider_statecheck.checkpoint.records import (
     AttemptOwner,
     AttemptRecord,
     CheckpointRecord,
+    CheckpointRequest,
     CheckpointStatus,
     Clock,
     JobRecord,
     OperatorRecord,
     RowsVersion,
-    SnapshotRequest,
     StatisticsRecord,
     SystemClock,
     clamp_times,
     is_too_far_ahead,
 )
-from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.store import (
     CheckpointPage,
     EndedAttempts,
@@ -151,7 +151,7 @@ class SqlJobStore:
         with self.transaction(job_id) as tx:
             return tx.view()
 
-    def request(self, job_id: JobId, request_key: str) -> SnapshotRequest | None:
+    def request(self, job_id: JobId, request_key: str) -> CheckpointRequest | None:
         return self._row(REQUESTS, REQUESTS.by_key, job_id=job_id, request_key=request_key)
 
     def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
@@ -354,7 +354,7 @@ class SqlJobTransaction:
         checkpoints = self._rows.read(CHECKPOINTS, statements.CHECKPOINT_BY_REQUEST, request_key=request_key)
         return next(iter(checkpoints), None)
 
-    def summary(self, checkpoint_id: int) -> SnapshotSummary | None:
+    def summary(self, checkpoint_id: int) -> CheckpointSummary | None:
         found = self._rows.values(CHECKPOINTS, "summary", statements.SUMMARY_OF, checkpoint_id=checkpoint_id)
         return next(iter(found), None)
 
@@ -428,10 +428,10 @@ class SqlJobTransaction:
         self._rows.miss(ACKNOWLEDGEMENTS, record.checkpoint_id, record.operator_id)
         self._rows.save(ACKNOWLEDGEMENTS, record)
 
-    def request(self, request_key: str) -> SnapshotRequest | None:
+    def request(self, request_key: str) -> CheckpointRequest | None:
         return self._rows.get(REQUESTS, request_key)
 
-    def open_requests(self, operator_id: OperatorId) -> list[SnapshotRequest]:
+    def open_requests(self, operator_id: OperatorId) -> list[CheckpointRequest]:
         if not self._rows.is_complete(REQUESTS, operator_id):
             self._rows.read(REQUESTS, statements.OPEN_REQUESTS, operator_id=operator_id)
             self._requests_are_held(operator_id)
@@ -442,7 +442,7 @@ class SqlJobTransaction:
         query = statements.ended_requests(operator_id, before, limit)
         return tuple(self._rows.values(REQUESTS, "request_key", query))
 
-    def save_request(self, record: SnapshotRequest) -> None:
+    def save_request(self, record: CheckpointRequest) -> None:
         self._rows.save(REQUESTS, record)
 
     def remove_requests(self, request_keys: tuple[str, ...]) -> None:

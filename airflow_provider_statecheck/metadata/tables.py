@@ -40,9 +40,9 @@ from airflow_provider_statecheck.checkpoint.records import (
     ActionRecord,
     AttemptRecord,
     CheckpointRecord,
+    CheckpointRequest,
     JobRecord,
     OperatorRecord,
-    SnapshotRequest,
     StatisticsRecord,
     TaskCoordinates,
 )
@@ -255,12 +255,12 @@ ACKNOWLEDGEMENTS = RecordTable(
 REQUESTS = RecordTable(
     _table(
         "request",
-        _kinds(SnapshotRequest),
+        _kinds(CheckpointRequest),
         _OF_REQUEST,
         Index(None, *_OF_OPERATOR, "status"),
         Index(None, "job_id", "requested_at"),
     ),
-    SnapshotRequest,
+    CheckpointRequest,
 )
 ACTIONS = RecordTable(
     _table("action", _kinds(ActionRecord), _OF_REQUEST, Index(None, "job_id", "requested_at")), ActionRecord

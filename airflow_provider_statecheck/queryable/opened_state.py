@@ -14,7 +14,7 @@ from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.queryable.locations import KvStateAddress
 from airflow_provider_statecheck.queryable.queries import ABSENT, ValueLimit
 from airflow_provider_statecheck.state.arrow.layout import Block, BlockCache, single
-from airflow_provider_statecheck.state.arrow.part_files import LocalFiles, PartBytes
+from airflow_provider_statecheck.state.arrow.run_files import LocalFiles, RunBytes
 from airflow_provider_statecheck.state.arrow.runs import (
     FileRun,
     FoundRows,
@@ -64,7 +64,7 @@ class OpenedState:
     :raises StorageError: if the storage fails.
     """
 
-    def __init__(self, content: StateContent, storage: CheckpointStorage, files: PartBytes, cache: BlockCache) -> None:
+    def __init__(self, content: StateContent, storage: CheckpointStorage, files: RunBytes, cache: BlockCache) -> None:
         self.content = content
         reader = StateReader(storage, content, namespaces=True)
         self._columns = reader.columns
@@ -185,7 +185,7 @@ class OpenedState:
         return dict(zip(user_keys, values, strict=True)) or ABSENT
 
 
-def _runs(reader: StateReader, files: PartBytes, cache: BlockCache) -> Iterator[FileRun]:
+def _runs(reader: StateReader, files: RunBytes, cache: BlockCache) -> Iterator[FileRun]:
     for parts in reader.files().runs:
         for part in parts:
             files.require_allowed(part.handle)

@@ -27,7 +27,7 @@ from airflow_provider_statecheck.queryable.locations import KvStateAddress, KvSt
 from airflow_provider_statecheck.queryable.opened_state import KeyInGroup, OpenedState, StateCache
 from airflow_provider_statecheck.queryable.oracle import KvStateLocationOracle
 from airflow_provider_statecheck.queryable.queries import QueryableName, StateQuery, StateReply, ValueLimit
-from airflow_provider_statecheck.state.arrow.part_files import PartBytes
+from airflow_provider_statecheck.state.arrow.run_files import RunBytes
 from airflow_provider_statecheck.storage.failures import RetryPolicy
 
 MAX_ORACLES: Final = 200
@@ -119,7 +119,7 @@ class KvStateServer:
 
     def _opened(self, address: KvStateAddress) -> OpenedState:
         storage = self._open_storage(address.pointer)
-        return OpenedState(address.content, storage, PartBytes(storage, self._cache.files), self._cache.blocks)
+        return OpenedState(address.content, storage, RunBytes(storage, self._cache.files), self._cache.blocks)
 
 
 class StateProxy:

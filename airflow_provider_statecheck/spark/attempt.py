@@ -16,6 +16,7 @@ from dataclasses import replace
 from itertools import dropwhile
 from typing import Final
 
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.failure import (
     UNKNOWN_CHECKPOINT_ID,
     UNLIMITED_TOLERABLE_FAILURES,
@@ -36,7 +37,6 @@ from airflow_provider_statecheck.checkpoint.messages import (
 )
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, OnOverlap
-from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import (
     CheckpointDeclinedError,
@@ -47,7 +47,7 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StorageError,
 )
-from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway, registering
+from airflow_provider_statecheck.gateway.verbs import StageGateway, registering
 from airflow_provider_statecheck.spark.checkpoint_files import (
     INLINE_STATE_BYTES,
     CheckpointContent,
@@ -85,7 +85,7 @@ class StageAttempt:
 
     def __init__(
         self,
-        gateway: CheckpointCoordinatorGateway,
+        gateway: StageGateway,
         storage: CheckpointStorage,
         registration: RegisterAttempt,
         *,
@@ -117,7 +117,7 @@ class StageAttempt:
         self._job_stop = JobStop(gateway, monotonic, pause, missed=self.grant.effects.stop)
         self.latest: CheckpointRecord | None = None
         self._restored_id: int | None = None
-        self.restored_summary: SnapshotSummary | None = None
+        self.restored_summary: CheckpointSummary | None = None
         """What the attempt has restored so far, for display; sent with its end."""
         self._newer_epoch: int | None = None
         self._is_closed = False
@@ -177,7 +177,7 @@ class StageAttempt:
             owner's, and the output before the checkpoint is no longer in force.
         :param restarted_run: Run whose checkpoints, and those of later runs, are given up, because the source has changed.
         :raises StaleAttemptError: if a newer attempt has taken over.
-        :raises SnapshotClaimedError: if another operator claimed the savepoint in the meantime.
+        :raises SavepointClaimedError: if another operator claimed the savepoint in the meantime.
         :raises NoRestorableCheckpointError: if the run starts without state, and is not the first one of the job.
         """
         if restored is None:
@@ -205,7 +205,7 @@ class StageAttempt:
         # Confirming nothing has no other effect.
         self._gateway.confirm_discards(self.grant.attempt, ())
 
-    def report_restored(self, summary: SnapshotSummary) -> None:
+    def report_restored(self, summary: CheckpointSummary) -> None:
         """
         Report what the attempt has restored so far, for pages; a report that fails is dropped.
 

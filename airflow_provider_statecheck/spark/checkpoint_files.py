@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
@@ -25,8 +26,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     PendingCheckpoint,
     TriggerCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, SnapshotRequest
-from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointRequest
 from airflow_provider_statecheck.checkpoint.states.handles import CheckpointedStateScope, FileStateHandle, OperatorState
 from airflow_provider_statecheck.exceptions import (
     CoordinatorError,
@@ -36,7 +36,7 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StoppedWithSavepointError,
 )
-from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway
+from airflow_provider_statecheck.gateway.verbs import StageGateway
 from airflow_provider_statecheck.state.writing.canonical import write_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
@@ -69,7 +69,7 @@ class CheckpointContent:
     """Whether a sink has committables to commit once the checkpoint is completed."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Numbers for logs and pages, such as those of snapshots and finished items."""
-    summary: SnapshotSummary | None = None
+    summary: CheckpointSummary | None = None
     """Figures for pages, without the time to write the metadata; ``None`` if they are unknown."""
     new_bytes: int = 0
     """Bytes that were written since the last checkpoint."""
@@ -180,7 +180,7 @@ class StageSavepoints:
 
     def __init__(
         self,
-        gateway: CheckpointCoordinatorGateway,
+        gateway: StageGateway,
         storage: CheckpointStorage,
         documents: DocumentCache,
         attempt: AttemptRef,
@@ -192,7 +192,7 @@ class StageSavepoints:
         self._attempt = attempt
         self._directory = directory
 
-    def serve(self, requests: tuple[SnapshotRequest, ...], source: CheckpointRecord, *, is_end: bool = False) -> None:
+    def serve(self, requests: tuple[CheckpointRequest, ...], source: CheckpointRecord, *, is_end: bool = False) -> None:
         """
         Take the requested savepoints.
 
@@ -208,7 +208,7 @@ class StageSavepoints:
             if completed is not None and request.properties.is_synchronous and not is_end:
                 raise _stopped(completed, f" by {request.requested_by}" if request.requested_by else "")
 
-    def _serve(self, request: SnapshotRequest, source: CheckpointRecord) -> CheckpointRecord | None:
+    def _serve(self, request: CheckpointRequest, source: CheckpointRecord) -> CheckpointRecord | None:
         try:
             pending = self._trigger(request)
         except StaleAttemptError:
@@ -226,7 +226,7 @@ class StageSavepoints:
             decline(self._gateway, self._attempt, pending, error)
             return None
 
-    def _trigger(self, request: SnapshotRequest) -> PendingCheckpoint:
+    def _trigger(self, request: CheckpointRequest) -> PendingCheckpoint:
         base = request.target or self._directory or self._storage.base_uri
         return self._gateway.trigger(
             TriggerCheckpoint(
@@ -237,12 +237,12 @@ class StageSavepoints:
             )
         )
 
-    def _trigger_key(self, request: SnapshotRequest) -> str:
+    def _trigger_key(self, request: CheckpointRequest) -> str:
         # The same for each trigger of this attempt: a lost reply must not lead to a second savepoint.
         return hashlib.sha256(f"{request.request_key}/{self._attempt.epoch}".encode()).hexdigest()[:32]
 
     def _complete(
-        self, request: SnapshotRequest, pending: PendingCheckpoint, source: CheckpointRecord
+        self, request: CheckpointRequest, pending: PendingCheckpoint, source: CheckpointRecord
     ) -> CheckpointRecord | None:
         if request.target is None and self._directory is None:
             raise InvalidConfigurationError(
@@ -275,7 +275,7 @@ class StageSavepoints:
 
 
 def decline(
-    gateway: CheckpointCoordinatorGateway,
+    gateway: StageGateway,
     attempt: AttemptRef,
     pending: PendingCheckpoint,
     error: StateCheckError,
@@ -306,7 +306,7 @@ class JobStop:
 
     def __init__(
         self,
-        gateway: CheckpointCoordinatorGateway,
+        gateway: StageGateway,
         monotonic: Callable[[], float],
         pause: Callable[[float], object] | None = None,
         missed: CheckpointRecord | None = None,

@@ -22,11 +22,11 @@ from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, OnClear
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.checkpoint_interval import Rhythm, pace_of
 from airflow_provider_statecheck.spark.driver.attempts import Handover, begin_submitted, open_attempt, take_handover
 from airflow_provider_statecheck.spark.driver.readiness import check_driver_packages
 from airflow_provider_statecheck.spark.endings import is_success, message_of
 from airflow_provider_statecheck.spark.item_loop import ItemLoop
-from airflow_provider_statecheck.spark.pacing import Rhythm, pace_of
 from airflow_provider_statecheck.spark.parts.parted_run import FAIL, PartedRun
 from airflow_provider_statecheck.spark.stage_costs import StageCosts, require_budget
 from airflow_provider_statecheck.spark.step_kinds import AutoSnapshots, Refinement, RefiningLoop
@@ -185,7 +185,7 @@ class StageContext:
         :raises NoRestorableCheckpointError: if there are checkpoints but none is readable.
         :raises IncompatibleCheckpointError: if the savepoint is of another stage, or the uid is new in a job that has
             checkpoints under another uid.
-        :raises SnapshotClaimedError: if another job claimed the savepoint.
+        :raises SavepointClaimedError: if another job claimed the savepoint.
         """
         attempt, driver = open_attempt(
             spark,

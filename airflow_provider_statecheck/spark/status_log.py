@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
 
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary, StepOutcome, StepSummary
 from airflow_provider_statecheck.checkpoint.fencing import is_retry_of
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, is_test_job
 from airflow_provider_statecheck.checkpoint.messages import (
@@ -25,7 +26,6 @@ from airflow_provider_statecheck.checkpoint.records import (
     OnClear,
 )
 from airflow_provider_statecheck.checkpoint.retention import is_named_after_run
-from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary, StepOutcome, StepSummary
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.state.progress import (
     Iterations,
@@ -439,7 +439,7 @@ class StepFigures:
 
     def of_checkpoint(
         self, live: Iterable[SnapshotHandle], snapshot_seconds: float, parts: PartProgress | None = None
-    ) -> SnapshotSummary:
+    ) -> CheckpointSummary:
         """
         Return the figures of a checkpoint.
 
@@ -449,7 +449,7 @@ class StepFigures:
         """
         held = [each for each in named_snapshots(live) if (each.scope, each.name) not in self._steps]
         known = parts or PartProgress()
-        return SnapshotSummary(
+        return CheckpointSummary(
             steps=(
                 *(step_summary(each, StepOutcome.HELD, known.find((each.scope, each.name))) for each in held),
                 *self._steps.values(),
@@ -460,11 +460,11 @@ class StepFigures:
             snapshot_seconds=snapshot_seconds,
         )
 
-    def of_restore(self) -> SnapshotSummary | None:
+    def of_restore(self) -> CheckpointSummary | None:
         """Return the figures of what the attempt has restored so far; ``None`` if it has restored nothing."""
         if not self._restored and not self._restored_loops:
             return None
-        return SnapshotSummary(
+        return CheckpointSummary(
             steps=tuple(self._restored),
             loops=self._restored_loops,
             left_out={"steps": self._restored_count - len(self._restored)},
@@ -487,7 +487,7 @@ class StepFigures:
             self._dropped += 1
 
 
-def figures_or_none(compute: Callable[[], SnapshotSummary | None]) -> SnapshotSummary | None:
+def figures_or_none(compute: Callable[[], CheckpointSummary | None]) -> CheckpointSummary | None:
     """Return figures for display; ``None`` if they cannot be computed, which must not fail a checkpoint."""
     try:
         return compute()

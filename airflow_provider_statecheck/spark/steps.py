@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
-from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError, UnsupportedStateError
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
-from airflow_provider_statecheck.spark.pacing import Pace
+from airflow_provider_statecheck.spark.checkpoint_interval import Pace
 from airflow_provider_statecheck.spark.plan_digest import step_fingerprint
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import LiveSnapshot, StageSnapshots, Stopwatch
@@ -173,7 +173,7 @@ class StageCheckpointer:
         """Let the end of the attempt report what it has restored."""
         self._attempt.restored_summary = figures_or_none(self.figures.of_restore)
 
-    def _summary(self) -> SnapshotSummary:
+    def _summary(self) -> CheckpointSummary:
         return self.figures.of_checkpoint(self.snapshots.handles, self.unsaved_seconds, self.parts)
 
     def _copy_borrowed(self) -> bool:

@@ -10,8 +10,8 @@ from operator import itemgetter
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import LoopSummary, StepOutcome, StepSummary
 from airflow_provider_statecheck.checkpoint.codec import decode
-from airflow_provider_statecheck.checkpoint.snapshot_summary import LoopSummary, StepOutcome, StepSummary
 from airflow_provider_statecheck.exceptions import DuplicateNameError, InvalidConfigurationError
 from airflow_provider_statecheck.storage.json_text import decoding
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle

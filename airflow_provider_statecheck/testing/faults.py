@@ -15,7 +15,7 @@ from typing import Any
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.exceptions import CommitStateUnknownError, StateCheckError, StorageError
-from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway, verbs_of
+from airflow_provider_statecheck.gateway.verbs import StageGateway, verbs_of
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
@@ -169,7 +169,7 @@ def faulty_storage(storage: CheckpointStorage, plan: FaultPlan, calls: Iterable[
     return _CountedStorage(storage, plan, calls, StorageError)
 
 
-def faulty_gateway(gateway: CheckpointCoordinatorGateway, plan: FaultPlan) -> Any:
+def faulty_gateway(gateway: StageGateway, plan: FaultPlan) -> Any:
     """Return a gateway whose calls run through the plan; injected errors are ``CommitStateUnknownError``."""
     return _Counted(gateway, plan, GATEWAY_CALLS, CommitStateUnknownError)
 

@@ -16,7 +16,14 @@ from scripts.docs.pages import generated
 
 _DOCS = Path(__file__).parents[2] / "docs"
 PAGES = tuple(
-    _DOCS / name for name in ("architecture.md", "cli.md", "configuration.md", "troubleshooting.md", "types.md")
+    _DOCS / f"{name}.md"
+    for name in (
+        "inside/architecture",
+        "operate/troubleshooting",
+        "reference/cli",
+        "reference/configuration",
+        "reference/types",
+    )
 )
 
 

@@ -82,7 +82,7 @@ def _show_addresses(folder: Path, services: list[Service], choices: Mapping[str,
     say(f"PostgreSQL     localhost:{choices['POSTGRES_PORT']}, database airflow, user airflow")
     say(f"S3 store       http://localhost:{choices['STORE_PORT']}, bucket {choices['STORE_BUCKET']}")
     say(f"Data, logs     {folder}/data, {folder}/logs")
-    say("Next: make status, make logs, make down; docs/docker.md has experiments with failures.")
+    say("Next: make status, make logs, make down; docs/operate/docker.md has experiments with failures.")
 
 
 if __name__ == "__main__":

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary, StateSummary, StepSummary
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary, StateSummary, StepSummary
 from tests.browser.airflow_ui import AirflowUi
 from tests.browser.job_pages import JobPages
 from tests.live.deployment import ADMIN, READER, STRANGER, Deployment
@@ -37,7 +37,7 @@ def name(deployment: Deployment) -> str:
     grant = coordinator.register(
         make_registration(job_name=name, uid=f"uid {HOSTILE}", owner=owner, num_retained=3, storage_base="file:///none")
     )
-    summary = SnapshotSummary(
+    summary = CheckpointSummary(
         steps=(StepSummary(name=f"step {HOSTILE}", outcome="computed", size_bytes=1 << 20),),
         states=(StateSummary(uid="f", name=f"state {HOSTILE}", kind="value", type=HOSTILE),),
         open_commits=(HOSTILE,),

@@ -13,7 +13,7 @@ from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinato
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.messages import FinishAttempt
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointRetentionPolicy, JobStatus
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus, SnapshotRequest
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRequest
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.flink.contents import private_states
 from airflow_provider_statecheck.flink.plan import ExecutionStatus
@@ -165,7 +165,7 @@ class MaintenanceOfAligned:
         AttemptCoordinator(job.jobs).finish(FinishAttempt(attempt=leader, status=AttemptStatus.FAILED))
         with job.jobs.transaction(JOB) as tx:
             tx.save_request(
-                SnapshotRequest(
+                CheckpointRequest(
                     job_id=JOB,
                     request_key="asked",
                     operator_id=leader.operator_id,

@@ -11,7 +11,7 @@ from sqlalchemy import create_engine, text
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, AttemptRef, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.gateway.http import HttpClient, HttpGateway
-from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway, retrying
+from airflow_provider_statecheck.gateway.verbs import StageGateway, retrying
 from tests.conformance.api_process import KILL_FOLDER
 from tests.conformance.served import ApiProcess, ClaimedTask, FolderClock, FolderDags, FolderTasks
 from tests.contracts.coordinator_contract import CoordinatorContract
@@ -57,7 +57,7 @@ class HttpContract(CoordinatorContract):
         return FolderDags(tmp_path)
 
     @pytest.fixture
-    def coordinator(self, api: ApiProcess, clock: ManualClock, tmp_path: Path) -> CheckpointCoordinatorGateway:
+    def coordinator(self, api: ApiProcess, clock: ManualClock, tmp_path: Path) -> StageGateway:
         self.folder = tmp_path
         self.prepare(tmp_path)
         new_engine(tmp_path / "state.db").dispose()

@@ -14,7 +14,7 @@ from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReas
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, FinishAttempt
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, JobStatus
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus, SnapshotRequest
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRequest
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance, RetireJob
@@ -147,7 +147,7 @@ class RunWithSavepoint(MaintainedJobs):
         """Request a savepoint of the job that no process triggers."""
         with store.transaction(job_id) as tx:
             tx.save_request(
-                SnapshotRequest(
+                CheckpointRequest(
                     job_id=job_id,
                     request_key=new_key(),
                     operator_id=ALIGNED_OPERATOR_ID,

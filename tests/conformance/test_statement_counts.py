@@ -27,9 +27,9 @@ from airflow_provider_statecheck.checkpoint.messages import (
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptStatus,
+    CheckpointRequest,
     CheckpointStatus,
     RequestStatus,
-    SnapshotRequest,
     SystemClock,
 )
 from airflow_provider_statecheck.checkpoint.retention import BATCH_SIZE, DEFAULT_AGE, ForgettableRows
@@ -428,7 +428,7 @@ def add_history(
 def add_requests(stage: Stage, count: int) -> None:
     """Add requests for checkpoints that have ended."""
     now = datetime.now(UTC)
-    asked = SnapshotRequest(
+    asked = CheckpointRequest(
         job_id=stage.attempt.job_id,
         request_key="",
         operator_id=stage.attempt.operator_id,

@@ -14,7 +14,7 @@ from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinato
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, SnapshotRequest
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointRequest, CheckpointStatus
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.metadata import statements
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
@@ -97,8 +97,8 @@ def first(rows: UnitOfWork) -> CheckpointRecord:
     return found
 
 
-def request(attempt: AttemptRef) -> SnapshotRequest:
-    return SnapshotRequest(
+def request(attempt: AttemptRef) -> CheckpointRequest:
+    return CheckpointRequest(
         job_id=attempt.job_id,
         request_key=new_key(),
         operator_id=attempt.operator_id,

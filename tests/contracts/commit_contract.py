@@ -17,7 +17,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus
 from airflow_provider_statecheck.exceptions import OpenCommitError, StaleAttemptError
-from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway as Gateway
+from airflow_provider_statecheck.gateway.verbs import StageGateway as Gateway
 from tests.messages import complete_checkpoint, make_acknowledgement, make_owner, make_registration
 
 JOB = job_id_of("sales")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint
+from airflow_provider_statecheck.checkpoint.aligned.contents import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, OpenEffects
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointRetentionPolicy, JobStatus
@@ -32,10 +32,10 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.flink.completed_store import CheckpointsCleaner, CompletedCheckpointStore
 from airflow_provider_statecheck.flink.state_handles import StateHandleStore, handle_name
+from airflow_provider_statecheck.storage.aligned_files import AlignedFiles
 from airflow_provider_statecheck.storage.discarding import EffectDiscards, StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache
-from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, InProcessPlan, Killed, faulty_rows
 from tests.contracts.written_checkpoints import JOB, SAVEPOINT, UNCLAIMED, OnAlignedRows, WrittenCheckpoints
 from tests.messages import ManualClock, make_leadership, present
@@ -82,13 +82,13 @@ class CompletedCheckpointStoreContract(OnAlignedRows):
     def new_cleaner(self) -> CheckpointsCleaner:
         """Return another cleaner of the present attempt."""
         discarder = StorageDiscarder(self.bytes, JOB)
-        storage = SnapshotFiles(self.bytes, JOB, "sales")
+        storage = AlignedFiles(self.bytes, JOB, "sales")
         return CheckpointsCleaner(self.calls, self.attempt, storage, self.deleting, discarder, _AtOnce())
 
     def handles(self, plan: FaultPlan | None = None) -> StateHandleStore:
         """Return another store of handles, whose calls a plan may count."""
         rows: Any = faulty_rows(self.calls, plan or FaultPlan())
-        return StateHandleStore(rows, self.attempt, SnapshotFiles(self.bytes, JOB, "sales"))
+        return StateHandleStore(rows, self.attempt, AlignedFiles(self.bytes, JOB, "sales"))
 
     def opened(self, plan: FaultPlan | None = None, num_retained: int = 1, *, skip_corrupt: bool = False) -> Store:
         """Return another store of the present attempt that has recovered."""

@@ -30,7 +30,7 @@ from airflow_provider_statecheck.exceptions import (
     NoRestorableCheckpointError,
     StaleAttemptError,
 )
-from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway as Gateway
+from airflow_provider_statecheck.gateway.verbs import StageGateway as Gateway
 from tests.contracts.across_runs_contract import AcrossRunsContract
 from tests.contracts.commit_contract import CommitContract
 from tests.contracts.history_contract import HistoryContract, SummaryContract

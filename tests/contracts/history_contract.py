@@ -9,6 +9,13 @@ from datetime import timedelta
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import (
+    CheckpointSummary,
+    LoopSummary,
+    SourceSummary,
+    StateSummary,
+    StepSummary,
+)
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, ConfirmRestore, FinishAttempt, TriggerCheckpoint
 from airflow_provider_statecheck.checkpoint.records import (
@@ -18,16 +25,9 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointStatus,
 )
 from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE
-from airflow_provider_statecheck.checkpoint.snapshot_summary import (
-    LoopSummary,
-    SnapshotSummary,
-    SourceSummary,
-    StateSummary,
-    StepSummary,
-)
 from airflow_provider_statecheck.checkpoint.store import CheckpointPage
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
-from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway as Gateway
+from airflow_provider_statecheck.gateway.verbs import StageGateway as Gateway
 from tests.messages import ManualClock, complete_checkpoint, make_registration, present
 
 JOB = job_id_of("sales")
@@ -116,7 +116,7 @@ class HistoryContract:
         assert [a.epoch for a in self.gateway.describe(JOB).attempts] == [1, 2]
 
 
-SUMMARY = SnapshotSummary(
+SUMMARY = CheckpointSummary(
     steps=(StepSummary(name="sessions 🜁", outcome="computed", seconds=61.5, size_bytes=9, rows=3),),
     loops=(LoopSummary(name="days", finished=3, total=31),),
     sources=(SourceSummary(uid="stage/source", finished_splits=2, total_splits=7, remaining_seconds=12.5),),
@@ -126,7 +126,9 @@ SUMMARY = SnapshotSummary(
     snapshot_seconds=1.5,
     write_seconds=0.25,
 )
-RESTORED = SnapshotSummary(steps=(StepSummary(name="sessions", outcome="restored", seconds=61.5),), seconds_saved=61.5)
+RESTORED = CheckpointSummary(
+    steps=(StepSummary(name="sessions", outcome="restored", seconds=61.5),), seconds_saved=61.5
+)
 
 
 class SummaryContract:
@@ -204,4 +206,4 @@ class SummaryContract:
         attempt = self.gateway.register(make_registration()).attempt
         complete_checkpoint(self.gateway, attempt, has_commit=True)
         self.gateway.confirm_commits(attempt, (1,), 2.5)
-        assert self.row().summary == SnapshotSummary(commit_seconds=2.5)
+        assert self.row().summary == CheckpointSummary(commit_seconds=2.5)

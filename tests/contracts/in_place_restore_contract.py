@@ -48,7 +48,7 @@ from airflow_provider_statecheck.maintenance.job_restore import (
     JobSavepoint,
     RestoredJob,
     RestoreJob,
-    SavepointPart,
+    SavedMember,
 )
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
@@ -80,12 +80,12 @@ class InPlaceRestores(RunsWithTasks):
         self.actions = JobActions(store, JobSavepoints(store), self.rewinding)
 
     @staticmethod
-    def part(number: int, checkpoint_id: int, uid: str = "aggregate", generation: int = 1) -> SavepointPart:
+    def part(number: int, checkpoint_id: int, uid: str = "aggregate", generation: int = 1) -> SavedMember:
         """Return the part of a stage at a checkpoint of a day's run."""
         source = make_source(POINTER, full_size_bytes=5, part=uid, run=day(number).run_key)
-        return SavepointPart(uid=uid, checkpoint_id=checkpoint_id, generation=generation, run=source.run, source=source)
+        return SavedMember(uid=uid, checkpoint_id=checkpoint_id, generation=generation, run=source.run, source=source)
 
-    def restore(self, *parts: SavepointPart, pointer: str = POINTER, dry_run: bool = False) -> RestoredJob:
+    def restore(self, *parts: SavedMember, pointer: str = POINTER, dry_run: bool = False) -> RestoredJob:
         """Restore the job in place; by default from a savepoint of the stage at checkpoint 3, in the second run."""
         place: Any = {"pointer": pointer, "metadata_uri": f"{pointer}/_metadata"}
         moved = [replace(p, source=replace(p.source, **place)) for p in parts or (self.part(2, 3),)]

@@ -28,7 +28,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, OnClear, RowsVersion
 from airflow_provider_statecheck.checkpoint.store import JobStore, LatestCheckpoints
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StaleAttemptError
-from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway as Gateway
+from airflow_provider_statecheck.gateway.verbs import StageGateway as Gateway
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints

@@ -21,10 +21,10 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointProperti
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptOwner,
     AttemptStatus,
+    CheckpointRequest,
     CheckpointStatus,
     OnClear,
     RequestStatus,
-    SnapshotRequest,
 )
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import (
@@ -361,7 +361,7 @@ class MaintenanceContract(MaintainedJobs):
         attempt = self.complete_by_run(status=AttemptStatus.FAILED)
         with store.transaction(attempt.job_id) as tx:
             tx.save_request(
-                SnapshotRequest(
+                CheckpointRequest(
                     job_id=attempt.job_id,
                     request_key=new_key(),
                     operator_id=attempt.operator_id,
@@ -459,7 +459,7 @@ class MaintenanceContract(MaintainedJobs):
     def test_requests_go_as_long_after_their_end_as_checkpoints(self, store: JobStore, clock: ManualClock) -> None:
         attempt = self.run()
         with store.transaction(attempt.job_id) as tx:
-            ended = SnapshotRequest(
+            ended = CheckpointRequest(
                 job_id=attempt.job_id,
                 request_key="ended",
                 operator_id=attempt.operator_id,

@@ -14,7 +14,7 @@ from airflow_provider_statecheck.exceptions import (
     IncompatibleCheckpointError,
     InvalidConfigurationError,
 )
-from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway as Gateway
+from airflow_provider_statecheck.gateway.verbs import StageGateway as Gateway
 from tests.contracts.runs_of_a_job import AGAIN, JOB, CurrentDags, RunningTasks, unchanged
 from tests.messages import complete_checkpoint, make_owner, make_registration, make_source
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.chosen_restore import choose
 from airflow_provider_statecheck.checkpoint.messages import ConfirmRestore, FinishAttempt, SkippedCheckpoint
 from airflow_provider_statecheck.checkpoint.records import (
     ActionRecord,
@@ -18,7 +19,6 @@ from airflow_provider_statecheck.checkpoint.records import (
     JobAction,
     OnClear,
 )
-from airflow_provider_statecheck.checkpoint.restore_choice import choose
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import NoRestorableCheckpointError, RunSupersededError
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance

@@ -14,7 +14,7 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobView
-from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway as Gateway
+from airflow_provider_statecheck.gateway.verbs import StageGateway as Gateway
 from tests.messages import complete_checkpoint, make_owner, make_registration
 
 

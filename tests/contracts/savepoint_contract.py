@@ -41,10 +41,10 @@ from airflow_provider_statecheck.checkpoint.properties import (
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptStatus,
     CheckpointRecord,
+    CheckpointRequest,
     CheckpointStatus,
     OnClear,
     RequestStatus,
-    SnapshotRequest,
 )
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import (
@@ -52,7 +52,7 @@ from airflow_provider_statecheck.exceptions import (
     ConcurrentAttemptError,
     InvalidConfigurationError,
     PointerNotFoundError,
-    SnapshotClaimedError,
+    SavepointClaimedError,
     StaleAttemptError,
 )
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
@@ -188,11 +188,11 @@ class SavepointContract:
     def pinned(store: JobStore) -> list[int]:
         return [o.pinned_checkpoint for o in store.describe(JOB).operators if o.pinned_checkpoint is not None]
 
-    def ask(self, attempt: AttemptRef, **changes: Any) -> SnapshotRequest:
+    def ask(self, attempt: AttemptRef, **changes: Any) -> CheckpointRequest:
         """Ask for a savepoint of an attempt's operator."""
         return self.savepoints.request(make_savepoint_request(attempt, **changes))
 
-    def trigger(self, attempt: AttemptRef, asked: SnapshotRequest) -> PendingCheckpoint:
+    def trigger(self, attempt: AttemptRef, asked: CheckpointRequest) -> PendingCheckpoint:
         """Let a stage begin a savepoint."""
         return self.coordinator.trigger(
             TriggerCheckpoint(
@@ -204,7 +204,7 @@ class SavepointContract:
         rows = self.coordinator.describe(JOB).checkpoints
         return next(c for c in rows if c.checkpoint_id == checkpoint_id)
 
-    def request_of(self, asked: SnapshotRequest) -> SnapshotRequest:
+    def request_of(self, asked: CheckpointRequest) -> CheckpointRequest:
         """Return a request as it stands now."""
         return next(r for r in self.coordinator.describe(JOB).requests if r.request_key == asked.request_key)
 
@@ -365,7 +365,7 @@ class SavepointContract:
             self.savepoints.begin(**self.beginning(asked))
 
     @staticmethod
-    def beginning(asked: SnapshotRequest) -> dict[str, Any]:
+    def beginning(asked: CheckpointRequest) -> dict[str, Any]:
         """Return the arguments that begin a savepoint in place of the stage."""
         return {"job_id": JOB, "request_key": asked.request_key, "savepoint_dir": SAVEPOINTS, "trigger_key": new_key()}
 
@@ -580,7 +580,7 @@ class SavepointContract:
     @pytest.mark.parametrize("mode", RestoreMode)
     def test_a_claimed_savepoint_is_refused_to_others(self, mode: RestoreMode) -> None:
         self.restore(source=self.source(mode=RestoreMode.CLAIM))
-        with pytest.raises(SnapshotClaimedError, match="claimed by another job"):
+        with pytest.raises(SavepointClaimedError, match="claimed by another job"):
             self.begin_from("rival", source=self.source(mode=mode))
         with pytest.raises(CheckpointNotFoundError):
             self.coordinator.describe(job_id_of("rival"))
@@ -590,9 +590,9 @@ class SavepointContract:
         pointers = [f"{scheme}://lake/savepoints/{name}" for scheme in ("s3a", "s3")]
         claims = [self.source(mode=RestoreMode.CLAIM, pointer=each) for each in pointers]
         self.restore(source=claims[0])
-        with pytest.raises(SnapshotClaimedError):
+        with pytest.raises(SavepointClaimedError):
             self.begin_from("rival", source=claims[1])
-        with pytest.raises(SnapshotClaimedError):
+        with pytest.raises(SavepointClaimedError):
             self.savepoints.dispose(pointers[1], JOB)
 
     def test_a_savepoint_is_disposed_under_every_name_of_its_scheme(self, ended: AttemptRef) -> None:
@@ -636,7 +636,7 @@ class SavepointContract:
         place = self.completed(ended).location
         claim = self.source(mode=RestoreMode.CLAIM, pointer=place)
         self.restore(source=claim)
-        with pytest.raises(SnapshotClaimedError):
+        with pytest.raises(SavepointClaimedError):
             self.savepoints.dispose(place, JOB)
 
     @pytest.mark.parametrize("mode", RestoreMode)
@@ -682,7 +682,7 @@ class SavepointContract:
         slower = self.begin_from("rival", source=claim)
         self.restore(source=claim)
         confirm = ConfirmRestore(attempt=slower.attempt, checkpoint_id=slower.candidates[0].checkpoint_id, claim=True)
-        with pytest.raises(SnapshotClaimedError):
+        with pytest.raises(SavepointClaimedError):
             self.coordinator.confirm_restore(confirm)
 
     @pytest.mark.parametrize("policy", CheckpointRetentionPolicy)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint
+from airflow_provider_statecheck.checkpoint.aligned.contents import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, ConfirmRestore, FinishAttempt
@@ -39,8 +39,8 @@ from airflow_provider_statecheck.flink.state_handles import (
     StateHandleStore,
     handle_name,
 )
+from airflow_provider_statecheck.storage.aligned_files import AlignedFiles
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_rows
 from tests.contracts.written_checkpoints import (
     JOB,
@@ -73,7 +73,7 @@ class StateHandleStoreContract(OnAlignedRows):
     def open(self, plan: FaultPlan | None = None) -> StateHandleStore:
         """Return another store of the present attempt, whose calls a plan may count."""
         rows: Any = faulty_rows(self.calls, plan or FaultPlan())
-        return StateHandleStore(rows, self.attempt, SnapshotFiles(self.storage, JOB, "sales"))
+        return StateHandleStore(rows, self.attempt, AlignedFiles(self.storage, JOB, "sales"))
 
     def failing(self, mode: FaultMode, times: int = 1) -> StateHandleStore:
         """Return a store whose first calls fail."""

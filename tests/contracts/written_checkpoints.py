@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint
+from airflow_provider_statecheck.checkpoint.aligned.contents import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.ids import (
     METADATA_FILE,
     checkpoint_uri,

@@ -37,7 +37,7 @@ def test_every_dag_is_explained_paused_by_schedule_and_tagged(airflow_db: Path, 
 @pytest.mark.airflow
 def test_the_lines_of_the_docs_are_a_file_with_the_maintenance_dag(airflow_db: Path, tmp_path: Path) -> None:
     """Airflow passes over files that do not look as if they held a Dag."""
-    page = (FOLDER.parent / "docs" / "deployment.md").read_text()
+    page = (FOLDER.parent / "docs" / "operate" / "deployment.md").read_text()
     [lines] = re.findall(r"```python\n([^`]*?import statecheck_maintenance.*?)```", page, re.DOTALL)
     file = tmp_path / "maintenance.py"
     file.write_text(lines)

@@ -13,7 +13,7 @@ from scripts.docs.architecture import summary_of
 from tests.docs.pages import ROOT
 
 PACKAGE = ROOT / "airflow_provider_statecheck"
-PAGE = (ROOT / "docs" / "architecture.md").read_text()
+PAGE = (ROOT / "docs" / "inside" / "architecture.md").read_text()
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "migrations" not in path.parts)
 NAMED = sorted(set(re.findall(r"`([\w/]+\.py)`: `([\w.]+)`", PAGE)))
 _LONGEST_SUMMARY = 95

@@ -160,7 +160,7 @@ def test_texts_fit_on_a_page():
 
 
 def test_the_list_of_decisions_names_each_one():
-    decisions = ROOT / "docs" / "adr"
+    decisions = ROOT / "docs" / "inside" / "adr"
 
     assert [link for link in links_of(decisions / "README.md") if link[0].isdigit()] == sorted(
         path.name for path in decisions.glob("[0-9]*.md")

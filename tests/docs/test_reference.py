@@ -19,8 +19,8 @@ from scripts.docs.commands import commands
 from scripts.docs.pages import generated
 from tests.docs.pages import ROOT
 
-CLI = (ROOT / "docs" / "cli.md").read_text()
-CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
+CLI = (ROOT / "docs" / "reference" / "cli.md").read_text()
+CONFIGURATION = (ROOT / "docs" / "reference" / "configuration.md").read_text()
 OPTIONS: dict[str, dict[str, Any]] = get_provider_info()["config"]["statecheck"]["options"]
 COMMANDS = [pytest.param(name, command, id=name) for name, command in commands().items()]
 
@@ -100,7 +100,7 @@ def test_each_argument_of_an_operator_is_described(name: str):
 
 
 def test_each_error_that_is_not_retried_is_listed_with_its_section():
-    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    page = (ROOT / "docs" / "operate" / "troubleshooting.md").read_text()
     text = region(page, "unretried-errors")
 
     assert [e.__name__ for e in A_RETRY_CANNOT_HELP if f"| [`{e.__name__}`](#{e.code}) | " not in text] == []

@@ -12,7 +12,10 @@ import pytest
 from tests.docs.pages import ROOT
 
 PAGES = sorted(
-    [*(ROOT / "docs" / "rules").glob("*.md"), *(ROOT / "docs" / f"{name}.md" for name in ("security", "state-handles"))]
+    [
+        *(ROOT / "docs" / "inside" / "rules").glob("*.md"),
+        *(ROOT / "docs" / f"{name}.md" for name in ("operate/security", "reference/state-handles")),
+    ]
 )
 _CODE = re.compile(r"`([^`]+)`")
 _NAME = re.compile(r"(?:Test\w+|\w+)")
@@ -79,9 +82,9 @@ def cells_of(page: Path, first_column: str) -> list[list[str]]:
 
 
 def test_each_kind_of_saved_work_has_a_tested_rule_for_each_kind_of_change() -> None:
-    (_, *changes), *rows = cells_of(ROOT / "docs" / "recovery.md", "Saved work")
+    (_, *changes), *rows = cells_of(ROOT / "docs" / "operate" / "recovery.md", "Saved work")
     expected = {(row[0], change): cell for row in rows for change, cell in zip(changes, row[1:], strict=True)}
-    _, *rules = cells_of(ROOT / "docs" / "rules" / "kept.md", "Saved work")
+    _, *rules = cells_of(ROOT / "docs" / "inside" / "rules" / "kept.md", "Saved work")
     results = {(work, change): result for work, change, result, _ in rules}
     assert len(rules) == len(results)
     assert results.keys() == expected.keys()

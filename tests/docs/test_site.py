@@ -57,6 +57,6 @@ def test_the_site_loads_nothing_from_elsewhere(site: Path):
 
 @pytest.mark.soak
 def test_every_error_is_in_the_reference(site: Path):
-    page = (site / "api.html").read_text()
+    page = (site / "reference" / "api.html").read_text()
 
     assert [kind for kind in ERRORS.values() if f'id="{kind.__module__}.{kind.__name__}"' not in page] == []

@@ -18,7 +18,7 @@ from airflow_provider_statecheck import exceptions
 from airflow_provider_statecheck.exceptions import StateCheckError
 from tests.docs.pages import ROOT
 
-PAGE = ROOT / "docs" / "troubleshooting.md"
+PAGE = ROOT / "docs" / "operate" / "troubleshooting.md"
 ERRORS = {
     kind.code: kind
     for kind in vars(exceptions).values()

@@ -14,7 +14,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandl
 from airflow_provider_statecheck.exceptions import LocationNotAllowedError, StorageError
 from airflow_provider_statecheck.hooks import connection
 from airflow_provider_statecheck.hooks.connection import guarded_storage_opener
-from airflow_provider_statecheck.state.arrow.part_files import LocalFiles, PartBytes
+from airflow_provider_statecheck.state.arrow.run_files import LocalFiles, RunBytes
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.locations import AllowedLocations
 from airflow_provider_statecheck.storage.patience import CALL_SECONDS, HostPatience
@@ -70,7 +70,7 @@ def guarded(dead: Mount, patience: HostPatience) -> CheckpointStorage:
 
 def reads_of(storage: CheckpointStorage) -> list[Callable[[str], object]]:
     """Return the ways to read a file, also a state file through an open descriptor."""
-    files = PartBytes(storage, LocalFiles())
+    files = RunBytes(storage, LocalFiles())
     return [
         storage.read_bytes,
         storage.size,

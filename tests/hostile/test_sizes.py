@@ -31,8 +31,8 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.queryable.preview import preview
 from airflow_provider_statecheck.state import bounded_process
-from airflow_provider_statecheck.state.arrow import part_writer
-from airflow_provider_statecheck.state.arrow.part_files import PartBytes
+from airflow_provider_statecheck.state.arrow import run_writer
+from airflow_provider_statecheck.state.arrow.run_files import RunBytes
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.state.reading.snapshot_reader import SnapshotReader, find_snapshot
@@ -124,7 +124,7 @@ def test_a_row_group_of_kilobytes_that_decodes_to_more_than_a_server_has_is_refu
     assert len(data) < 10_000
     metadata = pyarrow.parquet.read_metadata(pa.BufferReader(data))
     with pytest.raises(RequestLimitError, match="bytes of memory"):
-        part_writer._read_elsewhere(metadata, 0, 4, data[4:])
+        run_writer._read_elsewhere(metadata, 0, 4, data[4:])
 
 
 @pytest.mark.parametrize("size", [1000, 80 * MIB])
@@ -149,9 +149,9 @@ def test_a_canonical_savepoint_is_decoded_by_a_server_within_its_bound_and_by_a_
 
 
 def test_reads_of_canonical_savepoints_beyond_those_that_a_server_decodes_at_once_are_to_be_sent_again(monkeypatch):
-    monkeypatch.setattr(part_writer, "_WAIT_SECONDS", 0.01)
-    with part_writer._ELSEWHERE, part_writer._ELSEWHERE, pytest.raises(RequestLimitError) as refused:
-        part_writer._read_elsewhere(None, 0, 4, b"")
+    monkeypatch.setattr(run_writer, "_WAIT_SECONDS", 0.01)
+    with run_writer._ELSEWHERE, run_writer._ELSEWHERE, pytest.raises(RequestLimitError) as refused:
+        run_writer._read_elsewhere(None, 0, 4, b"")
     assert refused.value.retry_after_seconds is not None
 
 
@@ -227,14 +227,14 @@ def test_pieces_of_state_that_are_too_large_for_a_server_are_refused_before_they
 ):
     storage, handle = _sparse(tmp_path, 400 * MIB)
     handle = ByteStreamStateHandle("x", b"few bytes") if is_inline else handle
-    monkeypatch.setattr(PartBytes, "_read_ranges", lambda *_: pytest.fail("read"))
+    monkeypatch.setattr(RunBytes, "_read_ranges", lambda *_: pytest.fail("read"))
     with bounded_decoding(), pytest.raises(RequestLimitError, match="declared"):
-        PartBytes(storage).read(handle, pieces)
+        RunBytes(storage).read(handle, pieces)
 
 
 def test_a_server_reads_a_look_up_of_64_ordinary_blocks_and_a_driver_any(tmp_path):
     storage, handle = _sparse(tmp_path, 70 * MIB)
-    files = PartBytes(storage)
+    files = RunBytes(storage)
     with bounded_decoding():
         assert sum(map(len, files.read(handle, [(i * (MIB + 500), MIB + 500) for i in range(64)]))) == 64 * (MIB + 500)
     assert list(map(len, files.read(handle, [(0, 65 * MIB)]))) == [65 * MIB]

@@ -31,7 +31,7 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     NoRestorableCheckpointError,
     RunSupersededError,
-    SnapshotClaimedError,
+    SavepointClaimedError,
     StaleAttemptError,
     StateCheckError,
 )
@@ -65,7 +65,7 @@ _REFUSALS = (
     ConcurrentAttemptError,
     NoRestorableCheckpointError,
     RunSupersededError,
-    SnapshotClaimedError,
+    SavepointClaimedError,
     StaleAttemptError,
 )
 """What a step may answer to somebody who comes too late."""

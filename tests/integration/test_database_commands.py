@@ -22,8 +22,8 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointProperti
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
     ActionRecord,
+    CheckpointRequest,
     JobAction,
-    SnapshotRequest,
     StatisticsRecord,
     SystemClock,
 )
@@ -111,7 +111,9 @@ class Airflow:
         keys: dict[str, Any] = {"job_id": attempt.job_id, "operator_id": attempt.operator_id}
         with SqlJobStore(self.engine).transaction(attempt.job_id) as tx:
             properties = CheckpointProperties.for_savepoint()
-            tx.save_request(SnapshotRequest(**keys, request_key=new_key(), properties=properties, requested_at=tx.now))
+            tx.save_request(
+                CheckpointRequest(**keys, request_key=new_key(), properties=properties, requested_at=tx.now)
+            )
             action = JobAction.RESTORE
             tx.save_action(
                 ActionRecord(**keys, request_key=new_key(), action=action, requested_by="ann", requested_at=tx.now)

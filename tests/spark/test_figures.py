@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary, LoopSummary
 from airflow_provider_statecheck.checkpoint.records import AttemptRecord
-from airflow_provider_statecheck.checkpoint.snapshot_summary import LoopSummary, SnapshotSummary
 from airflow_provider_statecheck.spark.status_log import StepFigures
 from tests.spark.tries import Tries
 
 
-def newest(tries: Tries) -> SnapshotSummary:
+def newest(tries: Tries) -> CheckpointSummary:
     summary = tries.view().checkpoints[-1].summary
     assert summary is not None
     return summary
@@ -20,7 +20,7 @@ def newest_attempt(tries: Tries) -> AttemptRecord:
     return tries.view().attempts[-1]
 
 
-def outcomes(summary: SnapshotSummary | None) -> list[tuple[str, str]]:
+def outcomes(summary: CheckpointSummary | None) -> list[tuple[str, str]]:
     assert summary is not None
     return [(step.name, step.outcome) for step in summary.steps]
 
@@ -111,7 +111,7 @@ def test_a_retry_tells_the_time_of_the_loop_items_that_it_does_not_repeat(tries:
 
 
 def test_figures_that_cannot_be_computed_fail_no_checkpoint(tries: Tries, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> SnapshotSummary:
+    def broken(*_: object) -> CheckpointSummary:
         raise RuntimeError("no figures")
 
     monkeypatch.setattr(StepFigures, "of_checkpoint", broken)

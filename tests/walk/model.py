@@ -1,7 +1,7 @@
 """
 What a stage whose state goes from run to run must do, in plain Python.
 
-The model uses nothing of the package. It knows the input, the runs and the rules of ``docs/runs.md``, and says from which
+The model uses nothing of the package. It knows the input, the runs and the rules of ``docs/use/runs.md``, and says from which
 checkpoint an attempt may start or with which code it must be refused, and which rows a reader of the output must see.
 """
 

@@ -20,6 +20,7 @@ from airflow_provider_statecheck.api.pages.charts import (
     size_chart,
     timeline,
 )
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.in_place_restore import waiting_in, with_generation
 from airflow_provider_statecheck.checkpoint.job_list import (
@@ -36,16 +37,15 @@ from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
     AttemptStatus,
     CheckpointRecord,
+    CheckpointRequest,
     CheckpointStatus,
     InPlaceRestore,
     JobAction,
     JobRecord,
     OperatorRecord,
     RequestStatus,
-    SnapshotRequest,
 )
 from airflow_provider_statecheck.checkpoint.retention import Custody, custody_of, silent_since
-from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.statistics import CheckpointStatsSnapshot, snapshot_of
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
@@ -114,7 +114,7 @@ class OperatorSection:
     attempts: tuple[AttemptRecord, ...]
     checkpoints: tuple[CheckpointRow, ...]
     savepoints: tuple[CheckpointRow, ...]
-    requests: tuple[SnapshotRequest, ...]
+    requests: tuple[CheckpointRequest, ...]
     actions: tuple[RequestedAction, ...]
     size_chart: BarChart | None
     duration_chart: BarChart | None
@@ -126,7 +126,7 @@ class OperatorSection:
         return f"operator-{self.row.record.operator_id}"
 
     @property
-    def restored(self) -> SnapshotSummary | None:
+    def restored(self) -> CheckpointSummary | None:
         """Return what the newest attempt has restored; ``None`` if it has restored nothing."""
         newest = self.row.attempt
         return newest.restored_summary if newest and newest.restored_from is not None else None
@@ -238,7 +238,7 @@ def _section(view: JobView, row: OperatorRow) -> OperatorSection:
     )
 
 
-def _requests(view: JobView, operator_id: OperatorId) -> tuple[SnapshotRequest, ...]:
+def _requests(view: JobView, operator_id: OperatorId) -> tuple[CheckpointRequest, ...]:
     asked = [r for r in view.requests if r.operator_id == operator_id and r.properties.is_savepoint]
     return tuple(reversed(asked[-REQUESTS_ON_PAGE:]))
 

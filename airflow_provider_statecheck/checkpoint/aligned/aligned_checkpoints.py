@@ -46,12 +46,12 @@ from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
     AttemptStatus,
     CheckpointRecord,
+    CheckpointRequest,
     CheckpointStatus,
     RequestStatus,
-    SnapshotRequest,
 )
 from airflow_provider_statecheck.checkpoint.savepoint_restore import (
-    claim_snapshot,
+    claim_savepoint,
     require_claimable,
     require_unclaimed,
 )
@@ -112,7 +112,7 @@ class AlignedCheckpoints(StoredJobs):
         properties: CheckpointProperties,
         target: str | None = None,
         is_periodic: bool = False,
-    ) -> tuple[SnapshotRequest, ...]:
+    ) -> tuple[CheckpointRequest, ...]:
         """
         Add a request and return those that the full queue refuses, which have failed.
 
@@ -123,7 +123,7 @@ class AlignedCheckpoints(StoredJobs):
         with self._transition(leader) as (tx, _):
             if tx.request(request_key) is not None:
                 return tuple(r for r in tx.view().requests if r.failed_by == request_key)
-            new = SnapshotRequest(
+            new = CheckpointRequest(
                 job_id=leader.job_id,
                 request_key=request_key,
                 operator_id=leader.operator_id,
@@ -209,7 +209,7 @@ class AlignedCheckpoints(StoredJobs):
 
         :param checkpoint_id: Id of the snapshot.
         :param is_claimed: Whether the job becomes the owner of the snapshot.
-        :raises SnapshotClaimedError: if another job has claimed the snapshot.
+        :raises SavepointClaimedError: if another job has claimed the snapshot.
         :raises InvalidConfigurationError: if the claim is for a snapshot that is not a savepoint.
         """
         if is_claimed:
@@ -217,7 +217,7 @@ class AlignedCheckpoints(StoredJobs):
         with self._transition(leader) as (tx, attempt):
             require_unclaimed(tx, attempt, location)
             if is_claimed:
-                claim_snapshot(tx, attempt, location)
+                claim_savepoint(tx, attempt, location)
             return tx.checkpoint(checkpoint_id) is not None
 
     def record_restore(self, leader: AttemptRef, checkpoint_id: int) -> None:

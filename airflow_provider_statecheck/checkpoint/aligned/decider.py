@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from airflow_provider_statecheck.checkpoint.codec import require
-from airflow_provider_statecheck.checkpoint.records import RequestStatus, SnapshotRequest
+from airflow_provider_statecheck.checkpoint.records import CheckpointRequest, RequestStatus
 
 MAX_QUEUED_REQUESTS = 1000
 
@@ -16,9 +16,9 @@ MAX_QUEUED_REQUESTS = 1000
 class Choice:
     """The decision on the queue; an empty choice waits for the next event."""
 
-    run: SnapshotRequest | None = None
+    run: CheckpointRequest | None = None
     """The request to trigger now."""
-    dropped: tuple[SnapshotRequest, ...] = ()
+    dropped: tuple[CheckpointRequest, ...] = ()
     """The requests that are too early and fail with ``MINIMUM_TIME_BETWEEN_CHECKPOINTS``."""
     retry_in_seconds: float | None = None
     """The delay after which the periodic trigger must fire again."""
@@ -47,7 +47,7 @@ class CheckpointRequestDecider:
         require("min_pause", self.min_pause_seconds, lambda pause: pause >= 0, "0 or longer")
         require("max_queued_requests", self.max_queued, lambda n: n >= 1, "at least 1")
 
-    def admit(self, queue: Sequence[SnapshotRequest], new: SnapshotRequest) -> tuple[SnapshotRequest, ...]:
+    def admit(self, queue: Sequence[CheckpointRequest], new: CheckpointRequest) -> tuple[CheckpointRequest, ...]:
         """
         Return the requests that fail with ``TOO_MANY_CHECKPOINT_REQUESTS``: the new one, or those that it replaces.
 
@@ -63,7 +63,7 @@ class CheckpointRequestDecider:
 
     def choose(
         self,
-        queue: Sequence[SnapshotRequest],
+        queue: Sequence[CheckpointRequest],
         *,
         is_triggering: bool,
         pending_count: int,
@@ -96,12 +96,12 @@ class CheckpointRequestDecider:
         return 0.0 if last_completed_at is None else self.min_pause_seconds - (now - last_completed_at).total_seconds()
 
 
-def in_order(queue: Sequence[SnapshotRequest]) -> list[SnapshotRequest]:
+def in_order(queue: Sequence[CheckpointRequest]) -> list[CheckpointRequest]:
     """Return the queued requests: savepoints, forced, requested by users, then periodic ones, each oldest first."""
     return sorted((request for request in queue if request.status is RequestStatus.QUEUED), key=_rank)
 
 
-def _rank(request: SnapshotRequest) -> tuple[bool, bool, bool, datetime, str]:
+def _rank(request: CheckpointRequest) -> tuple[bool, bool, bool, datetime, str]:
     properties = request.properties
     # The key orders requests of equal age, and every coordinator makes the same choice.
     return (
@@ -113,5 +113,5 @@ def _rank(request: SnapshotRequest) -> tuple[bool, bool, bool, datetime, str]:
     )
 
 
-def _respects_min_pause(request: SnapshotRequest) -> bool:
+def _respects_min_pause(request: CheckpointRequest) -> bool:
     return request.is_periodic and not request.properties.force and not request.properties.is_savepoint

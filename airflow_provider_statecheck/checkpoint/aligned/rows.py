@@ -22,7 +22,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
     AttemptOwner,
     CheckpointRecord,
-    SnapshotRequest,
+    CheckpointRequest,
 )
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 
@@ -203,6 +203,6 @@ class Handles:
 class RequestOutcome:
     """A request and its checkpoint, ``None`` without a row."""
 
-    request: SnapshotRequest | None = None
+    request: CheckpointRequest | None = None
     checkpoint: CheckpointRecord | None = None
     """The completed checkpoint."""

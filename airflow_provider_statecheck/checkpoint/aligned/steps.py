@@ -15,22 +15,22 @@ from itertools import chain
 from typing import Protocol, TypeVar
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.rows import AcknowledgedCheckpoint, PutHandle
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
+from airflow_provider_statecheck.checkpoint.aligned.contents import (
+    AlignedStorage,
     CompletedCheckpoint,
-    SnapshotStorage,
     completed_of,
     contents,
     merged,
 )
+from airflow_provider_statecheck.checkpoint.aligned.rows import AcknowledgedCheckpoint, PutHandle
 from airflow_provider_statecheck.checkpoint.aligned.transitions import is_triggered
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, OpenEffects
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
     CheckpointRecord,
+    CheckpointRequest,
     CheckpointStatus,
-    SnapshotRequest,
 )
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, SegmentFileStateHandle, streams_of
 from airflow_provider_statecheck.exceptions import (
@@ -70,7 +70,7 @@ def repeated(change: Callable[[], Reply]) -> Reply:
         return change()
 
 
-def unrecoverable(storage: SnapshotStorage, acknowledged: AcknowledgedCheckpoint) -> CheckpointException | None:
+def unrecoverable(storage: AlignedStorage, acknowledged: AcknowledgedCheckpoint) -> CheckpointException | None:
     """Return why a pending checkpoint of an earlier leader cannot be completed; ``None`` if it can be."""
     if not is_triggered(acknowledged.acknowledgements):
         return _lost("the coordinator ended before it had triggered all tasks")
@@ -86,7 +86,7 @@ def _lost(why: str) -> CheckpointException:
 
 
 def write_acknowledged(
-    rows: AlignedCheckpoints, leader: AttemptRef, storage: SnapshotStorage, acknowledged: AcknowledgedCheckpoint
+    rows: AlignedCheckpoints, leader: AttemptRef, storage: AlignedStorage, acknowledged: AcknowledgedCheckpoint
 ) -> CompletedCheckpoint:
     """
     Write the metadata of a checkpoint that this finalizer holds, from the manifests of its acknowledgements.
@@ -157,14 +157,14 @@ def completed_elsewhere(
     return found
 
 
-def delete_merged_manifests(storage: SnapshotStorage, acknowledged: AcknowledgedCheckpoint) -> None:
+def delete_merged_manifests(storage: AlignedStorage, acknowledged: AcknowledgedCheckpoint) -> None:
     """Delete the manifests of a completed savepoint: its metadata has their content, and its directory is the user's."""
     if acknowledged.checkpoint.properties.is_savepoint:
         for uri in filter(None, (a.manifest_uri for a in acknowledged.acknowledgements)):
             delete_manifest(storage, uri)
 
 
-def delete_manifest(storage: SnapshotStorage, uri: str) -> None:
+def delete_manifest(storage: AlignedStorage, uri: str) -> None:
     """Delete a manifest that nothing refers to, and log a failure."""
     try:
         storage.delete_manifest(uri)
@@ -175,7 +175,7 @@ def delete_manifest(storage: SnapshotStorage, uri: str) -> None:
 def delete_ended(
     rows: AlignedCheckpoints,
     leader: AttemptRef,
-    storage: SnapshotStorage,
+    storage: AlignedStorage,
     deleter: CheckpointDeleter,
     checkpoint_ids: Collection[int],
 ) -> None:
@@ -192,14 +192,14 @@ def delete_ended(
         rows.record_discards(leader, deleted)
 
 
-def _named(storage: SnapshotStorage, manifests: Iterable[AcknowledgementRecord]) -> frozenset[str]:
+def _named(storage: AlignedStorage, manifests: Iterable[AcknowledgementRecord]) -> frozenset[str]:
     # Several checkpoints may be in progress, each with a state of the same operator.
     states = chain.from_iterable(content.operator_states for content in contents(storage, manifests))
     streams = chain.from_iterable(streams_of(state) for state in states)
     return frozenset(s.uri for s in streams if isinstance(s, FileStateHandle | SegmentFileStateHandle))
 
 
-def recorded_failure(failed: SnapshotRequest | CheckpointRecord) -> CheckpointException:
+def recorded_failure(failed: CheckpointRequest | CheckpointRecord) -> CheckpointException:
     """Return the error of a failed request or checkpoint."""
     # A newer version may have written a reason that this one does not know.
     known = CheckpointFailureReason.__members__.values()

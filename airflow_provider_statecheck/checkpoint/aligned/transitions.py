@@ -40,10 +40,10 @@ from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
     AttemptStatus,
     CheckpointRecord,
+    CheckpointRequest,
     CheckpointStatus,
     OperatorRecord,
     RequestStatus,
-    SnapshotRequest,
 )
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.checkpoint.statistics import truncated_cause
@@ -156,7 +156,7 @@ def begin(tx: JobTransaction, leader: AttemptRecord, message: BeginCheckpoint) -
 
 
 def _add_pending(
-    tx: JobTransaction, leader: AttemptRecord, request: SnapshotRequest, message: BeginCheckpoint
+    tx: JobTransaction, leader: AttemptRecord, request: CheckpointRequest, message: BeginCheckpoint
 ) -> CheckpointRecord:
     checkpoint_id, properties = tx.draw_checkpoint_id(), request.properties
     location = checkpoint_uri(leader.storage_base, leader.job_id, checkpoint_id)
@@ -179,7 +179,7 @@ def _add_pending(
     )
 
 
-def _savepoint_parent(request: SnapshotRequest, message: BeginCheckpoint) -> str:
+def _savepoint_parent(request: CheckpointRequest, message: BeginCheckpoint) -> str:
     parent = request.target or message.savepoint_dir
     if parent is None:
         raise InvalidConfigurationError(

@@ -31,7 +31,7 @@ from airflow_provider_statecheck.checkpoint.secrets import remember_secrets
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, InvalidConfigurationError
 from airflow_provider_statecheck.gateway.in_process import open_gateway
 from airflow_provider_statecheck.gateway.time_travel import find_fork_source, fork_name
-from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway
+from airflow_provider_statecheck.gateway.verbs import StageGateway
 from airflow_provider_statecheck.settings import SCRIPTS, settings_in
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.driver.readiness import make_ready, require_reachable
@@ -136,7 +136,7 @@ def _repeat_registration(spark: SparkSession, handover: Handover) -> StageAttemp
 
 
 def attempt_of(
-    gateway: CheckpointCoordinatorGateway,
+    gateway: StageGateway,
     storage: CheckpointStorage,
     registration: RegisterAttempt,
     driver: DriverSettings,
@@ -205,9 +205,7 @@ def _require_valid(values: Mapping[str, Any]) -> None:
     require_savepoint_dir(values["savepoint_at_end"], values["savepoint_dir"])
 
 
-def _registration(
-    values: Mapping[str, Any], storage: CheckpointStorage, gateway: CheckpointCoordinatorGateway
-) -> RegisterAttempt:
+def _registration(values: Mapping[str, Any], storage: CheckpointStorage, gateway: StageGateway) -> RegisterAttempt:
     job, run, fork_point = values["job"], values["run"], values["from_checkpoint"]
     names = {each.name for each in fields(RegisterAttempt)} & OPTIONS.keys()
     return RegisterAttempt(
@@ -221,9 +219,7 @@ def _registration(
     )
 
 
-def _source(
-    values: Mapping[str, Any], storage: CheckpointStorage, gateway: CheckpointCoordinatorGateway
-) -> RestoreSource | None:
+def _source(values: Mapping[str, Any], storage: CheckpointStorage, gateway: StageGateway) -> RestoreSource | None:
     declared = {name: values[name] for name in ("uid", "renamed_uids", "allow_non_restored_state")}
     if values["from_savepoint"] is not None:
         return find_source(storage, values["from_savepoint"], mode=values["claim_mode"], **declared)

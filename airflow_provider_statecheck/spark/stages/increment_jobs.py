@@ -21,12 +21,12 @@ from airflow_provider_statecheck.spark.stages.executor.elements import (
     OVERFLOW_PREFIX,
     ROWS_COLUMN,
 )
-from airflow_provider_statecheck.spark.stages.executor.operator_run import OperatorTask, SnapshotMoment, SubtaskContext
+from airflow_provider_statecheck.spark.stages.executor.node_run import NodeTask, StateCapture, SubtaskContext
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport, VertexTask
 from airflow_provider_statecheck.spark.stages.planning import (
     KEY_GROUP_COLUMN,
     SUBTASK_COLUMN,
-    PlannedOperator,
+    PlannedNode,
     PlannedVertex,
     with_key_groups,
 )
@@ -69,7 +69,7 @@ class IncrementTasks:
     combining: Combining
     """Decides whether Spark combines aggregates before the shuffle."""
 
-    def job(self, frame: DataFrame, moment: SnapshotMoment, *, is_woken: bool = False) -> DataFrame:
+    def job(self, frame: DataFrame, moment: StateCapture, *, is_woken: bool = False) -> DataFrame:
         """
         Return the DataFrame of an increment; collecting it runs the increment and returns the reports of its tasks.
 
@@ -92,11 +92,11 @@ class IncrementTasks:
             frame = _mapped(frame, task)
         return frame
 
-    def of(self, moment: SnapshotMoment, *, is_woken: bool = False) -> list[VertexTask]:
+    def of(self, moment: StateCapture, *, is_woken: bool = False) -> list[VertexTask]:
         """Return the tasks of an increment, one for each vertex; the arguments are those of :meth:`job`."""
         return [self._task(number, vertex, moment, is_woken=is_woken) for number, vertex in enumerate(self.vertices)]
 
-    def _task(self, number: int, vertex: PlannedVertex, moment: SnapshotMoment, *, is_woken: bool) -> VertexTask:
+    def _task(self, number: int, vertex: PlannedVertex, moment: StateCapture, *, is_woken: bool) -> VertexTask:
         is_last = number == len(self.vertices) - 1
         return VertexTask(
             vertex=number,
@@ -119,8 +119,8 @@ class IncrementTasks:
         config.data_inline_threshold = min(config.data_inline_threshold, INLINE_BUDGET // self.context.parallelism)
         return config
 
-    def _operator(self, operator: PlannedOperator) -> OperatorTask:
-        return OperatorTask.of(
+    def _operator(self, operator: PlannedNode) -> NodeTask:
+        return NodeTask.of(
             operator,
             states=self.states.of(operator.uid),
             schemas=self.states.restored_schemas.get(operator.uid),
@@ -129,7 +129,7 @@ class IncrementTasks:
         )
 
 
-def _gets_messages(vertex: PlannedVertex, moment: SnapshotMoment, *, is_woken: bool) -> bool:
+def _gets_messages(vertex: PlannedVertex, moment: StateCapture, *, is_woken: bool) -> bool:
     """Return whether each subtask of the first vertex gets a message, so that it runs without rows."""
     return is_woken if vertex.key is not None else moment.is_end_of_input and vertex.ends_without_rows
 
@@ -162,7 +162,7 @@ def _keyed(frame: DataFrame, key: KeyNode, vertex: PlannedVertex, task: VertexTa
 
 
 def _partial_aggregates(
-    frame: DataFrame, key: KeyNode, operator: PlannedOperator, *, has_control: bool, combines: bool
+    frame: DataFrame, key: KeyNode, operator: PlannedNode, *, has_control: bool, combines: bool
 ) -> DataFrame:
     """
     Return the key columns and, under the name of each aggregate, its partial result; messages are passed through.

@@ -16,23 +16,23 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary, SourceSummary
 from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.messages import PendingCheckpoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
-from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary, SourceSummary
 from airflow_provider_statecheck.exceptions import CheckpointDeclinedError, CoordinatorError, StoppedWithSavepointError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
+from airflow_provider_statecheck.spark.checkpoint_interval import Pace
 from airflow_provider_statecheck.spark.connectors.source import SizeUnit
 from airflow_provider_statecheck.spark.driver.session import TaggedJobs
 from airflow_provider_statecheck.spark.job_failures import task_errors_raised
-from airflow_provider_statecheck.spark.pacing import Pace
 from airflow_provider_statecheck.spark.snapshots.dataframes import explained
 from airflow_provider_statecheck.spark.stage_costs import disk_failures_named
 from airflow_provider_statecheck.spark.stages.broadcasts import Broadcasts
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
-from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment
+from airflow_provider_statecheck.spark.stages.executor.node_run import StateCapture
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.increment_jobs import IncrementTasks
 from airflow_provider_statecheck.spark.stages.planning import PlannedVertex
@@ -167,7 +167,7 @@ class IncrementLoop:
         vertices = self._tasks.vertices
         return [[each.uid for each in vertex.operators if is_end or not each.reads_results] for vertex in vertices]
 
-    def _run_or_raise_completion_error(self, frame: DataFrame, moment: SnapshotMoment) -> list[TaskReport]:
+    def _run_or_raise_completion_error(self, frame: DataFrame, moment: StateCapture) -> list[TaskReport]:
         try:
             return self._reports(frame, moment)
         except Exception as error:
@@ -178,14 +178,14 @@ class IncrementLoop:
                 raise ended from error
             raise
 
-    def _reports(self, frame: DataFrame, moment: SnapshotMoment) -> list[TaskReport]:
+    def _reports(self, frame: DataFrame, moment: StateCapture) -> list[TaskReport]:
         reports = self._run_job(frame, moment, is_woken=False)
         if not reports and (moment.is_end_of_input or self._tasks.broadcast):
             # Without rows no task ran, but functions must still process the end of the input, and their broadcast input.
             reports = self._run_job(frame, moment, is_woken=True)
         return reports
 
-    def _run_job(self, frame: DataFrame, moment: SnapshotMoment, *, is_woken: bool) -> list[TaskReport]:
+    def _run_job(self, frame: DataFrame, moment: StateCapture, *, is_woken: bool) -> list[TaskReport]:
         job = self._tasks.job(frame, moment, is_woken=is_woken)
         rows = collected(self._jobs, job, self._attempt.storage.base_uri)
         reports = [TaskReport.decode(bytes(row[CONTROL])) for row in rows]
@@ -195,12 +195,12 @@ class IncrementLoop:
         self._tasks.combining.observe(reports)
         return reports
 
-    def _moment(self, pending: PendingCheckpoint | None, *, is_end: bool) -> SnapshotMoment:
+    def _moment(self, pending: PendingCheckpoint | None, *, is_end: bool) -> StateCapture:
         if pending is None:
             checkpoint = CheckpointMetaData(0, datetime.now(UTC))
         else:
             checkpoint = CheckpointMetaData(pending.checkpoint_id, pending.triggered_at)
-        return SnapshotMoment(checkpoint=checkpoint, is_end_of_input=is_end)
+        return StateCapture(checkpoint=checkpoint, is_end_of_input=is_end)
 
     def _complete(self, pending: PendingCheckpoint, increment_seconds: float = 0.0) -> None:
         self._commits.assign(pending.checkpoint_id)
@@ -269,8 +269,8 @@ class IncrementLoop:
             increment_seconds=increment_seconds,
         )
 
-    def _summary(self) -> SnapshotSummary:
-        return SnapshotSummary(
+    def _summary(self) -> CheckpointSummary:
+        return CheckpointSummary(
             sources=(source_summary(self._enumerator, self._progress.seconds_left),),
             states=tuple(self._tasks.states.summaries(self._uid)),
             open_commits=self._commits.texts(),

@@ -194,7 +194,7 @@ class StagePlanner:
 
     def _plan_vertex(self, vertex: Vertex, schema: StructType) -> tuple[PlannedVertex, StructType]:
         _require_columns(vertex, schema, is_case_sensitive=self._is_case_sensitive)
-        operators: list[PlannedOperator] = []
+        operators: list[PlannedNode] = []
         output = arrow_schema(schema)
         for position, node in enumerate(vertex.functions):
             key = vertex.key if position == 0 else None
@@ -202,10 +202,10 @@ class StagePlanner:
             output, schema = operators[-1].output_schema, self._schema_after(operators[-1], schema)
         return PlannedVertex(key=vertex.key, operators=tuple(operators), output_schema=output), schema
 
-    def _plan_operator(self, node: FunctionNode, key: KeyNode | None, schema: StructType) -> PlannedOperator:
+    def _plan_operator(self, node: FunctionNode, key: KeyNode | None, schema: StructType) -> PlannedNode:
         serializer = None if key is None else key_serializer_of(_empty(self._spark, schema), key.columns, key.aliases)
         output = self._output_schema(node, key, schema)
-        return PlannedOperator(
+        return PlannedNode(
             uid=f"{self._stage_uid}/{node.uid}",
             node=node,
             output_schema=output,
@@ -243,7 +243,7 @@ class StagePlanner:
             for name, aggregate in node.aggregates.items()
         )
 
-    def _schema_after(self, operator: PlannedOperator, schema: StructType) -> StructType:
+    def _schema_after(self, operator: PlannedNode, schema: StructType) -> StructType:
         from pyspark.sql.types import StructType
 
         # Arrow knows less about types: it has no collations.
@@ -268,7 +268,7 @@ class PlannedVertex:
     """A vertex with its output columns."""
 
     key: KeyNode | None
-    operators: tuple[PlannedOperator, ...]
+    operators: tuple[PlannedNode, ...]
     output_schema: Any
     """Arrow schema of the output of the last function; that of the input if there is no function."""
 
@@ -287,7 +287,7 @@ class PlannedVertex:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedOperator:
+class PlannedNode:
     """A function with its output columns."""
 
     uid: str

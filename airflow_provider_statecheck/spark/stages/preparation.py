@@ -28,9 +28,9 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError, So
 from airflow_provider_statecheck.spark.code_digest import is_user_file
 from airflow_provider_statecheck.spark.driver.session import runs_in_this_process
 from airflow_provider_statecheck.spark.stages.executor.aggregate_run import STATE_NAME
-from airflow_provider_statecheck.spark.stages.executor.operator_run import OperatorTask, SubtaskContext
+from airflow_provider_statecheck.spark.stages.executor.node_run import NodeTask, SubtaskContext
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import FunctionChain
-from airflow_provider_statecheck.spark.stages.planning import PlannedOperator, PlannedVertex
+from airflow_provider_statecheck.spark.stages.planning import PlannedNode, PlannedVertex
 from airflow_provider_statecheck.spark.tables.schemas import conflicts
 from airflow_provider_statecheck.state.aggregates import continued, unrecorded
 from airflow_provider_statecheck.state.schemas import (
@@ -59,7 +59,7 @@ _HEADROOM = 4
 
 
 def probe_schemas(
-    operators: Sequence[PlannedOperator], *, storage: CheckpointStorage, logical_date: datetime | None
+    operators: Sequence[PlannedNode], *, storage: CheckpointStorage, logical_date: datetime | None
 ) -> dict[str, OperatorSchemas]:
     """
     Return the state types of functions, by the uids of their operators.
@@ -81,7 +81,7 @@ def probe_schemas(
     )
     found: dict[str, OperatorSchemas] = {}
     for operator in operators:
-        chain = FunctionChain([OperatorTask.of(operator, node=_pickled_copy(operator))], context, storage)
+        chain = FunctionChain([NodeTask.of(operator, node=_pickled_copy(operator))], context, storage)
         try:
             chain.open()
             found.update(chain.schemas())
@@ -90,7 +90,7 @@ def probe_schemas(
     return found
 
 
-def _pickled_copy(operator: PlannedOperator) -> Any:
+def _pickled_copy(operator: PlannedNode) -> Any:
     from pyspark import cloudpickle
 
     try:
@@ -194,7 +194,7 @@ def with_former_names(
     )
 
 
-def _with_former_names(operator: PlannedOperator, restored: OperatorSchemas | None) -> PlannedOperator:
+def _with_former_names(operator: PlannedNode, restored: OperatorSchemas | None) -> PlannedNode:
     if not operator.aggregates or restored is None:
         return operator
     values = [state.value for state in restored.keyed if state.name == STATE_NAME]

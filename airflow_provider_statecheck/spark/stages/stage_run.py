@@ -22,24 +22,24 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.config import STORAGE_KEYS, CheckpointConfig
 from airflow_provider_statecheck.checkpoint.fencing import logical_date_of
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
-from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.states.handles import default_max_parallelism
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StageExitError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.checkpoint_interval import Pace, pace_of
 from airflow_provider_statecheck.spark.connectors.source import SizeUnit
 from airflow_provider_statecheck.spark.driver.attempts import begin_submitted, open_attempt, take_handover
 from airflow_provider_statecheck.spark.driver.readiness import check_driver_packages
 from airflow_provider_statecheck.spark.driver.session import TaggedJobs, run_interruptibly, tasks_at_once
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings, StageSettings
 from airflow_provider_statecheck.spark.endings import message_of
-from airflow_provider_statecheck.spark.pacing import Pace, pace_of
 from airflow_provider_statecheck.spark.stages.broadcasts import Broadcasts
 from airflow_provider_statecheck.spark.stages.endpoints import Endpoints
-from airflow_provider_statecheck.spark.stages.executor.operator_run import SubtaskContext
+from airflow_provider_statecheck.spark.stages.executor.node_run import SubtaskContext
 from airflow_provider_statecheck.spark.stages.increment_jobs import Combining, IncrementTasks
 from airflow_provider_statecheck.spark.stages.increment_loop import (
     IncrementLoop,
@@ -354,7 +354,7 @@ class StageRun:
         if restored.checkpoint_id is None:
             return
         summary = figures_or_none(
-            lambda: SnapshotSummary(
+            lambda: CheckpointSummary(
                 sources=(source_summary(enumerator, None),),
                 states=() if states is None else tuple(states.summaries(self._uid)),
                 seconds_saved=self._restored_seconds(restored),

@@ -13,10 +13,10 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import StateSummary
 from airflow_provider_statecheck.checkpoint.codec import decode
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.snapshot_summary import StateSummary
 from airflow_provider_statecheck.checkpoint.states.assignment import StateAssignment, assign_states
 from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget, match_states
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -30,7 +30,7 @@ from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
-from airflow_provider_statecheck.spark.stages.planning import PlannedOperator, PlannedVertex
+from airflow_provider_statecheck.spark.stages.planning import PlannedNode, PlannedVertex
 from airflow_provider_statecheck.spark.stages.stage import BROADCAST_SUFFIX
 from airflow_provider_statecheck.state.keyed.abstract_backend import StateSize
 from airflow_provider_statecheck.state.reading.checkpoint_contents import size_of_only_state, state_summaries
@@ -175,7 +175,7 @@ class RestoredStageState:
 
     def assigned_to(
         self,
-        operators: Sequence[PlannedOperator],
+        operators: Sequence[PlannedNode],
         settings: DriverSettings,
         *,
         parallelism: int,
@@ -194,7 +194,7 @@ class RestoredStageState:
             allow_non_restored_state=settings.allow_non_restored_state,
         )
 
-    def key_groups(self, operators: Sequence[PlannedOperator], settings: DriverSettings) -> int | None:
+    def key_groups(self, operators: Sequence[PlannedNode], settings: DriverSettings) -> int | None:
         """
         Return the number of key groups of the restored state of the functions; ``None`` if they have none.
 
@@ -203,7 +203,7 @@ class RestoredStageState:
         matched = match_states(_targets(operators, 1, None), self._of_functions, self._uids(operators, settings))
         return min((state.max_parallelism for _, state in matched.pairs), default=None)
 
-    def _uids(self, operators: Sequence[PlannedOperator], settings: DriverSettings) -> dict[str, str]:
+    def _uids(self, operators: Sequence[PlannedNode], settings: DriverSettings) -> dict[str, str]:
         uids = {operator.node.uid: operator.node.uid for operator in operators} | dict(settings.renamed_uids)
         stage_uid = self._attempt.registration.uid
         return {self.uid_of(old): f"{stage_uid}/{new}" for old, new in uids.items()}
@@ -239,9 +239,7 @@ class RestoredStageState:
         return () if self._restored is None else self._restored.document.operator_states
 
 
-def _targets(
-    operators: Iterable[PlannedOperator], parallelism: int, max_parallelism: int | None
-) -> list[RestoreTarget]:
+def _targets(operators: Iterable[PlannedNode], parallelism: int, max_parallelism: int | None) -> list[RestoreTarget]:
     return [
         RestoreTarget(
             operator_id=operator.operator_id,

@@ -30,15 +30,6 @@ from airflow_provider_statecheck.state.arrow.layout import (
     StateLayout,
     count_owners,
 )
-from airflow_provider_statecheck.state.arrow.part_files import (
-    Part,
-    PartBytes,
-    Parts,
-    SnapshotMeta,
-    StateFiles,
-    encode_meta,
-)
-from airflow_provider_statecheck.state.arrow.part_writer import PartWriter, handle_of
 from airflow_provider_statecheck.state.arrow.restore import (
     BACKEND_ID,
     PositionForm,
@@ -46,6 +37,15 @@ from airflow_provider_statecheck.state.arrow.restore import (
     StateRowForm,
     restored_files,
 )
+from airflow_provider_statecheck.state.arrow.run_files import (
+    RunBytes,
+    RunFile,
+    RunFiles,
+    SnapshotMeta,
+    StateFiles,
+    encode_meta,
+)
+from airflow_provider_statecheck.state.arrow.run_writer import RunWriter, handle_of
 from airflow_provider_statecheck.state.arrow.runs import FileRun, Reading, SortedRun
 from airflow_provider_statecheck.state.arrow.state_runs import (
     CapturedRuns,
@@ -104,7 +104,7 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         self._storage = environment.storage
         self._settings = settings or ArrowStateSettings()
         self._spill = LocalSpill()
-        files = PartBytes(self._storage.allowing_own(self._spill.uri))
+        files = RunBytes(self._storage.allowing_own(self._spill.uri))
         self._reading = Reading(files, BlockCache(self._settings.cache_bytes), self._settings)
         self._snapshots: WeakSet[ArrowSnapshot] = WeakSet()
         self._unconfirmed: dict[int, ArrowSnapshot] = {}
@@ -187,8 +187,8 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         layout = StateLayout.of(self.key_serializer, state.cell_type, user_keys)
         restored = self._carried.get(state.name) or StateFiles(state.schema(), ())
         form = StateRowForm(state, restored.state, layout, self._now_ms())
-        for part in chain.from_iterable(restored.runs):
-            form.migration(part.state)
+        for run_file in chain.from_iterable(restored.runs):
+            form.migration(run_file.state)
         runs = StateRuns(form, self._reading, restored.runs)
         runs.require_order()
         self._carried.pop(state.name, None)
@@ -197,8 +197,8 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
 
     def _positions_of(self, files: StateFiles) -> Iterator[Any]:
         """Return the rows of a state without values, in the types in which they were written."""
-        parts = [part for run in files.runs for part in run]
-        user_keys = parts[0].schema.field(USER_KEY).type if parts and files.state.key is not None else None
+        run_files = [run_file for run in files.runs for run_file in run]
+        user_keys = run_files[0].schema.field(USER_KEY).type if run_files and files.state.key is not None else None
         form = PositionForm(self.key_serializer, user_keys)
         runs = [FileRun(run, self._reading, form) for run in files.runs]
         return merge_runs(form.layout, runs, keep_deletions=False)
@@ -265,45 +265,48 @@ class ArrowSnapshot(StateSnapshot[KeyedStateHandle]):
         state, fresh, base = captured.state, captured.fresh, captured.base
         rewritten = self._runs_to_rewrite(base)
         if not fresh and not rewritten:
-            return StateFiles(state.schema, tuple(run.parts for run in base))
+            return StateFiles(state.schema, tuple(run.run_files for run in base))
         merged = runs_to_merge(sum(run.raw_bytes for run in fresh), sum(run.deletions for run in fresh), base)
         count = max(rewritten, merged)
-        parts = self._write_run(state, (*fresh, *base[:count]), keep_deletions=count < len(base))
-        unmerged = tuple(run.parts for run in base[count:])
-        return StateFiles(state.schema, (parts, *unmerged) if parts else unmerged)
+        run_files = self._write_run(state, (*fresh, *base[:count]), keep_deletions=count < len(base))
+        unmerged = tuple(run.run_files for run in base[count:])
+        return StateFiles(state.schema, (run_files, *unmerged) if run_files else unmerged)
 
     def _runs_to_rewrite(self, base: Sequence[FileRun]) -> int:
         """Return the number of newest runs to rewrite so that all rows are current, and all files may stay."""
         # The next release migrates only from the types of this one, and an added or removed time to live applies once.
-        stay = (run.is_current and all(map(self._may_stay, run.parts)) for run in base)
+        stay = (run.is_current and all(map(self._may_stay, run.run_files)) for run in base)
         return max((number for number, stays in enumerate(stay, 1) if not stays), default=0)
 
-    def _may_stay(self, part: Part) -> bool:
+    def _may_stay(self, run_file: RunFile) -> bool:
         """Return whether the snapshot may reference a file, which also keeps the unused bytes of a merged file alive."""
-        is_shared = self.is_incremental and part.handle not in self.exclusive
-        return is_shared and self.streams.could_reuse_state_handle(part.handle)
+        is_shared = self.is_incremental and run_file.handle not in self.exclusive
+        return is_shared and self.streams.could_reuse_state_handle(run_file.handle)
 
     def _stayed_or_copied(self, files: StateFiles) -> StateFiles:
-        runs = ([(part,) if self._may_stay(part) else self._copied(part) for part in parts] for parts in files.runs)
-        return StateFiles(files.state, tuple(tuple(chain.from_iterable(parts)) for parts in runs))
+        runs = (
+            [(run_file,) if self._may_stay(run_file) else self._copied(run_file) for run_file in run_files]
+            for run_files in files.runs
+        )
+        return StateFiles(files.state, tuple(tuple(chain.from_iterable(run_files)) for run_files in runs))
 
-    def _copied(self, part: Part) -> Parts:
-        run = FileRun((part,), Reading(self.reading.files), RowForm())
-        writer = PartWriter(part.schema, part.state, self._open, self.reading.settings)
+    def _copied(self, run_file: RunFile) -> RunFiles:
+        run = FileRun((run_file,), Reading(self.reading.files), RowForm())
+        writer = RunWriter(run_file.schema, run_file.state, self._open, self.reading.settings)
         return self._written_by(writer, run.all_tables())
 
-    def _write_run(self, state: StateRuns, merged: tuple[SortedRun, ...], *, keep_deletions: bool) -> Parts:
+    def _write_run(self, state: StateRuns, merged: tuple[SortedRun, ...], *, keep_deletions: bool) -> RunFiles:
         writer = state.writer(merged, self._open, keep_deletions=keep_deletions)
         tables = merge_runs(state.layout, merged, keep_deletions=keep_deletions)
         # An expired row is kept while an older run may hold a value that it shadows.
         kept = tables if keep_deletions else (unexpired(state.state, table, self.now_ms) for table in tables)
         return self._written_by(writer, kept)
 
-    def _written_by(self, writer: PartWriter, tables: Iterable[Any]) -> Parts:
+    def _written_by(self, writer: RunWriter, tables: Iterable[Any]) -> RunFiles:
         try:
             return writer.write_all(self._while_running(tables))
         finally:
-            self._written += [part.handle for part in writer.parts]
+            self._written += [run_file.handle for run_file in writer.run_files]
 
     def _while_running(self, tables: Iterable[Any]) -> Iterator[Any]:
         for table in tables:
@@ -316,7 +319,9 @@ class ArrowSnapshot(StateSnapshot[KeyedStateHandle]):
         return self.streams.create_checkpoint_state_output_stream(scope)
 
     def _handle(self, files: Sequence[StateFiles]) -> KeyedStateHandle:
-        named = tuple((part.path, part.handle) for state in files for parts in state.runs for part in parts)
+        named = tuple(
+            (run_file.path, run_file.handle) for state in files for run_files in state.runs for run_file in run_files
+        )
         return KeyedStateHandle(
             backend_id=BACKEND_ID,
             key_group_range=self.key_group_range,
@@ -358,11 +363,13 @@ def _cancelled_error() -> SnapshotCancelledError:
 
 
 def _size_of(files: StateFiles) -> StateSize:
-    parts = [part for run in files.runs for part in run]
+    run_files = [run_file for run in files.runs for run_file in run]
     # Several runs may have a row of the same key, and a map has a row for each of its entries.
     is_countable = len(files.runs) == 1 and files.state.kind is not StateKind.MAP
     return StateSize(
         files.state.name,
-        sum(int(part.blocks["rows"].sum()) - part.deletions for part in parts) if is_countable else None,
-        sum(part.handle.state_size for part in parts),
+        sum(int(run_file.blocks["rows"].sum()) - run_file.deletions for run_file in run_files)
+        if is_countable
+        else None,
+        sum(run_file.handle.state_size for run_file in run_files),
     )

@@ -24,7 +24,7 @@ from airflow_provider_statecheck.state.arrow.layout import (
     key_names_of,
     single,
 )
-from airflow_provider_statecheck.state.arrow.part_files import Part, SnapshotMeta, StateFiles, decode_meta
+from airflow_provider_statecheck.state.arrow.run_files import RunFile, SnapshotMeta, StateFiles, decode_meta
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.expiry import timed_cells
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState, lists_with
@@ -111,35 +111,37 @@ def _require_fitting(meta: SnapshotMeta, keys: KeySerializer, number_of_key_grou
 
 def _files_within(files: StateFiles, owned: KeyGroupRange, key_names: tuple[str, ...]) -> StateFiles:
     runs = (
-        tuple(part.with_key_names(key_names) for part in (each.within(owned) for each in parts) if part is not None)
-        for parts in files.runs
+        tuple(
+            found.with_key_names(key_names) for found in (each.within(owned) for each in run_files) if found is not None
+        )
+        for run_files in files.runs
     )
-    return StateFiles(files.state, tuple(parts for parts in runs if parts))
+    return StateFiles(files.state, tuple(run_files for run_files in runs if run_files))
 
 
 def _merge_subtasks(found: Sequence[StateFiles]) -> StateFiles:
     """Merge the files of several subtasks, whose key groups are disjoint, into as few runs as possible."""
     levels = zip_longest(*(reversed(files.runs) for files in found), fillvalue=())
-    runs = [sorted(chain.from_iterable(level), key=lambda part: int(part.key_groups[0])) for level in levels]
+    runs = [sorted(chain.from_iterable(level), key=lambda run_file: int(run_file.key_groups[0])) for level in levels]
     return StateFiles(schema_of_all([files.state for files in found]), tuple(map(tuple, reversed(runs))))
 
 
 class RowForm:
-    """Conversion of the rows of a part to the columns and types of a reader. This one returns the rows of a part as written."""
+    """Conversion of the rows of a run file to the columns and types of a reader. This one returns them as written."""
 
-    def rows(self, part: Part, table: Any, *, namespace: bool) -> Any:
+    def rows(self, run_file: RunFile, table: Any, *, namespace: bool) -> Any:
         """Return the converted rows."""
         return table
 
-    def firsts(self, part: Part) -> Any:
+    def firsts(self, run_file: RunFile) -> Any:
         """Return the first sort key of each block."""
-        return part.firsts
+        return run_file.firsts
 
-    def deletions(self, part: Part) -> int:
+    def deletions(self, run_file: RunFile) -> int:
         """Return the number of tombstones; at least 1 if rows may have expired."""
-        return part.deletions
+        return run_file.deletions
 
-    def is_current(self, part: Part) -> bool:
+    def is_current(self, run_file: RunFile) -> bool:
         """Return whether the rows have the current types, so that a snapshot need not rewrite them."""
         return True
 
@@ -154,7 +156,7 @@ class PositionForm(RowForm):
     def __init__(self, keys: KeySerializer, user_key_type: Any) -> None:
         self.layout = StateLayout.of(keys, pa.null(), user_key_type)
 
-    def rows(self, part: Part, table: Any, *, namespace: bool) -> Any:
+    def rows(self, run_file: RunFile, table: Any, *, namespace: bool) -> Any:
         """Return the rows with null values."""
         index = table.schema.get_field_index(VALUE)
         table = table.set_column(index, VALUE, pa.nulls(table.num_rows))
@@ -177,27 +179,27 @@ class StateRowForm(RowForm):
         self._now_ms = now_ms
         self._migrations: list[tuple[StateSchema, CellMigration | None]] = []
 
-    def rows(self, part: Part, table: Any, *, namespace: bool) -> Any:
+    def rows(self, run_file: RunFile, table: Any, *, namespace: bool) -> Any:
         """Return the rows in the current types. Expired rows become tombstones."""
-        migration = self.migration(part.state)
+        migration = self.migration(run_file.state)
         if migration is not None:
             table = self._migrated(migration, table)
         return self.layout.conform(table, namespace=namespace, deleted=DELETED in table.schema.names)
 
-    def firsts(self, part: Part) -> Any:
-        table, migration = part.firsts, self.migration(part.state)
+    def firsts(self, run_file: RunFile) -> Any:
+        table, migration = run_file.firsts, self.migration(run_file.state)
         if migration is not None and migration.migrate_keys is not None:
             index = table.schema.get_field_index(USER_KEY)
             table = table.set_column(index, USER_KEY, migration.migrate_keys(single(table.column(index))))
         return table
 
-    def deletions(self, part: Part) -> int:
-        migration = self.migration(part.state)
+    def deletions(self, run_file: RunFile) -> int:
+        migration = self.migration(run_file.state)
         lets_expire = migration is not None and migration.lifetime_ms is not None and self.state.ttl is None
-        return max(1, part.deletions) if lets_expire else part.deletions
+        return max(1, run_file.deletions) if lets_expire else run_file.deletions
 
-    def is_current(self, part: Part) -> bool:
-        return self.migration(part.state) is None
+    def is_current(self, run_file: RunFile) -> bool:
+        return self.migration(run_file.state) is None
 
     def migration(self, old: StateSchema) -> CellMigration | None:
         """
@@ -214,9 +216,9 @@ class StateRowForm(RowForm):
         self._migrations.append((old, migration))
         return migration
 
-    def migrates_keys(self, part: Part) -> bool:
-        """Return whether the user keys of a part are migrated, which may change their order."""
-        migration = self.migration(part.state)
+    def migrates_keys(self, run_file: RunFile) -> bool:
+        """Return whether the user keys of a run file are migrated, which may change their order."""
+        migration = self.migration(run_file.state)
         return migration is not None and migration.migrate_keys is not None
 
     def _migrated(self, migration: CellMigration, table: Any) -> Any:

@@ -35,9 +35,9 @@ from airflow_provider_statecheck.state.arrow.layout import (
     single,
     with_namespaces,
 )
-from airflow_provider_statecheck.state.arrow.part_files import Part, PartBytes, Parts, corrupt_part
-from airflow_provider_statecheck.state.arrow.part_writer import RowGroups
 from airflow_provider_statecheck.state.arrow.restore import RowForm
+from airflow_provider_statecheck.state.arrow.run_files import RunBytes, RunFile, RunFiles, corrupt_run_file
+from airflow_provider_statecheck.state.arrow.run_writer import RowGroups
 from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESPACE
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeySerializer
 from airflow_provider_statecheck.state.serializers.serializer import TypeSerializer
@@ -63,7 +63,7 @@ _DENSE_KEYS_PER_BLOCK = 2
 class Reading:
     """Resources for reading runs, which the runs of a backend share."""
 
-    files: PartBytes
+    files: RunBytes
     cache: BlockCache = field(default_factory=lambda: BlockCache(0))
     """Cache of single blocks; by default none is cached."""
     settings: ArrowStateSettings = field(default_factory=ArrowStateSettings)
@@ -108,35 +108,35 @@ class FileRun(SortedRun):
     """
     Run in one or more files.
 
-    :param parts: Files in ascending order.
+    :param run_files: Files in ascending order.
     :param form: Conversion of rows to the current types.
     """
 
-    def __init__(self, parts: Parts, reading: Reading, form: RowForm) -> None:
-        self.parts = parts
+    def __init__(self, run_files: RunFiles, reading: Reading, form: RowForm) -> None:
+        self.run_files = run_files
         self._files = reading.files
         self._cache = reading.cache
         self._form = form
-        self.raw_bytes = sum(part.raw_bytes for part in parts)
-        self.deletions = sum(form.deletions(part) for part in parts)
-        self.is_current = all(form.is_current(part) for part in parts)
-        self.has_namespaces = any(NAMESPACE in part.schema.names for part in parts)
+        self.raw_bytes = sum(run_file.raw_bytes for run_file in run_files)
+        self.deletions = sum(form.deletions(run_file) for run_file in run_files)
+        self.is_current = all(form.is_current(run_file) for run_file in run_files)
+        self.has_namespaces = any(NAMESPACE in run_file.schema.names for run_file in run_files)
         self._parquet: dict[str, RowGroups] = {}
 
     @cached_property
     def _block_locations(self) -> list[tuple[int, int]]:
-        return [(i, j) for i, part in enumerate(self.parts) for j in range(len(part.blocks))]
+        return [(i, j) for i, run_file in enumerate(self.run_files) for j in range(len(run_file.blocks))]
 
     @cached_property
     def firsts(self) -> Sequence[tuple[Any, ...]]:
-        tables: Iterable[Any] = map(self._form.firsts, self.parts)
+        tables: Iterable[Any] = map(self._form.firsts, self.run_files)
         if self.has_namespaces:
             tables = map(with_namespaces, tables)
         return list(chain.from_iterable(row_tuples(position_columns(table)) for table in tables))
 
     @cached_property
     def block_key_groups(self) -> Any:
-        return np.concatenate([part.key_groups for part in self.parts])
+        return np.concatenate([run_file.key_groups for run_file in self.run_files])
 
     @property
     def block_last_key_groups(self) -> Any:
@@ -144,24 +144,24 @@ class FileRun(SortedRun):
 
     @cached_property
     def block_rows(self) -> Any:
-        return np.concatenate([part.blocks["rows"] for part in self.parts]).astype(np.int64)
+        return np.concatenate([run_file.blocks["rows"] for run_file in self.run_files]).astype(np.int64)
 
     @cached_property
     def _block_keys(self) -> list[BlockKey]:
-        return [key for part in self.parts for key in self._keys_of(part)]
+        return [key for run_file in self.run_files for key in self._keys_of(run_file)]
 
-    def _keys_of(self, part: Part) -> Iterator[BlockKey]:
+    def _keys_of(self, run_file: RunFile) -> Iterator[BlockKey]:
         # A block may have a namespace column in one run and none in another. Migrated rows depend on their form.
-        form = None if self._form.is_current(part) else self._form
+        form = None if self._form.is_current(run_file) else self._form
         # A path in metadata may be forged, so the file itself identifies the bytes.
-        source = _source_of(part.handle)
-        for offset in part.offsets.tolist():
+        source = _source_of(run_file.handle)
+        for offset in run_file.offsets.tolist():
             yield source, offset, self.has_namespaces, form
 
     @property
     def index_bytes(self) -> int:
         """Return the approximate size of the index of the blocks in memory, in bytes."""
-        sizes: int = sum(part.firsts.nbytes + part.blocks.nbytes for part in self.parts)
+        sizes: int = sum(run_file.firsts.nbytes + run_file.blocks.nbytes for run_file in self.run_files)
         return sizes + sum(_BLOCK_INDEX_BYTES + sum(map(getsizeof, first)) for first in self.firsts)
 
     @cached_property
@@ -193,7 +193,7 @@ class FileRun(SortedRun):
 
     def all_tables(self) -> Iterator[Any]:
         """Return all blocks as tables, and read about ``_BYTES_AT_ONCE`` at once."""
-        ends = np.cumsum(np.concatenate([part.blocks["length"] for part in self.parts])) // _BYTES_AT_ONCE
+        ends = np.cumsum(np.concatenate([run_file.blocks["length"] for run_file in self.run_files])) // _BYTES_AT_ONCE
         for _, numbers in groupby(range(len(ends)), key=ends.tolist().__getitem__):
             yield from self.tables(list(numbers))
 
@@ -202,20 +202,20 @@ class FileRun(SortedRun):
         return [
             table
             for index, members in groupby(locations, key=lambda location: location[0])
-            for table in self._read(self.parts[index], [row for _, row in members], bytes_of)
+            for table in self._read(self.run_files[index], [row for _, row in members], bytes_of)
         ]
 
-    def _read(self, part: Part, rows: list[int], bytes_of: Callable[[memoryview], Any]) -> list[Any]:
-        pieces = [part.blocks[row].item()[:2] for row in rows]
-        found = map(bytes_of, self._files.read(part.handle, pieces))
-        decode = _batch_of if part.footer is None else self._row_groups(part).rows
-        tables = (_verified(part, row, data, decode) for row, data in zip(rows, found, strict=True))
-        return [self._form.rows(part, table, namespace=self.has_namespaces) for table in tables]
+    def _read(self, run_file: RunFile, rows: list[int], bytes_of: Callable[[memoryview], Any]) -> list[Any]:
+        pieces = [run_file.blocks[row].item()[:2] for row in rows]
+        found = map(bytes_of, self._files.read(run_file.handle, pieces))
+        decode = _batch_of if run_file.footer is None else self._row_groups(run_file).rows
+        tables = (_verified(run_file, row, data, decode) for row, data in zip(rows, found, strict=True))
+        return [self._form.rows(run_file, table, namespace=self.has_namespaces) for table in tables]
 
-    def _row_groups(self, part: Part) -> RowGroups:
-        if part.path not in self._parquet:
-            self._parquet[part.path] = RowGroups.of(part, self._files)
-        return self._parquet[part.path]
+    def _row_groups(self, run_file: RunFile) -> RowGroups:
+        if run_file.path not in self._parquet:
+            self._parquet[run_file.path] = RowGroups.of(run_file, self._files)
+        return self._parquet[run_file.path]
 
 
 def _source_of(handle: StreamStateHandle) -> Any:
@@ -224,19 +224,19 @@ def _source_of(handle: StreamStateHandle) -> Any:
     return handle.uri if isinstance(handle, FileStateHandle) else handle
 
 
-def _verified(part: Part, row: int, data: memoryview | bytes, decode: Callable[[Part, int, Any], Any]) -> Any:
-    block = part.blocks[row]
+def _verified(run_file: RunFile, row: int, data: memoryview | bytes, decode: Callable[[RunFile, int, Any], Any]) -> Any:
+    block = run_file.blocks[row]
     if len(data) != block["length"] or zlib.crc32(data) != block["checksum"]:
-        raise corrupt_part(part, f"rows at offset {block['offset']}", "bytes that do not match the checksum")
+        raise corrupt_run_file(run_file, f"rows at offset {block['offset']}", "bytes that do not match the checksum")
     try:
         # The checksum covers all bytes, which makes further validation unnecessary.
-        return decode(part, row, data)
+        return decode(run_file, row, data)
     except (pa.ArrowException, OSError, LookupError) as error:
-        raise corrupt_part(part, f"rows at offset {block['offset']}", f"other data ({error!r})") from error
+        raise corrupt_run_file(run_file, f"rows at offset {block['offset']}", f"other data ({error!r})") from error
 
 
-def _batch_of(part: Part, row: int, data: memoryview | bytes) -> Any:
-    return pa.Table.from_batches([decoded_batch(data, part.schema, "a block of state")])
+def _batch_of(run_file: RunFile, row: int, data: memoryview | bytes) -> Any:
+    return pa.Table.from_batches([decoded_batch(data, run_file.schema, "a block of state")])
 
 
 class MemoryRun(SortedRun):
@@ -323,7 +323,7 @@ def _candidate_blocks(run: SortedRun, keys: KeyBatch, groups: Any) -> list[int]:
     if len(groups) >= _DENSE_KEYS_PER_BLOCK * len(candidates):
         return candidates.tolist()
     blocks: set[int] = set()
-    columns = (part for column in (keys.key_groups, *keys.columns) for part in order_columns(single(column)))
+    columns = (run_file for column in (keys.key_groups, *keys.columns) for run_file in order_columns(single(column)))
     for position in row_tuples(list(columns)):
         blocks.update(blocks_at(run, position))
     return sorted(blocks)
@@ -347,7 +347,7 @@ def _key_indexes(columns: Sequence[Any], wanted: Sequence[Any]) -> Any:
         found = pc.index_in(columns[0], value_set=wanted[0])
         return found.fill_null(-1).to_numpy(zero_copy_only=False).astype("int64")
     joined = (pa.concat_arrays(pair) for pair in zip(columns, wanted, strict=True))
-    codes = order_codes([part for column in joined for part in order_columns(column)])
+    codes = order_codes([run_file for column in joined for run_file in order_columns(column)])
     rows, keys = np.split(codes, [len(columns[0])])
     order = np.argsort(keys)
     ranks = np.minimum(np.searchsorted(keys, rows, sorter=order), len(keys) - 1)
@@ -389,7 +389,9 @@ class PositionEncoder:
         """Return the start of the sort key of a normalized key."""
         if self._is_naturally_ordered:
             return (key_group, key) if self._is_scalar else (key_group, *key)
-        columns = [part for column in self._keys.to_columns_of_normalized([key]) for part in order_columns(column)]
+        columns = [
+            run_file for column in self._keys.to_columns_of_normalized([key]) for run_file in order_columns(column)
+        ]
         return (key_group, *row_tuples(columns)[0])
 
     def user_key(self, user_key: Any) -> Position:

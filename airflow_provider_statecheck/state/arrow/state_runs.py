@@ -27,9 +27,9 @@ from airflow_provider_statecheck.state.arrow.layout import (
     position_names,
     single,
 )
-from airflow_provider_statecheck.state.arrow.part_files import Parts
-from airflow_provider_statecheck.state.arrow.part_writer import PartWriter
 from airflow_provider_statecheck.state.arrow.restore import StateRowForm
+from airflow_provider_statecheck.state.arrow.run_files import RunFiles
+from airflow_provider_statecheck.state.arrow.run_writer import RunWriter
 from airflow_provider_statecheck.state.arrow.runs import FileRun, MatchedRows, MemoryRun, Reading, SortedRun, find_rows
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESPACE, RegisteredState, lists_with
@@ -65,13 +65,13 @@ class StateRuns:
     :param form: Types of new rows, and conversion of restored ones to them.
     """
 
-    def __init__(self, form: StateRowForm, reading: Reading, base: tuple[Parts, ...] = ()) -> None:
+    def __init__(self, form: StateRowForm, reading: Reading, base: tuple[RunFiles, ...] = ()) -> None:
         self.state = form.state
         self.schema = form.schema
         self.layout = form.layout
         self._form = form
         self._reading = reading
-        self.base = tuple(self.file_run(parts) for parts in base)
+        self.base = tuple(self.file_run(run_files) for run_files in base)
         self.fresh: tuple[SortedRun, ...] = ()
         self._sealed = 0
         self._confirmed = 0
@@ -86,9 +86,9 @@ class StateRuns:
         """Return the size of the changes in memory, in bytes."""
         return sum(run.raw_bytes for run in self.fresh if isinstance(run, MemoryRun))
 
-    def file_run(self, parts: Parts) -> FileRun:
+    def file_run(self, run_files: RunFiles) -> FileRun:
         """Return a run in files."""
-        return FileRun(parts, self._reading, self._form)
+        return FileRun(run_files, self._reading, self._form)
 
     def rows(self) -> Iterator[Any]:
         """Return the current rows as sorted tables. Later changes are not visible."""
@@ -101,7 +101,7 @@ class StateRuns:
         :raises StateMigrationError: if migrated user keys are equal or in another order.
         """
         for run in self.base:
-            if any(map(self._form.migrates_keys, run.parts)) and not _is_ascending(run.all_tables()):
+            if any(map(self._form.migrates_keys, run.run_files)) and not _is_ascending(run.all_tables()):
                 raise StateMigrationError(
                     f"Expected the migrated keys of the map state {self.state.name} to be distinct and in their old order, found "
                     f"another order; use another name for the new state, and copy the entries in the function."
@@ -123,22 +123,22 @@ class StateRuns:
         self._sealed = len(self.fresh)
         return CapturedRuns(self, self.fresh, self.base, self._confirmed + len(self.fresh))
 
-    def confirm(self, captured: CapturedRuns, runs: tuple[Parts, ...]) -> None:
+    def confirm(self, captured: CapturedRuns, runs: tuple[RunFiles, ...]) -> None:
         """Replace the base and the captured changes by the runs of a completed snapshot."""
         count = captured.until - self._confirmed
         if count < 0:
             return
-        self.base = tuple(self.file_run(parts) for parts in runs)
+        self.base = tuple(self.file_run(run_files) for run_files in runs)
         self.fresh = self.fresh[: len(self.fresh) - count]
         self._confirmed += count
         self._sealed = max(0, self._sealed - count)
 
-    def move(self, before: tuple[Parts, ...], after: tuple[Parts, ...]) -> None:
+    def move(self, before: tuple[RunFiles, ...], after: tuple[RunFiles, ...]) -> None:
         """Replace restored runs, if they are still the base, by copies with the same rows."""
         if len(before) == len(self.base) and all(
-            run.parts is parts for run, parts in zip(self.base, before, strict=True)
+            run.run_files is run_files for run, run_files in zip(self.base, before, strict=True)
         ):
-            self.base = tuple(self.file_run(parts) for parts in after)
+            self.base = tuple(self.file_run(run_files) for run_files in after)
 
     def spill(self, open_stream: OpenStream) -> None:
         """
@@ -151,7 +151,7 @@ class StateRuns:
         if count:
             spilled, older = self._spill_run(self.fresh[:count], open_stream), self.fresh[count : len(unsealed)]
             if older and isinstance(older[0], FileRun) and _follows(older[0], int(spilled.block_key_groups[0])):
-                spilled, count = self.file_run((*older[0].parts, *spilled.parts)), count + 1
+                spilled, count = self.file_run((*older[0].run_files, *spilled.run_files)), count + 1
             self.fresh = (spilled, *self.fresh[count:])
         # Captured runs are not merged, because snapshots count them.
         spilled_runs = (
@@ -174,11 +174,11 @@ class StateRuns:
             merged = merge_runs(self.layout, (newest, older), keep_deletions=True)
             self.fresh = (MemoryRun(list(merged)), *self.fresh[2:])
 
-    def writer(self, runs: Sequence[SortedRun], open_stream: OpenStream, *, keep_deletions: bool) -> PartWriter:
+    def writer(self, runs: Sequence[SortedRun], open_stream: OpenStream, *, keep_deletions: bool) -> RunWriter:
         """Return a writer of the rows of merged runs."""
         deleted = keep_deletions and any(run.deletions for run in runs)
         schema = self.layout.schema(namespace=any(run.has_namespaces for run in runs), deleted=deleted)
-        return PartWriter(schema, self.schema, open_stream, self._reading.settings)
+        return RunWriter(schema, self.schema, open_stream, self._reading.settings)
 
     def _spill_run(self, runs: Sequence[SortedRun], open_stream: OpenStream) -> FileRun:
         writer = self.writer(runs, open_stream, keep_deletions=True)

@@ -14,7 +14,7 @@ from datetime import datetime
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
-from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary, StateSummary, StepOutcome
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary, StateSummary, StepOutcome
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, OperatorState
 from airflow_provider_statecheck.exceptions import RequestLimitError, StateCheckError, UnknownStateError
 from airflow_provider_statecheck.state.descriptors import StateKind
@@ -304,12 +304,12 @@ def _states_of(function: FunctionState) -> Iterator[HeldState]:
         )
 
 
-def summary_of(document: CheckpointDocument) -> SnapshotSummary | None:
+def summary_of(document: CheckpointDocument) -> CheckpointSummary | None:
     """Return the figures of a checkpoint, from its metadata alone; ``None`` if they cannot be read."""
     try:
         values = document.state.value if isinstance(document.state, InlineStateHandle) else {}
         parts = PartProgress(values.get("parts", ()))
-        return SnapshotSummary(
+        return CheckpointSummary(
             steps=tuple(
                 step_summary(each, StepOutcome.HELD, parts.find((each.scope, each.name)))
                 for each in named_snapshots(document.snapshots)

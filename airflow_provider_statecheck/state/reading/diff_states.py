@@ -22,7 +22,7 @@ from airflow_provider_statecheck.state.arrow.layout import (
     single,
     with_namespaces,
 )
-from airflow_provider_statecheck.state.arrow.part_files import Part, Parts
+from airflow_provider_statecheck.state.arrow.run_files import RunFile, RunFiles
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates, StateContent
 from airflow_provider_statecheck.state.reading.state_reader import (
     AFTER,
@@ -38,7 +38,7 @@ from airflow_provider_statecheck.state.serializers.serializer import describe
 
 _BYTES_AT_ONCE = 64 << 20
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
-_Runs = tuple[Parts, ...]
+_Runs = tuple[RunFiles, ...]
 _Block = tuple[str, int]
 """Path of the file, and offset of the block in the file."""
 
@@ -211,7 +211,7 @@ def _holding(reader: StateReader, runs: _Runs, touched: Any) -> set[_Block]:
 def _without(runs: _Runs, blocks: set[_Block]) -> _Runs:
     """Return the runs without the given blocks."""
 
-    def rest(part: Part) -> Part | None:
+    def rest(part: RunFile) -> RunFile | None:
         return part.only(np.array([(part.path, offset) not in blocks for offset in part.offsets.tolist()], bool))
 
     kept = (tuple(filter(None, map(rest, parts))) for parts in runs)

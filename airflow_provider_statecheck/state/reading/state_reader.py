@@ -20,8 +20,8 @@ from airflow_provider_statecheck.state.arrow.layout import (
     StateLayout,
     single,
 )
-from airflow_provider_statecheck.state.arrow.part_files import PartBytes, Parts, StateFiles
 from airflow_provider_statecheck.state.arrow.restore import StateRowForm, restored_files
+from airflow_provider_statecheck.state.arrow.run_files import RunBytes, RunFiles, StateFiles
 from airflow_provider_statecheck.state.arrow.runs import FileRun, Reading
 from airflow_provider_statecheck.state.arrow.state_runs import StateRuns, unexpired
 from airflow_provider_statecheck.state.descriptors import StateKind, StateTtlConfig
@@ -158,7 +158,7 @@ class StateReader:
         found = restored_files(handles, self._storage, self.columns.keys, self.content.max_parallelism, owned)
         files = found.get(self.content.schema.name, StateFiles(self.content.schema, ()))
         _require_no_loss(self.content.schema, files)
-        with closing(PartBytes(self._storage)) as stored:
+        with closing(RunBytes(self._storage)) as stored:
             StateRuns(self.form, Reading(stored), files.runs).require_order()
         return files
 
@@ -175,16 +175,16 @@ class StateReader:
                     f"the code of the stage can migrate; {_LET_REWRITE}"
                 )
 
-    def merged(self, runs: tuple[Parts, ...]) -> Iterator[Any]:
+    def merged(self, runs: tuple[RunFiles, ...]) -> Iterator[Any]:
         """Return the newest version of each row in the runs, which are ordered from newest to oldest."""
         if not runs:
             return
-        with closing(PartBytes(self._storage)) as files:
+        with closing(RunBytes(self._storage)) as files:
             yield from StateRuns(self.form, Reading(files), runs).rows()
 
-    def written(self, parts: Parts) -> Iterator[Any]:
+    def written(self, parts: RunFiles) -> Iterator[Any]:
         """Return all rows of the parts, including deletion markers."""
-        with closing(PartBytes(self._storage)) as files:
+        with closing(RunBytes(self._storage)) as files:
             yield from FileRun(parts, Reading(files), self.form).all_tables()
 
     @cached_property

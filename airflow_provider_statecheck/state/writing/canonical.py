@@ -30,8 +30,8 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.arrow.layout import KEY_GROUP, single
-from airflow_provider_statecheck.state.arrow.part_files import PartBytes, StateFiles
 from airflow_provider_statecheck.state.arrow.restore import is_known
+from airflow_provider_statecheck.state.arrow.run_files import RunBytes, StateFiles
 from airflow_provider_statecheck.state.arrow.runs import Reading
 from airflow_provider_statecheck.state.arrow.state_runs import LocalSpill, StateRuns, merge_tables
 from airflow_provider_statecheck.state.operator.backend import read_restored
@@ -182,13 +182,13 @@ class CanonicalCopies(StateCopies):
 
     def _write_regrouped(self, operator: OperatorState, files: Sequence[KeyedFiles]) -> None:
         for content in self._contents(operator, owned_handles(operator)):
-            with closing(LocalSpill()) as spill, closing(PartBytes(self.storage.allowing_own(spill.uri))) as spilled:
+            with closing(LocalSpill()) as spill, closing(RunBytes(self.storage.allowing_own(spill.uri))) as spilled:
                 found = self._runs_of(content, files, spill, spilled)
                 for each, runs in zip(files, found, strict=True):
                     each.write(content.key, content.schema, runs.rows())
 
     def _runs_of(
-        self, content: StateContent, files: Sequence[KeyedFiles], spill: LocalSpill, spilled: PartBytes
+        self, content: StateContent, files: Sequence[KeyedFiles], spill: LocalSpill, spilled: RunBytes
     ) -> tuple[StateRuns, ...]:
         """Return the rows of a state in their new key groups, for the range of each writer."""
         ranges = [each.owned for each in files]

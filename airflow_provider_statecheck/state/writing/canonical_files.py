@@ -44,9 +44,9 @@ from airflow_provider_statecheck.state.arrow.layout import (
     position_names,
     single,
 )
-from airflow_provider_statecheck.state.arrow.part_files import Footer, SnapshotMeta, StateFiles, encode_meta
-from airflow_provider_statecheck.state.arrow.part_writer import BlockNumbers, PartFile, PartWriter
 from airflow_provider_statecheck.state.arrow.restore import CANONICAL_ID
+from airflow_provider_statecheck.state.arrow.run_files import Footer, SnapshotMeta, StateFiles, encode_meta
+from airflow_provider_statecheck.state.arrow.run_writer import BlockNumbers, OpenRunFile, RunWriter
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.expiry import timed_cells
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState, contains, require_no_nan
@@ -153,9 +153,9 @@ class KeyedFiles:
         self._key = key
         columns = StateColumns(restored_keys(key), registered(state), with_times=True, namespaces=True)
         schema, conform = columns.layout.schema(namespace=True, deleted=False), columns.layout.conform
-        open_file = partial(ParquetPartFile, columns=columns, description=self._description(state))
+        open_file = partial(ParquetRunFile, columns=columns, description=self._description(state))
         numbers = count()
-        writer = PartWriter(schema, state, lambda: self._open(state.name, next(numbers)), _SETTINGS, open_file)
+        writer = RunWriter(schema, state, lambda: self._open(state.name, next(numbers)), _SETTINGS, open_file)
         parts = writer.write_all(conform(table, namespace=True, deleted=False) for table in tables)
         if parts:
             self._states[state.name] = StateFiles(state, (parts,))
@@ -194,7 +194,7 @@ class KeyedFiles:
         return {"uid": self.uid, "number_of_key_groups": self.max_parallelism, "schemas": schemas}
 
 
-class ParquetPartFile(PartFile):
+class ParquetRunFile(OpenRunFile):
     """
     Parquet file with the columns that users read, in which each row group is a block.
 

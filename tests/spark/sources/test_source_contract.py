@@ -40,7 +40,7 @@ def ids(keys: Sequence[int]) -> pa.Table:
 
 def documented(name: str) -> Any:
     """Return a class of the page on sources."""
-    block = next(block for block in blocks_of(ROOT / "docs" / "sources.md") if f"class {name}(" in block.code)
+    block = next(block for block in blocks_of(ROOT / "docs" / "use" / "sources.md") if f"class {name}(" in block.code)
     namespace: dict[str, Any] = {"__name__": __name__}
     exec(compile(block.code, str(block.page), "exec", dont_inherit=True), namespace)
     return namespace[name]

@@ -15,7 +15,7 @@ from tests.messages import make_owner
 from tests.soak import rest_in_soak
 from tests.spark.stages.stage_tries import StageTries
 
-PAGE = Path(__file__).parents[3] / "docs" / "state.md"
+PAGE = Path(__file__).parents[3] / "docs" / "use" / "state.md"
 ROWS = {1: (0, 7), 2: (7, 1), 3: (8, 0), 4: (8, 5)}
 """First number and number of rows of each split; four partitions have those of the first one."""
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary, SourceSummary
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary, SourceSummary
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
 from tests.soak import rest_in_soak
 from tests.spark.stages.functions import FailingOnce, RunningBalance
@@ -14,7 +14,7 @@ from tests.spark.stages.stage_tries import StageTries
 from tests.spark.stages.test_stage import FILES, PAYMENTS, balances, payments, running_stage
 
 
-def states(summary: SnapshotSummary | None) -> dict[str, tuple[str, str]]:
+def states(summary: CheckpointSummary | None) -> dict[str, tuple[str, str]]:
     assert summary is not None
     return {state.name: (state.kind, state.type) for state in summary.states}
 

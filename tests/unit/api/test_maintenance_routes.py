@@ -26,7 +26,7 @@ from airflow_provider_statecheck.maintenance.actions import ALIGNED, MAINTENANCE
 from airflow_provider_statecheck.maintenance.job_maintenance import (
     RetireJob,
 )
-from airflow_provider_statecheck.maintenance.job_restore import JobSavepoint, RestoreJob, SavepointPart
+from airflow_provider_statecheck.maintenance.job_restore import JobSavepoint, RestoreJob, SavedMember
 from airflow_provider_statecheck.metadata.tables import Caller
 from tests.messages import make_leadership, make_owner, make_source
 from tests.unit.api.server import (
@@ -204,7 +204,7 @@ POINTER = "s3://lake/savepoints/savepoint-5d2c4a-0f6f7c1e2b3a"
 def restore_of(uid: str = UID, **changes: Any) -> RestoreJob:
     """Return a request for the first checkpoint of a stage, which a savepoint has copied."""
     source = make_source(POINTER, part=uid)
-    part = SavepointPart(uid=uid, checkpoint_id=1, generation=1, run="", source=source)
+    part = SavedMember(uid=uid, checkpoint_id=1, generation=1, run="", source=source)
     savepoint = JobSavepoint(pointer=POINTER, parts=(part,))
     return RestoreJob(job_id=OWN_NAME, savepoint=savepoint, requested_by="anybody", **changes)
 

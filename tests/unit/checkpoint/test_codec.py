@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from airflow_provider_statecheck.api.services import IssuedToken
-from airflow_provider_statecheck.checkpoint import messages, records, snapshot_summary, store
+from airflow_provider_statecheck.checkpoint import checkpoint_summary, messages, records, store
 from airflow_provider_statecheck.checkpoint.codec import (
     LONGEST_TEXT,
     MalformedMessageError,
@@ -41,7 +41,7 @@ FILTERS = (store.EndedAttempts, store.EndedCheckpoints)
 def _classes() -> list[type[Any]]:
     found: list[type[Any]] = [
         kind
-        for module in (messages, records, snapshot_summary, store)
+        for module in (messages, records, checkpoint_summary, store)
         for _, kind in inspect.getmembers(module, inspect.isclass)
         if is_dataclass(kind) and kind.__module__ == module.__name__ and kind not in FILTERS
     ]

@@ -19,6 +19,7 @@ from airflow_provider_statecheck.api.requests import public_text
 from airflow_provider_statecheck.checkpoint import secrets, transitions
 from airflow_provider_statecheck.checkpoint.aligned import transitions as aligned
 from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints, AbortScope
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary, StepSummary
 from airflow_provider_statecheck.checkpoint.codec import LONGEST_TEXT, storable_text
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
@@ -36,12 +37,11 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointProperti
 from airflow_provider_statecheck.checkpoint.records import (
     ActionRecord,
     AttemptStatus,
+    CheckpointRequest,
     JobAction,
     RequestStatus,
-    SnapshotRequest,
 )
 from airflow_provider_statecheck.checkpoint.secrets import masked, remember_secrets
-from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary, StepSummary
 from airflow_provider_statecheck.cli.output import print_message
 from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.gateway.verbs import encode_error
@@ -119,7 +119,7 @@ def _skip(job: Running) -> None:
 
 
 def _summarise(job: Running) -> None:
-    summary = SnapshotSummary(open_commits=(TEXT,), steps=(StepSummary(name=TEXT, outcome="computed"),))
+    summary = CheckpointSummary(open_commits=(TEXT,), steps=(StepSummary(name=TEXT, outcome="computed"),))
     complete_checkpoint(job.coordinator, job.attempt, summary=summary)
 
 
@@ -137,7 +137,7 @@ def _end_action(job: Running) -> None:
 
 
 def _fail_request(job: Running) -> None:
-    request = SnapshotRequest(
+    request = CheckpointRequest(
         job_id=job.attempt.job_id,
         request_key=new_key(),
         operator_id=job.attempt.operator_id,

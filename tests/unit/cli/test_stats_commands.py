@@ -6,17 +6,17 @@ import re
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.ids import new_key
-from airflow_provider_statecheck.checkpoint.messages import DeclineCheckpoint, PendingCheckpoint, TriggerCheckpoint
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.checkpoint.snapshot_summary import (
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import (
+    CheckpointSummary,
     LoopSummary,
-    SnapshotSummary,
     SourceSummary,
     StateSummary,
     StepSummary,
 )
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.ids import new_key
+from airflow_provider_statecheck.checkpoint.messages import DeclineCheckpoint, PendingCheckpoint, TriggerCheckpoint
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.cli import (
     maintenance_commands,
     savepoint_commands,
@@ -113,7 +113,7 @@ def test_the_history_tells_each_checkpoint_with_its_owner_and_whether_it_may_go(
 
 def test_the_history_tells_the_parts_of_a_duration_where_they_were_measured(stage: WrittenStage, run: Run) -> None:
     attempt = stage.attempt()
-    figures = SnapshotSummary(snapshot_seconds=8.5, write_seconds=0.25, seconds_saved=60.0)
+    figures = CheckpointSummary(snapshot_seconds=8.5, write_seconds=0.25, seconds_saved=60.0)
     for summary in (None, figures):
         acknowledgement = make_acknowledgement(attempt.grant.attempt, trigger(stage, attempt), summary=summary)
         stage.coordinator.acknowledge(acknowledgement)
@@ -124,7 +124,7 @@ def test_the_history_tells_the_parts_of_a_duration_where_they_were_measured(stag
 
 def test_one_checkpoint_is_told_with_its_steps_loops_sources_and_states(stage: WrittenStage, run: Run) -> None:
     attempt = stage.attempt()
-    figures = SnapshotSummary(
+    figures = CheckpointSummary(
         steps=(
             StepSummary(name="raw", outcome="restored", seconds=60.0, size_bytes=2048, rows=10),
             StepSummary(name="sessions", outcome="computed", seconds=2.5),

@@ -26,8 +26,8 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.flink.completed_store import CheckpointsCleaner
 from airflow_provider_statecheck.flink.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.storage.aligned_files import AlignedFiles
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
 from tests.aligned_job import CHECKPOINT, AlignedJob, HeldExecutor, InlineExecutor
 from tests.messages import ManualClock, complete_checkpoint, make_registration
 from tests.sqlite_rows import new_store
@@ -65,7 +65,7 @@ class Job:
         self.rows = new_store(ManualClock())
         self.coordinator = AttemptCoordinator(self.rows)
         self.attempt = self.coordinator.register(make_registration(num_retained=1)).attempt
-        self.storage = SnapshotFiles(CheckpointStorage.open(str(folder)), self.attempt.job_id, "sales")
+        self.storage = AlignedFiles(CheckpointStorage.open(str(folder)), self.attempt.job_id, "sales")
         self.deleting = Deleting()
 
     def complete(self, count: int) -> None:
@@ -204,7 +204,7 @@ def test_files_that_checkpoints_in_progress_name_are_pinned(job: AlignedJob) -> 
     job.pass_time(1)
     uris = {acknowledged_file(job, coordinator, number) for number in (3, 4)}
     assert job.leader is not None
-    deleting, storage = Deleting(), SnapshotFiles(job.storage, job.job_id, "sales")
+    deleting, storage = Deleting(), AlignedFiles(job.storage, job.job_id, "sales")
     CheckpointsCleaner(job.rows, job.leader, storage, deleting, deleting, InlineExecutor()).clean()
     assert (deleting.asked, deleting.pinned) == ([(1,)], [uris])
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotContent
+from airflow_provider_statecheck.checkpoint.aligned.contents import AlignedContent
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import operator_id_of
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType, RestoreMode
@@ -26,7 +26,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.flink.completion import size_of
 from airflow_provider_statecheck.flink.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.flink.plan import ExecutionStatus
-from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
+from airflow_provider_statecheck.storage.aligned_files import AlignedFiles
 from tests.aligned_job import CHECKPOINT, JOB_NAME, SAVEPOINT, AlignedJob, AlignedTask, NoWaiting, future_of, reason_of
 from tests.messages import present
 from tests.unit.flink.stand_ins import RecordingCoordinator, RecordingHook, with_data
@@ -34,10 +34,10 @@ from tests.unit.flink.stand_ins import RecordingCoordinator, RecordingHook, with
 Reason = CheckpointFailureReason
 
 
-class FailingFiles(SnapshotFiles):
+class FailingFiles(AlignedFiles):
     """Files of which the metadata cannot be written."""
 
-    def write_metadata(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> FileStateHandle:
+    def write_metadata(self, checkpoint: CheckpointRecord, content: AlignedContent) -> FileStateHandle:
         raise StorageError("injected")
 
 
@@ -66,7 +66,7 @@ def test_leader_of_another_job_is_an_argument_error(job: AlignedJob) -> None:
 
 
 def test_base_directories_that_cannot_be_made_fail_a_periodic_coordinator(job: AlignedJob) -> None:
-    class Broken(SnapshotFiles):
+    class Broken(AlignedFiles):
         def initialize_base_locations_for_checkpoint(self) -> None:
             raise StorageError("injected")
 
@@ -119,7 +119,7 @@ def test_task_that_cannot_be_told_fails_the_checkpoint(job: AlignedJob, coordina
 
 
 def test_storage_failure_while_triggering_is_an_io_exception(job: AlignedJob) -> None:
-    class Broken(SnapshotFiles):
+    class Broken(AlignedFiles):
         def initialize_location(self, location: str) -> None:
             raise StorageError("injected")
 

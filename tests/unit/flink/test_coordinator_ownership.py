@@ -20,7 +20,7 @@ from airflow_provider_statecheck.checkpoint.properties import (
     JobStatus,
     RestoreMode,
 )
-from airflow_provider_statecheck.checkpoint.records import RequestStatus, SnapshotRequest
+from airflow_provider_statecheck.checkpoint.records import CheckpointRequest, RequestStatus
 from airflow_provider_statecheck.checkpoint.states.handles import (
     DistributionMode,
     FileStateHandle,
@@ -32,7 +32,7 @@ from airflow_provider_statecheck.exceptions import (
     CoordinatorUnavailableError,
     IncompatibleCheckpointError,
     InvalidConfigurationError,
-    SnapshotClaimedError,
+    SavepointClaimedError,
 )
 from airflow_provider_statecheck.flink.contents import private_states
 from airflow_provider_statecheck.flink.coordinator import CheckpointCoordinator
@@ -116,7 +116,7 @@ def test_a_snapshot_that_another_claimed_is_refused(job: AlignedJob, mode: Resto
         tx.save_claim(
             ClaimRecord(pointer=pointer, job_id=other, operator_id=job.tasks[0].operator_id, claimed_at=tx.now)
         )
-    with pytest.raises(SnapshotClaimedError):
+    with pytest.raises(SavepointClaimedError):
         coordinator.restore_savepoint(pointer, job.tasks, restore_mode=mode)
     assert job.tasks[0].restored is None
     assert coordinator._components.completed_store.get_latest_checkpoint_id() == 0
@@ -312,7 +312,7 @@ def test_a_request_ends_with_its_checkpoint_whatever_key_triggered_it(job: Align
     with job.jobs.transaction(job.job_id) as tx:
         leader = require_running(tx, job.leader)
         properties = CheckpointProperties.for_savepoint()
-        request = SnapshotRequest(
+        request = CheckpointRequest(
             job_id=job.job_id,
             request_key="asked",
             operator_id=job.leader.operator_id,

@@ -15,8 +15,8 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointProperti
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.flink.leading import SETTINGS
 from airflow_provider_statecheck.flink.triggering import PeriodicTrigger
+from airflow_provider_statecheck.storage.aligned_files import AlignedFiles
 from airflow_provider_statecheck.storage.pointers import resolve_checkpoint
-from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
 from tests.aligned_job import JOB_NAME, AlignedJob
 from tests.unit.checkpoint.aligned.requests import START, seconds
 from tests.unit.test_every_setting import FLINK_VALUES
@@ -147,7 +147,7 @@ def test_a_coordinator_takes_the_settings_that_state_what_it_does(job: AlignedJo
 
 @pytest.mark.parametrize("kind", ["name", "directory", "object"])
 def test_a_coordinator_takes_its_storage_by_name_directory_or_object(job: AlignedJob, kind: str) -> None:
-    files = SnapshotFiles(job.storage, job.job_id, "other name")
+    files = AlignedFiles(job.storage, job.job_id, "other name")
     config = CheckpointConfig()
     config.checkpoint_storage = {"name": "filesystem", "directory": job.storage.base_uri, "object": files}[kind]
     coordinator = job.coordinator(config=config)

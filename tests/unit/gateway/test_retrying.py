@@ -31,7 +31,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.gateway.verbs import (
     DEFAULT_PAUSES_SECONDS,
-    CheckpointCoordinatorGateway,
+    StageGateway,
     registering,
     retrying,
 )
@@ -95,12 +95,12 @@ def test_any_other_error_is_raised_at_once(error):
     assert (target.calls, slept) == (1, [])
 
 
-def _decline(gateway: CheckpointCoordinatorGateway, attempt: AttemptRef, checkpoint_id: int) -> object:
+def _decline(gateway: StageGateway, attempt: AttemptRef, checkpoint_id: int) -> object:
     reason = CheckpointFailureReason.IO_EXCEPTION
     return gateway.decline(DeclineCheckpoint(attempt=attempt, checkpoint_id=checkpoint_id, reason=reason))
 
 
-CALLS: dict[str, Callable[[CheckpointCoordinatorGateway, AttemptRef, int], object]] = {
+CALLS: dict[str, Callable[[StageGateway, AttemptRef, int], object]] = {
     "confirm_restore": lambda g, a, _: g.confirm_restore(ConfirmRestore(attempt=a, checkpoint_id=1)),
     "trigger": lambda g, a, _: g.trigger(TriggerCheckpoint(attempt=a, request_key=new_key())),
     "acknowledge": lambda g, a, i: g.acknowledge(make_acknowledgement(a, i)),

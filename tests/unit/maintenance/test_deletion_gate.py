@@ -32,7 +32,7 @@ _WRITERS = {
     "state/writing/canonical.py",
     "storage/discarding.py",
     "storage/orphans.py",
-    "storage/snapshot_files.py",
+    "storage/aligned_files.py",
     "storage/views/state_streams.py",
     "storage/views/state_files.py",
 }

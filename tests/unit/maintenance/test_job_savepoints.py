@@ -16,10 +16,10 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptStatus,
     CheckpointRecord,
+    CheckpointRequest,
     OnClear,
     OperatorRecord,
     RequestStatus,
-    SnapshotRequest,
 )
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.checkpoint.transitions import roll_back
@@ -113,7 +113,7 @@ class SavedJob:
     def has(self, key: str) -> bool:
         return any(r.request_key == key for r in self.view.requests)
 
-    def outcome(self, key: str) -> SnapshotRequest:
+    def outcome(self, key: str) -> CheckpointRequest:
         return next(r for r in self.view.requests if r.request_key == key)
 
     def savepoint(self, key: str) -> CheckpointRecord:

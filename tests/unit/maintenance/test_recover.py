@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import LoopSummary
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.checkpoint.snapshot_summary import LoopSummary
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CommitStateUnknownError,
-    SnapshotClaimedError,
+    SavepointClaimedError,
     StorageError,
 )
 from airflow_provider_statecheck.maintenance.disposal import dispose
@@ -340,7 +340,7 @@ def test_a_savepoint_whose_files_a_checkpoint_names_stays_claimed(stage, lost, t
     (refused,) = recover(WrittenStage(stage.storage), JOB)
     assert "allowed_locations" in refused.problems[0]
     recover(lost, JOB, opener=lambda base: CheckpointStorage.open(base).allowing(target))
-    with pytest.raises(SnapshotClaimedError):
+    with pytest.raises(SavepointClaimedError):
         dispose(lost.savepoints, lost.maintenance, CheckpointStorage.open, pointer)
     lost.storage = lost.storage.allowing(target)
     assert lost.attempt().restore() is not None

@@ -20,9 +20,9 @@ from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
     ActionRecord,
     AttemptStatus,
+    CheckpointRequest,
     JobAction,
     RowsVersion,
-    SnapshotRequest,
     StatisticsRecord,
 )
 from airflow_provider_statecheck.checkpoint.store import CheckpointPage
@@ -112,7 +112,9 @@ def _add_other_rows(engine: Engine, store: SqlJobStore) -> None:
         (STATISTICS, StatisticsRecord(**of_job)),
         (
             REQUESTS,
-            SnapshotRequest(**of_job, request_key=KEYS["request"], properties=CheckpointProperties(), requested_at=NOW),
+            CheckpointRequest(
+                **of_job, request_key=KEYS["request"], properties=CheckpointProperties(), requested_at=NOW
+            ),
         ),
         (
             ACTIONS,

@@ -16,11 +16,11 @@ from sqlalchemy import create_engine, event, inspect
 from sqlalchemy.engine import Engine
 from sqlalchemy.pool import QueuePool
 
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary, StepSummary
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, TriggerCheckpoint
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus, RowsVersion
-from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary, StepSummary
 from airflow_provider_statecheck.exceptions import (
     CommitStateUnknownError,
     CoordinatorError,
@@ -190,7 +190,9 @@ def test_a_transition_reads_no_figures_of_open_checkpoints_and_leaves_them_as_th
 ) -> None:
     coordinator = AttemptCoordinator(store)
     attempt = coordinator.register(make_registration(num_retained=1)).attempt
-    figures = SnapshotSummary(steps=(StepSummary(name="sessions", outcome="computed", seconds=2.5),), write_seconds=0.5)
+    figures = CheckpointSummary(
+        steps=(StepSummary(name="sessions", outcome="computed", seconds=2.5),), write_seconds=0.5
+    )
     complete_checkpoint(coordinator, attempt, summary=figures)
     with store.transaction(attempt.job_id) as tx:
         (row,) = tx.open_checkpoints(attempt.operator_id)

@@ -36,7 +36,7 @@ from airflow_provider_statecheck.queryable.opened_state import StateCache
 from airflow_provider_statecheck.queryable.proxy import KvStateServer
 from airflow_provider_statecheck.queryable.queries import ABSENT, ValueLimit
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings, Block
-from airflow_provider_statecheck.state.arrow.part_files import LocalFiles
+from airflow_provider_statecheck.state.arrow.run_files import LocalFiles
 from airflow_provider_statecheck.state.arrow.runs import FileRun
 from airflow_provider_statecheck.state.backends import ArrowStateBackend
 from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, ValueStateDescriptor

@@ -298,7 +298,9 @@ def test_a_sensor_is_serialised_with_its_dag_and_comes_back() -> None:
 def test_example_of_the_page_waits_for_the_job_of_its_own_run(in_worker: ServedJobs, date: datetime | None) -> None:
     """A run that an asset or a trigger starts may have no logical date."""
     found: dict[str, Any] = {}
-    [code] = [block.code for block in blocks_of(ROOT / "docs" / "airflow.md") if "CheckpointSensor(" in block.code]
+    [code] = [
+        block.code for block in blocks_of(ROOT / "docs" / "use" / "airflow.md") if "CheckpointSensor(" in block.code
+    ]
     exec(code.replace("\nCheckpointSensor(", "\nsensor = CheckpointSensor("), found)
     context: Any = make_context(logical_date=date, run_id="manual__1")
     sensor: CheckpointSensor = found["sensor"]

@@ -27,7 +27,7 @@ from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier, v
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot
-from airflow_provider_statecheck.state.arrow.part_files import PartBytes
+from airflow_provider_statecheck.state.arrow.run_files import RunBytes
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.state.writing.canonical import write_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -252,6 +252,6 @@ def test_executors_read_in_the_same_places_as_the_driver(stage: WrittenStage, tm
     (tmp_path / "state").write_bytes(b"abcd")
     handle = FileStateHandle(f"file://{tmp_path}/state", 4)
     with pytest.raises(LocationNotAllowedError):
-        PartBytes(pickled(stage.storage)).read(handle, [(1, 2)])
+        RunBytes(pickled(stage.storage)).read(handle, [(1, 2)])
     wider = pickled(stage.storage.allowing(locations=[f"file://{tmp_path}"]))
-    assert bytes(PartBytes(wider).read(handle, [(1, 2)])[0]) == b"bc"
+    assert bytes(RunBytes(wider).read(handle, [(1, 2)])[0]) == b"bc"

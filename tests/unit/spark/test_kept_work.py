@@ -1,4 +1,4 @@
-"""What is kept of saved work after changes that no other test makes; ``docs/rules/kept.md`` lists them all."""
+"""What is kept of saved work after changes that no other test makes; ``docs/inside/rules/kept.md`` lists them all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
 from airflow_provider_statecheck.spark.connectors.files.source import ParquetSource
 from airflow_provider_statecheck.spark.connectors.source import OnChange, reconcile
 from airflow_provider_statecheck.spark.context import StageContext
-from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment
+from airflow_provider_statecheck.spark.stages.executor.node_run import StateCapture
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.increment_loop import SinkCommits
 from airflow_provider_statecheck.spark.stages.preparation import merged_schemas
@@ -192,7 +192,7 @@ def test_output_that_a_run_has_not_committed_is_committed_at_its_place(
 
 
 def job_of(code: Callable[[int], int], sink: ParquetSink, attempt: StageAttempt) -> Any:
-    def job(increment: int, _: SnapshotMoment) -> Sequence[TaskReport]:
+    def job(increment: int, _: StateCapture) -> Sequence[TaskReport]:
         return [TaskReport(vertex=0, subtask=0, committables=staged(sink, attempt, code(increment)), rows=1)]
 
     return job

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary, StepSummary
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.messages import FinishAttempt
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType, RestoreMode
@@ -17,14 +18,13 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointStatus,
     RequestStatus,
 )
-from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary, StepSummary
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CoordinatorUnavailableError,
     IncompatibleCheckpointError,
     InvalidConfigurationError,
-    SnapshotClaimedError,
+    SavepointClaimedError,
     StoppedWithSavepointError,
 )
 from airflow_provider_statecheck.maintenance.savepoints import serve_idle
@@ -97,7 +97,7 @@ def test_a_running_stage_takes_a_savepoint_at_its_next_checkpoint(stage: Written
 
 
 def test_a_savepoint_has_the_figures_of_the_checkpoint_that_it_copies(stage: WrittenStage, target: str) -> None:
-    figures = SnapshotSummary(steps=(StepSummary(name="orders", outcome="computed", seconds=7.0),))
+    figures = CheckpointSummary(steps=(StepSummary(name="orders", outcome="computed", seconds=7.0),))
     attempt = stage.attempt()
     ask(stage, target)
     orders = stage.snapshot(attempt, "orders")
@@ -385,7 +385,7 @@ def test_a_claim_holds_however_the_place_is_written(stage: WrittenStage, target:
     begin_from(stage, savepoint.location, mode=RestoreMode.CLAIM)
     path = savepoint.location.removeprefix("file://")
     written = spelling.format(path if "://" in spelling else savepoint.location)
-    with pytest.raises(SnapshotClaimedError):
+    with pytest.raises(SavepointClaimedError):
         stage.attempt("rival", restore_from=source_at(stage.storage, written, mode=RestoreMode.CLAIM))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
-from airflow_provider_statecheck.spark.pacing import Pace
+from airflow_provider_statecheck.spark.checkpoint_interval import Pace
 from airflow_provider_statecheck.spark.stage_costs import (
     ASSUMED_BYTES_PER_SECOND,
     MIB,

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 import pytest
 from hypothesis import given, strategies as st
 
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary, StepSummary
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary, StepSummary
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.spark.status_log import SmoothedRate, StageProgress, StepFigures, readable_seconds
@@ -242,7 +242,7 @@ def test_an_attempt_that_restored_nothing_reports_nothing() -> None:
 # In the rows
 
 
-RESTORED = SnapshotSummary(steps=(StepSummary(name="a", outcome="restored", seconds=7.0),), seconds_saved=7.0)
+RESTORED = CheckpointSummary(steps=(StepSummary(name="a", outcome="restored", seconds=7.0),), seconds_saved=7.0)
 
 
 def test_a_report_after_the_restored_checkpoint_is_gone_is_dropped_and_the_end_repeats_it(stage: WrittenStage) -> None:
@@ -263,5 +263,5 @@ def test_the_row_of_a_checkpoint_has_the_time_to_write_its_metadata(stage: Writt
     registration = make_registration(storage_base=stage.storage.base_uri)
     attempt = StageAttempt(stage.coordinator, stage.storage, registration, monotonic=lambda: float(next(ticks)))
     snapshot = stage.snapshot(attempt, "a")
-    taken = attempt.take_checkpoint(CheckpointContent(snapshots=(snapshot,), summary=SnapshotSummary()))
-    assert present(taken).summary == SnapshotSummary(write_seconds=1.0)
+    taken = attempt.take_checkpoint(CheckpointContent(snapshots=(snapshot,), summary=CheckpointSummary()))
+    assert present(taken).summary == CheckpointSummary(write_seconds=1.0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotContent
+from airflow_provider_statecheck.checkpoint.aligned.contents import AlignedContent
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
@@ -20,10 +20,10 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     streams_of,
 )
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StorageError
+from airflow_provider_statecheck.storage.aligned_files import AlignedFiles
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, decode_metadata
 from airflow_provider_statecheck.storage.pointers import StateCopies, WrittenSavepoint, write_copies
-from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
 from airflow_provider_statecheck.storage.views.state_files import read_state
 from tests.messages import ManualClock, complete_checkpoint, make_registration
 from tests.sqlite_rows import new_store
@@ -108,15 +108,15 @@ def checkpoint(local: CheckpointStorage) -> Any:
     return complete_checkpoint(coordinator, attempt).checkpoint
 
 
-def of_several_operators(*sizes: int) -> SnapshotContent:
+def of_several_operators(*sizes: int) -> AlignedContent:
     handles = (ByteStreamStateHandle(f"h{i}", bytes([i]) * size) for i, size in enumerate(sizes))
-    return SnapshotContent(operator_states=(replace(keyed(*handles), coordinator_state=None),))
+    return AlignedContent(operator_states=(replace(keyed(*handles), coordinator_state=None),))
 
 
 def test_state_above_the_inline_budget_lies_in_files_beside_the_metadata(
     local: CheckpointStorage, checkpoint: Any
 ) -> None:
-    files = SnapshotFiles(local, JOB, "sales", inline_budget=15)
+    files = AlignedFiles(local, JOB, "sales", inline_budget=15)
     found = list(
         streams_of(files.read(files.write_metadata(checkpoint, of_several_operators(4, 20, 5))).operator_states[0])
     )
@@ -127,13 +127,13 @@ def test_state_above_the_inline_budget_lies_in_files_beside_the_metadata(
 
 
 def test_state_within_the_inline_budget_travels_in_the_metadata(local: CheckpointStorage, checkpoint: Any) -> None:
-    files = SnapshotFiles(local, JOB, "sales")
+    files = AlignedFiles(local, JOB, "sales")
     assert files.read(files.write_metadata(checkpoint, of_several_operators(4, 20))) == of_several_operators(4, 20)
     assert set(local.list_files(checkpoint.location)) == {"_metadata"}
 
 
 def test_whoever_writes_it_again_writes_equal_bytes(local: CheckpointStorage, checkpoint: Any) -> None:
-    files = SnapshotFiles(local, JOB, "sales", inline_budget=15)
+    files = AlignedFiles(local, JOB, "sales", inline_budget=15)
     first = files.write_metadata(checkpoint, of_several_operators(4, 20, 5))
     assert files.write_metadata(checkpoint, of_several_operators(4, 20, 5)) == first
     assert len(local.list_files(checkpoint.location)) == 2

@@ -15,7 +15,7 @@ from airflow_provider_statecheck.spark.stages.executor.decimal_sums import (
     too_large,
 )
 from airflow_provider_statecheck.spark.stages.executor.elements import OVERFLOW_PREFIX, Elements, key_columns_of
-from airflow_provider_statecheck.spark.stages.executor.operator_run import OperatorRun
+from airflow_provider_statecheck.spark.stages.executor.node_run import NodeRun
 from airflow_provider_statecheck.spark.stages.executor.partial_results import combined_by_group, merged_values
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode
@@ -26,7 +26,7 @@ from airflow_provider_statecheck.state.schemas import OperatorSchemas
 STATE_NAME = "aggregates"
 
 
-class AggregateRun(OperatorRun):
+class AggregateRun(NodeRun):
     """
     Adds partial results to the state of their keys.
 

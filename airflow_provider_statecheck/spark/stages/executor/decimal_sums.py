@@ -21,7 +21,7 @@ from airflow_provider_statecheck.state.serializers.record_serializer import Reco
 from airflow_provider_statecheck.state.serializers.resolve import serializer_of
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.spark.stages.executor.operator_run import OperatorTask
+    from airflow_provider_statecheck.spark.stages.executor.node_run import NodeTask
     from airflow_provider_statecheck.state.aggregates import AggregateSchema
     from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
     from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
@@ -37,7 +37,7 @@ class DecimalSums:
     :param keyed: Backend of the operator; it gets a state if there is such a sum.
     """
 
-    def __init__(self, task: OperatorTask, keyed: AbstractKeyedStateBackend) -> None:
+    def __init__(self, task: NodeTask, keyed: AbstractKeyedStateBackend) -> None:
         self._task = task
         fields = [pa.field(name, pa.bool_()) for name in task.decimal_sums]
         self.descriptor = record_descriptor(STATE_NAME, fields, task.aggregates) if fields else None

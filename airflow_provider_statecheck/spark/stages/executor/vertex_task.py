@@ -34,12 +34,12 @@ from airflow_provider_statecheck.spark.stages.executor.elements import (
     Elements,
     tables_by_key_group,
 )
-from airflow_provider_statecheck.spark.stages.executor.operator_run import (
+from airflow_provider_statecheck.spark.stages.executor.node_run import (
     MapRun,
-    OperatorRun,
-    OperatorTask,
+    NodeRun,
+    NodeTask,
     ProcessRun,
-    SnapshotMoment,
+    StateCapture,
     SubtaskContext,
     WrittenFunction,
 )
@@ -127,7 +127,7 @@ class VertexTask:
     """
 
     vertex: int
-    operators: tuple[OperatorTask, ...]
+    operators: tuple[NodeTask, ...]
     order: tuple[str, ...]
     """Columns that order the elements of a key, the key group first; empty for a vertex without a key."""
     output_schema: Any
@@ -140,7 +140,7 @@ class VertexTask:
     attempt: AttemptRef
     config: CheckpointConfig
     """Settings of the checkpoint storage."""
-    moment: SnapshotMoment
+    moment: StateCapture
     context: SubtaskContext
     """Properties of its subtasks; each Spark task sets its index."""
     columns: tuple[str, ...] = ()
@@ -269,7 +269,7 @@ class FunctionChain:
     :param tasks: The functions in order; may be empty.
     """
 
-    def __init__(self, tasks: Iterable[OperatorTask], context: SubtaskContext, storage: CheckpointStorage) -> None:
+    def __init__(self, tasks: Iterable[NodeTask], context: SubtaskContext, storage: CheckpointStorage) -> None:
         self._runs = [_run_type(task)(task, context, storage) for task in tasks]
 
     def open(self) -> None:
@@ -307,7 +307,7 @@ class FunctionChain:
         """Number of keys of declared aggregates."""
         return sum(run.keys for run in self._runs if isinstance(run, AggregateRun))
 
-    def snapshot(self, moment: SnapshotMoment, streams: CheckpointStreamFactory) -> dict[str, WrittenFunction]:
+    def snapshot(self, moment: StateCapture, streams: CheckpointStreamFactory) -> dict[str, WrittenFunction]:
         """
         Save the state of all functions: call ``snapshot_state`` of each of them, then write their state.
 
@@ -333,7 +333,7 @@ class FunctionChain:
         return elements
 
 
-def _run_type(task: OperatorTask) -> type[OperatorRun]:
+def _run_type(task: NodeTask) -> type[NodeRun]:
     if isinstance(task.node, MapNode):
         return MapRun
     return AggregateRun if isinstance(task.node, AggregateNode) else ProcessRun

@@ -19,6 +19,7 @@ from airflow_provider_statecheck.api.app import create_app
 from airflow_provider_statecheck.api.pages import routes
 from airflow_provider_statecheck.api.pages.rendering import PageFiles
 from airflow_provider_statecheck.api.services import Services
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
@@ -32,7 +33,6 @@ from airflow_provider_statecheck.checkpoint.messages import (
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.maintenance.actions import JobActions
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
@@ -108,7 +108,7 @@ class MadeJob:
         self.attempt = self.grant.attempt
         return self
 
-    def restore(self, summary: SnapshotSummary | None = None) -> MadeJob:
+    def restore(self, summary: CheckpointSummary | None = None) -> MadeJob:
         """Confirm the restore of the first candidate."""
         self.coordinator.confirm_restore(
             ConfirmRestore(
@@ -125,7 +125,7 @@ class MadeJob:
         new: int = 1 << 20,
         full: int = 1 << 22,
         seconds: float = 2,
-        summary: SnapshotSummary | None = None,
+        summary: CheckpointSummary | None = None,
         **changes: Any,
     ) -> int:
         """Complete a checkpoint, and return its id."""

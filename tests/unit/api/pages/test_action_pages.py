@@ -9,13 +9,13 @@ import pytest
 
 from airflow_provider_statecheck.api.forks import param_of
 from airflow_provider_statecheck.api.pages import routes
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary, StepSummary
 from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import ConfirmRestore, SkippedCheckpoint
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, JobAction
-from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary, StepSummary
 from airflow_provider_statecheck.maintenance.action_targets import UserAction
-from airflow_provider_statecheck.maintenance.job_restore import JobRestoring, JobSavepoint, RestoreJob, SavepointPart
+from airflow_provider_statecheck.maintenance.job_restore import JobRestoring, JobSavepoint, RestoreJob, SavedMember
 from tests.messages import make_source
 from tests.unit.api.pages.html import Page
 from tests.unit.api.pages.site import MadeJob, Site
@@ -150,7 +150,7 @@ def test_a_restore_of_the_job_in_place_is_shown_and_may_be_withdrawn(
 ) -> None:
     pointer = "memory://mine/savepoint-5d2c4a-0f6f7c1e2b3a"
     uid = "aggregate" if has_part else "another stage"
-    part = SavepointPart(uid=uid, checkpoint_id=2, generation=1, run="", source=make_source(pointer, part=uid))
+    part = SavedMember(uid=uid, checkpoint_id=2, generation=1, run="", source=make_source(pointer, part=uid))
     savepoint = JobSavepoint(pointer=pointer, parts=(part,))
     restoring = JobRestoring(site.store, UnknownLiveness())
     restoring.restore(RestoreJob(job_id=job_id_of("sales"), savepoint=savepoint, requested_by="ann"))
@@ -229,7 +229,7 @@ def page_of(site: Site) -> str:
     job = site.job().begin()
     job.checkpoint()
     job.checkpoint(
-        summary=SnapshotSummary(steps=(StepSummary(name="sessions", outcome="computed", size_bytes=1 << 20),))
+        summary=CheckpointSummary(steps=(StepSummary(name="sessions", outcome="computed", size_bytes=1 << 20),))
     )
     job.checkpoint()
     job.end(AttemptStatus.FAILED)

@@ -11,14 +11,14 @@ import pytest
 from airflow_provider_statecheck.api.pages import charts
 from airflow_provider_statecheck.api.pages.charts import BARS, CHART_HEIGHT, LANES, readable_duration
 from airflow_provider_statecheck.api.pages.rendering import Addresses, relative_time
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus, TaskCoordinates
-from airflow_provider_statecheck.checkpoint.snapshot_summary import (
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import (
+    CheckpointSummary,
     LoopSummary,
-    SnapshotSummary,
     SourceSummary,
     StateSummary,
     StepSummary,
 )
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, TaskCoordinates
 from airflow_provider_statecheck.checkpoint.store import JobView
 from tests.messages import make_owner, present
 from tests.unit.api.pages.html import Element, Page
@@ -181,7 +181,7 @@ def test_an_owner_without_a_task_has_no_address() -> None:
 
 NOTHING = "\N{EN DASH}"
 HOSTILE = "<script>alert('x')<b>\"'&amp;"
-SUMMARY = SnapshotSummary(
+SUMMARY = CheckpointSummary(
     steps=(
         StepSummary(name="raw", outcome="restored", seconds=185, size_bytes=3 << 20, rows=12345),
         StepSummary(name="sessions", outcome="computed", seconds=2.5, size_bytes=1024),
@@ -243,7 +243,7 @@ def test_a_checkpoint_is_shown_with_what_it_holds(site: Site, job: MadeJob, plac
 def test_a_step_in_parts_is_shown_with_its_progress(site: Site) -> None:
     job = site.job().begin()
     parted = StepSummary(name="scored", outcome="computed", parts=12, share=0.617, bad_parts=1)
-    job.checkpoint(summary=SnapshotSummary(steps=(parted,)))
+    job.checkpoint(summary=CheckpointSummary(steps=(parted,)))
     page = site.read(f"/jobs/{job.attempt.job_id}/checkpoints/1")
     assert tables(page, "checkpoint")["Steps"][0]["Outcome"] == "+ computed 12 parts, 61 %, 1 failed"
 
@@ -260,7 +260,7 @@ def test_what_an_attempt_restored_is_shown_with_the_time_saved(site: Site, job: 
 
 def test_a_restore_has_no_time_of_writing(site: Site, job: MadeJob) -> None:
     job.end()
-    job.begin().restore(SnapshotSummary(steps=SUMMARY.steps, seconds_saved=185))
+    job.begin().restore(CheckpointSummary(steps=SUMMARY.steps, seconds_saved=185))
     page = site.read(f"/jobs/{job.attempt.job_id}")
     (restored,) = [each for each in page.all(class_="part") if each.attributes["id"].endswith("-restored")]
     assert [e.text for e in restored.all("dt")] == ["Time saved"]
@@ -269,7 +269,7 @@ def test_a_restore_has_no_time_of_writing(site: Site, job: MadeJob) -> None:
 def test_entries_that_were_left_out_are_counted(site: Site) -> None:
     job = site.job().begin()
     steps = tuple(StepSummary(name=f"step {n} {'x' * 100}", outcome="computed") for n in range(500))
-    job.checkpoint(summary=SnapshotSummary(steps=steps))
+    job.checkpoint(summary=CheckpointSummary(steps=steps))
     page = site.read(f"/jobs/{job.attempt.job_id}")
     shown = tables(page, "-holds")["Steps"]
     assert shown[-1]["Step"].startswith("step 499"), "the newest are shown"
@@ -292,7 +292,7 @@ def test_names_in_figures_are_text(site: Site) -> None:
         "open_commits": (HOSTILE,),
     }
     job = site.job().begin()
-    job.checkpoint(summary=SnapshotSummary(**kinds))
+    job.checkpoint(summary=CheckpointSummary(**kinds))
     page = site.read(f"/jobs/{job.attempt.job_id}")
     assert page.text.count(HOSTILE) >= 8
     assert len(page.all("script")) == 3

@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
-from airflow_provider_statecheck.checkpoint.records import SnapshotRequest
+from airflow_provider_statecheck.checkpoint.records import CheckpointRequest
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -23,9 +23,9 @@ def make_request(
     is_periodic: bool = False,
     age: float = 0,
     **fields: Any,
-) -> SnapshotRequest:
+) -> CheckpointRequest:
     """Make a request that was made so many seconds before ``START``."""
-    return SnapshotRequest(
+    return CheckpointRequest(
         job_id=job_id_of("sales"),
         request_key=key,
         operator_id=operator_id_of("(aligned)"),

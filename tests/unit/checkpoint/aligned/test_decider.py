@@ -14,7 +14,7 @@ from airflow_provider_statecheck.checkpoint.aligned.decider import (
     in_order,
 )
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointType
-from airflow_provider_statecheck.checkpoint.records import RequestStatus, SnapshotRequest
+from airflow_provider_statecheck.checkpoint.records import CheckpointRequest, RequestStatus
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from tests.unit.checkpoint.aligned.requests import START, make_request, seconds
 
@@ -28,7 +28,7 @@ def make_decider(max_concurrent: int = 1, min_pause: float = 0, max_queued: int 
     return CheckpointRequestDecider(max_concurrent=max_concurrent, min_pause_seconds=min_pause, max_queued=max_queued)
 
 
-def choose(decider: CheckpointRequestDecider, *queue: SnapshotRequest, **state) -> Choice:
+def choose(decider: CheckpointRequestDecider, *queue: CheckpointRequest, **state) -> Choice:
     calm = {"is_triggering": False, "pending_count": 0, "cleanings": 0, "last_completed_at": None, "now": START}
     return decider.choose(queue, **{**calm, **state})
 
@@ -225,7 +225,7 @@ def test_a_queue_is_emptied_by_choosing_again_and_again(queue, ago):
 
 @given(st.lists(REQUESTS, max_size=12, unique_by=lambda r: r.request_key), st.integers(1, 4))
 def test_arrivals_never_overfill_the_queue_nor_cost_a_user_his_place(arrivals, most):
-    queue: list[SnapshotRequest] = []
+    queue: list[CheckpointRequest] = []
     for new in arrivals:
         refused = make_decider(max_queued=most).admit(queue, new)
         assert all(r.is_periodic for r in refused if r != new)

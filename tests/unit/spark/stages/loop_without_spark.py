@@ -16,19 +16,19 @@ import pyarrow.parquet as pq
 
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.checkpoint_interval import Pace
 from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
 from airflow_provider_statecheck.spark.connectors.sink import SinkContext, SinkTaskContext
 from airflow_provider_statecheck.spark.connectors.source import Increment, Split
-from airflow_provider_statecheck.spark.pacing import Pace
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
-from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment
+from airflow_provider_statecheck.spark.stages.executor.node_run import StateCapture
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.increment_jobs import Combining
 from airflow_provider_statecheck.spark.stages.increment_loop import IncrementLoop, SinkCommits
 from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState, StageStates
 from airflow_provider_statecheck.spark.status_log import StageProgress
 
-Job = Callable[[int, SnapshotMoment], Sequence[TaskReport]]
+Job = Callable[[int, StateCapture], Sequence[TaskReport]]
 SCHEMA = pa.schema([("number", pa.int64())])
 
 
@@ -65,7 +65,7 @@ def numbers_in(target: Path) -> list[int]:
     return sorted(row["number"] for file in target.glob("*.parquet") for row in pq.read_table(file).to_pylist())
 
 
-def one_output(increment: int, _: SnapshotMoment) -> Sequence[TaskReport]:
+def one_output(increment: int, _: StateCapture) -> Sequence[TaskReport]:
     """Return the report of one task that staged its increment's number."""
     return [TaskReport(vertex=0, subtask=0, committables=({"of": increment},), rows=1)]
 
@@ -144,7 +144,7 @@ class _Tasks:
         self.states = StageStates({}, parallelism=1, max_parallelism=1, restored={})
         self._job = job
 
-    def job(self, increment: int, moment: SnapshotMoment, *, is_woken: bool = False) -> _Frame:
+    def job(self, increment: int, moment: StateCapture, *, is_woken: bool = False) -> _Frame:
         return _Frame(self._job(increment, moment))
 
 

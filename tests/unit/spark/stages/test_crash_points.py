@@ -23,7 +23,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings
-from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment
+from airflow_provider_statecheck.spark.stages.executor.node_run import StateCapture
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.increment_loop import SinkCommits
 from airflow_provider_statecheck.spark.stages.stage import Stage
@@ -137,7 +137,7 @@ class Tries:
         raise AssertionError("a try without faults failed")
 
     def _job(self, sink: ParquetSink, attempt: StageAttempt, faults: Faults) -> Any:
-        def job(increment: int, _: SnapshotMoment) -> Sequence[TaskReport]:
+        def job(increment: int, _: StateCapture) -> Sequence[TaskReport]:
             faults.require_alive()
             if increment == EMPTY:
                 return []

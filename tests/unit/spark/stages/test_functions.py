@@ -27,9 +27,9 @@ from airflow_provider_statecheck.spark.stages.executor.elements import (
     rows_of,
     table_of,
 )
-from airflow_provider_statecheck.spark.stages.executor.operator_run import (
-    OperatorTask,
-    SnapshotMoment,
+from airflow_provider_statecheck.spark.stages.executor.node_run import (
+    NodeTask,
+    StateCapture,
     SubtaskContext,
 )
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
@@ -216,7 +216,7 @@ def run_of(
         logical_date=None,
         state_backend=backend or ArrowStateBackend(),
     )
-    task = OperatorTask(uid="stage/sums", node=NODE, output_schema=OUTPUT, key_serializer=SERIALIZER, states={0: state})
+    task = NodeTask(uid="stage/sums", node=NODE, output_schema=OUTPUT, key_serializer=SERIALIZER, states={0: state})
     run = AggregateRun(replace(task, **changes), context, storage)
     run.open()
     return run
@@ -242,7 +242,7 @@ def test_every_key_keeps_its_state_over_increments(tmp_path: Path) -> None:
         if number == INCREMENTS - 1:
             given = [emitted.table() for emitted in run.end()]
         saved = run.snapshot(
-            SnapshotMoment(checkpoint=CheckpointMetaData(number + 1, datetime.fromtimestamp(0, UTC))), streams
+            StateCapture(checkpoint=CheckpointMetaData(number + 1, datetime.fromtimestamp(0, UTC))), streams
         ).state
         assert saved is not None
         state = saved.subtask_states[0]
@@ -328,7 +328,7 @@ def test_sum_of_decimals_passes_its_range_within_an_increment_and_comes_back(tmp
 
 def saved(run: AggregateRun, storage: CheckpointStorage) -> OperatorSubtaskState:
     """Return the state of a run after a snapshot."""
-    moment = SnapshotMoment(checkpoint=CheckpointMetaData(1, datetime.fromtimestamp(0, UTC)))
+    moment = StateCapture(checkpoint=CheckpointMetaData(1, datetime.fromtimestamp(0, UTC)))
     state = run.snapshot(moment, file_streams(storage)).state
     assert state is not None
     return state.subtask_states[0]
@@ -395,7 +395,7 @@ def test_aggregates_go_on_under_other_names_and_in_another_order(
 ) -> None:
     storage = CheckpointStorage.open(tmp_path.as_uri())
     streams, state_backend = file_streams(storage), backend_of_stage(backend, {})
-    moment = SnapshotMoment(checkpoint=CheckpointMetaData(1, datetime.fromtimestamp(0, UTC)))
+    moment = StateCapture(checkpoint=CheckpointMetaData(1, datetime.fromtimestamp(0, UTC)))
     first = run_of(storage, OperatorSubtaskState(), state_backend, **declared(["a", "b"]))
     first.process_keyed(one_row(a=1, b=2))
     saved, types = first.snapshot(moment, streams).state, first.schemas()

@@ -15,11 +15,11 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorSubtaskState
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.spark.connectors.source import Increment, SizeUnit, Split
-from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment, SubtaskContext
+from airflow_provider_statecheck.spark.stages.executor.node_run import StateCapture, SubtaskContext
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.increment_jobs import INLINE_BUDGET, Combining, IncrementTasks
 from airflow_provider_statecheck.spark.stages.increment_loop import require_all_subtasks
-from airflow_provider_statecheck.spark.stages.planning import PlannedOperator, PlannedVertex
+from airflow_provider_statecheck.spark.stages.planning import PlannedNode, PlannedVertex
 from airflow_provider_statecheck.spark.stages.stage import KeyNode, MapNode
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
 from airflow_provider_statecheck.spark.tables.alignment import InputColumns
@@ -87,7 +87,7 @@ def _tasks(parallelism: int, threshold: int) -> IncrementTasks:
 @pytest.mark.parametrize(("parallelism", "expected"), [(2, 20 * 1024), (1000, INLINE_BUDGET // 1000)])
 def test_subtasks_share_what_inline_state_may_travel_with_each_task(parallelism: int, expected: int) -> None:
     task = _tasks(parallelism, threshold=20 * 1024).of(
-        SnapshotMoment(checkpoint=CheckpointMetaData(1, datetime.fromtimestamp(0, UTC)))
+        StateCapture(checkpoint=CheckpointMetaData(1, datetime.fromtimestamp(0, UTC)))
     )[0]
     assert task.config.data_inline_threshold == expected
     assert not task.config.file_merging_enabled
@@ -125,10 +125,10 @@ def test_task_has_the_function_of_its_plan_with_its_restored_state() -> None:
         restored_schemas={uid: types},
     )
     vertex = PlannedVertex(
-        key=None, operators=(PlannedOperator(uid=uid, node=node, output_schema=None),), output_schema=None
+        key=None, operators=(PlannedNode(uid=uid, node=node, output_schema=None),), output_schema=None
     )
     tasks = replace(_tasks(1, 0), vertices=(vertex,), states=states)
-    (task,) = tasks.of(SnapshotMoment(checkpoint=CheckpointMetaData(1, datetime.now(UTC))))
+    (task,) = tasks.of(StateCapture(checkpoint=CheckpointMetaData(1, datetime.now(UTC))))
     (operator,) = task.operators
     assert (operator.uid, operator.operator_id, operator.node) == (uid, operator_id_of(uid), node)
     assert (dict(operator.states), operator.schemas, operator.restored_checkpoint_id) == ({0: state}, types, None)

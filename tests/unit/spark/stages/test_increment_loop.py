@@ -21,7 +21,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
-from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment
+from airflow_provider_statecheck.spark.stages.executor.node_run import StateCapture
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.increment_loop import SinkCommits
 from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState, driver_state
@@ -63,7 +63,7 @@ def stopped(stage: WrittenStage, place: Path, **loop: Any) -> tuple[StageAttempt
 
 
 def failing_at(number: int, error: BaseException) -> Job:
-    def job(increment: int, moment: SnapshotMoment) -> Sequence[TaskReport]:
+    def job(increment: int, moment: StateCapture) -> Sequence[TaskReport]:
         if increment == number:
             raise error
         return one_output(increment, moment)
@@ -76,7 +76,7 @@ def restarted_from(stage: WrittenStage, pointer: str, job: str = JOB) -> StageAt
     return stage.attempt(job, owner=cleared, on_clear=OnClear.RESTART, restore_from=source)
 
 
-def nothing_given(_: int, __: SnapshotMoment) -> Sequence[TaskReport]:
+def nothing_given(_: int, __: StateCapture) -> Sequence[TaskReport]:
     return [TaskReport(vertex=0, subtask=0)]
 
 
@@ -90,7 +90,7 @@ def test_each_increment_is_committed_with_its_checkpoint(stage: WrittenStage) ->
 def test_functions_are_told_the_id_of_the_checkpoint_that_holds_their_state(stage: WrittenStage) -> None:
     told = []
 
-    def job(increment: int, moment: SnapshotMoment) -> Sequence[TaskReport]:
+    def job(increment: int, moment: StateCapture) -> Sequence[TaskReport]:
         told.append((moment.checkpoint.checkpoint_id, moment.is_end_of_input))
         return one_output(increment, moment)
 
@@ -158,7 +158,7 @@ def test_stage_that_began_again_can_end_although_an_earlier_try_left_a_commit_op
 def test_interval_begins_when_a_checkpoint_is_completed_and_not_an_increment_later(stage: WrittenStage) -> None:
     clock, told = [0.0], []
 
-    def job(increment: int, moment: SnapshotMoment) -> Sequence[TaskReport]:
+    def job(increment: int, moment: StateCapture) -> Sequence[TaskReport]:
         told.append(moment.checkpoint.checkpoint_id)
         clock[0] += 6 * MINUTES
         return one_output(increment, moment)
@@ -176,7 +176,7 @@ def test_restart_from_a_savepoint_keeps_the_output_until_there_and_replaces_what
     open_sink(sink, attempt, RestoredStageState(attempt, None))
     asked: list[int] = []
 
-    def job(increment: int, moment: SnapshotMoment) -> Sequence[TaskReport]:
+    def job(increment: int, moment: StateCapture) -> Sequence[TaskReport]:
         if increment == 3 and not asked:
             asked.append(increment)
             ask(stage, attempt, tmp_path / "savepoints", CheckpointType.SAVEPOINT)
@@ -259,7 +259,7 @@ def test_job_of_an_increment_is_cancelled_when_the_commit_before_it_fails(stage:
 
 
 def _never_ending(jobs: JobsWithoutSpark) -> Job:
-    def job(increment: int, moment: SnapshotMoment) -> Sequence[TaskReport]:
+    def job(increment: int, moment: StateCapture) -> Sequence[TaskReport]:
         if increment == 2:
             assert jobs.cancelled.wait(LIMIT_SECONDS)
             raise RuntimeError("cancelled")
@@ -271,7 +271,7 @@ def _never_ending(jobs: JobsWithoutSpark) -> Job:
 def test_the_time_of_the_increment_is_no_part_of_its_checkpoints_duration(stage: WrittenStage) -> None:
     """The id is drawn before the increment, and the row is of that moment until the checkpoint has ended."""
 
-    def slow_job(increment: int, moment: SnapshotMoment) -> Sequence[TaskReport]:
+    def slow_job(increment: int, moment: StateCapture) -> Sequence[TaskReport]:
         stage.clock.advance(600)
         return one_output(increment, moment)
 

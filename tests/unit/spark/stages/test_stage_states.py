@@ -21,7 +21,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorStateMeta,
     OperatorSubtaskState,
 )
-from airflow_provider_statecheck.spark.stages.executor.operator_run import OperatorTask, SnapshotMoment, SubtaskContext
+from airflow_provider_statecheck.spark.stages.executor.node_run import NodeTask, StateCapture, SubtaskContext
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import FunctionChain, TaskReport
 from airflow_provider_statecheck.spark.stages.stage import MapNode
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
@@ -62,7 +62,7 @@ def states() -> StageStates:
     return StageStates({UID: OperatorSchemas()}, parallelism=1, max_parallelism=1, restored={})
 
 
-def open_chain(storage: CheckpointStorage, task: OperatorTask, subtask: int = 0) -> FunctionChain:
+def open_chain(storage: CheckpointStorage, task: NodeTask, subtask: int = 0) -> FunctionChain:
     context = SubtaskContext(
         job_id="0" * 32,
         subtask=subtask,
@@ -78,7 +78,7 @@ def open_chain(storage: CheckpointStorage, task: OperatorTask, subtask: int = 0)
 
 
 def save(chain: FunctionChain, storage: CheckpointStorage, checkpoint_id: int) -> tuple[OperatorState, ...]:
-    moment = SnapshotMoment(checkpoint=CheckpointMetaData(checkpoint_id, datetime.fromtimestamp(0, UTC)))
+    moment = StateCapture(checkpoint=CheckpointMetaData(checkpoint_id, datetime.fromtimestamp(0, UTC)))
     written = chain.snapshot(moment, file_streams(storage))
     chain.close()
     return tuple(each.state for each in written.values() if each.state is not None)
@@ -87,7 +87,7 @@ def save(chain: FunctionChain, storage: CheckpointStorage, checkpoint_id: int) -
 def run_increment(folder: Path, states: StageStates, checkpoint_id: int, values: list[int]) -> list[int]:
     """Run an increment of one subtask and return what it gives."""
     storage = CheckpointStorage.open(f"file://{folder}")
-    task = OperatorTask(
+    task = NodeTask(
         uid=UID,
         node=MapNode(uid="buffering", function=Buffering(), output="value bigint"),
         output_schema=SCHEMA,
@@ -171,7 +171,7 @@ def test_union_list_that_a_function_does_not_ask_for_is_saved_by_one_subtask(tmp
     backend.get_union_list_state(ListStateDescriptor("union", int)).update([7])
     states = dict.fromkeys(range(SUBTASKS), saved_subtask(backend, file_streams(storage)))
     node = MapNode(uid="buffering", function=Buffering(), output="value bigint")
-    task = OperatorTask(uid=UID, node=node, output_schema=SCHEMA, states=states, restored_checkpoint_id=1)
+    task = NodeTask(uid=UID, node=node, output_schema=SCHEMA, states=states, restored_checkpoint_id=1)
     saved = [save(open_chain(storage, task, subtask), storage, 2)[0].subtask_states[subtask] for subtask in states]
     unions = [dict(handle.states)["union"] for each in saved for handle in each.managed_operator]
     assert [meta.offsets for meta in unions] == [(0,), ()]

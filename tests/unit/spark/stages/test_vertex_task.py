@@ -14,7 +14,7 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL, EMPTY_MESSAGE, ROWS_COLUMN
-from airflow_provider_statecheck.spark.stages.executor.operator_run import OperatorTask, SnapshotMoment, SubtaskContext
+from airflow_provider_statecheck.spark.stages.executor.node_run import NodeTask, StateCapture, SubtaskContext
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport, VertexTask
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, MapNode, Sum
@@ -29,7 +29,7 @@ from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeyS
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 SCHEMA = pa.schema([("id", pa.int64()), ("total", pa.int64())])
-SUMS = OperatorTask(
+SUMS = NodeTask(
     uid="stage/sums",
     node=AggregateNode(uid="sums", aggregates={"total": Sum("v")}, emits_changes=True),
     output_schema=SCHEMA,
@@ -37,7 +37,7 @@ SUMS = OperatorTask(
 )
 
 
-def task_of(folder: Path, *operators: OperatorTask, **changes: Any) -> VertexTask:
+def task_of(folder: Path, *operators: NodeTask, **changes: Any) -> VertexTask:
     """Return the task of a vertex whose output the next vertex reads."""
     attempt = AttemptRef(job_id=job_id_of("job"), operator_id=operator_id_of("stage"), epoch=1)
     task = VertexTask(
@@ -51,7 +51,7 @@ def task_of(folder: Path, *operators: OperatorTask, **changes: Any) -> VertexTas
         storage=CheckpointStorage.open(folder.as_uri()),
         attempt=attempt,
         config=CheckpointConfig(),
-        moment=SnapshotMoment(checkpoint=CheckpointMetaData(1, datetime.fromtimestamp(0, UTC))),
+        moment=StateCapture(checkpoint=CheckpointMetaData(1, datetime.fromtimestamp(0, UTC))),
         context=SubtaskContext(
             job_id=attempt.job_id,
             parallelism=1,
@@ -113,12 +113,12 @@ def doubled(value: Any) -> Any:
     return value[0], 2 * value[1]
 
 
-HELD = OperatorTask(uid="stage/held", node=MapNode(uid="held", function=Held()), output_schema=SCHEMA)
-DOUBLED = OperatorTask(uid="stage/doubled", node=MapNode(uid="doubled", function=doubled), output_schema=SCHEMA)
+HELD = NodeTask(uid="stage/held", node=MapNode(uid="held", function=Held()), output_schema=SCHEMA)
+DOUBLED = NodeTask(uid="stage/doubled", node=MapNode(uid="doubled", function=doubled), output_schema=SCHEMA)
 
 
-def moment(*, is_end: bool) -> SnapshotMoment:
-    return SnapshotMoment(checkpoint=CheckpointMetaData(1, datetime.fromtimestamp(0, UTC)), is_end_of_input=is_end)
+def moment(*, is_end: bool) -> StateCapture:
+    return StateCapture(checkpoint=CheckpointMetaData(1, datetime.fromtimestamp(0, UTC)), is_end_of_input=is_end)
 
 
 def test_end_of_the_input_passes_the_following_functions_and_is_in_the_state(tmp_path: Path) -> None:

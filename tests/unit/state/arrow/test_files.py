@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, FileStateHandle, KeyGroupRange
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
-from airflow_provider_statecheck.state.arrow.part_files import PartBytes, decode_meta, encode_meta
+from airflow_provider_statecheck.state.arrow.run_files import RunBytes, decode_meta, encode_meta
 from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
@@ -178,7 +178,7 @@ def test_neighbouring_pieces_are_one_range_and_distant_ones_are_several() -> Non
     storage.ranges = []
     storage.write_bytes("memory://arrow-pieces/file", bytes(range(256)) * 4096)
     handle = FileStateHandle("memory://arrow-pieces/file", 1 << 20)
-    found = PartBytes(storage).read(handle, [(0, 10), (20, 10), (1_000_000, 5)])
+    found = RunBytes(storage).read(handle, [(0, 10), (20, 10), (1_000_000, 5)])
     assert sorted(storage.ranges) == [5, 30]
     assert [bytes(piece) for piece in found] == [bytes(range(10)), bytes(range(20, 30)), bytes(range(64, 69))]
 

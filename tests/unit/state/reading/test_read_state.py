@@ -26,7 +26,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.spark.stages.stage_state import coordinator_state
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
-from airflow_provider_statecheck.state.arrow.part_files import PartBytes
+from airflow_provider_statecheck.state.arrow.run_files import RunBytes
 from airflow_provider_statecheck.state.backends import ArrowStateBackend
 from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
@@ -368,13 +368,13 @@ def test_shared_files_that_nothing_touches_are_not_read(
     shared = [part for part in parts_of(tmp_path) if b"statecheck-arrow-state" not in part.read_bytes()]
     job.state("key 7", "value").update(-7)
     second = job.save()
-    read, original = list[int](), PartBytes.read
+    read, original = list[int](), RunBytes.read
 
-    def counted(self: PartBytes, handle: Any, pieces: Any) -> Any:
+    def counted(self: RunBytes, handle: Any, pieces: Any) -> Any:
         read.append(sum(length for _, length in pieces))
         return original(self, handle, pieces)
 
-    monkeypatch.setattr(PartBytes, "read", counted)
+    monkeypatch.setattr(RunBytes, "read", counted)
     expected = [{"account": "key 7", "change": "changed", "before": 7, "after": -7}]
     assert diff_states(first, second, "value").read_all().to_pylist() == expected
     assert sum(read) < sum(part.stat().st_size for part in shared) // 4

@@ -41,8 +41,8 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.state.arrow.part_files import Part, decode_meta, encode_meta
 from airflow_provider_statecheck.state.arrow.restore import restored_files
+from airflow_provider_statecheck.state.arrow.run_files import RunFile, decode_meta, encode_meta
 from airflow_provider_statecheck.state.backends import ArrowStateBackend, FsStateBackend
 from airflow_provider_statecheck.state.descriptors import (
     AggregatingStateDescriptor,
@@ -715,7 +715,7 @@ def test_files_of_a_state_are_found_and_checked_once(
     assert len(calls) == 1
 
 
-def parts_of(storage: CheckpointStorage, pointer: str) -> list[Part]:
+def parts_of(storage: CheckpointStorage, pointer: str) -> list[RunFile]:
     """Return the files of the first state."""
     [handle] = CheckpointStates.of(storage, pointer).document.operator_states[0].subtask_states[0].managed_keyed
     assert isinstance(handle, KeyedStateHandle)

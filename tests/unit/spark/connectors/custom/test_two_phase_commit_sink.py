@@ -128,7 +128,7 @@ class TestSinkThatCannotRetract(TestFolderSink):
         return PermanentFolderSink(Path(target), **settings)
 
 
-PAGE = Path(__file__).parents[5] / "docs" / "sink-two-phase.md"
+PAGE = Path(__file__).parents[5] / "docs" / "use" / "sink-two-phase.md"
 
 # A module, so that the sink can be pickled for tasks.
 _page = ModuleType("documented_sink")
