@@ -63,7 +63,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointStatus,
 )
 from airflow_provider_statecheck.checkpoint.renamed_operators import UnaskedDagsError
-from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE, OldRows, remove_rows
+from airflow_provider_statecheck.checkpoint.row_removal import DEFAULT_AGE, OldRows, remove_rows
 from airflow_provider_statecheck.checkpoint.run_order import ONE_RUN_AT_A_TIME
 from airflow_provider_statecheck.checkpoint.store import (
     JobStore,

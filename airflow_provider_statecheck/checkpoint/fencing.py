@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
-from itertools import dropwhile, groupby, islice
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import dropwhile
+from typing import Protocol
 
-from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptRecord, AttemptStatus, CheckpointRecord
-from airflow_provider_statecheck.checkpoint.store import JobTransaction
+from airflow_provider_statecheck.checkpoint.store import JobTransaction, JobView
 from airflow_provider_statecheck.exceptions import StaleAttemptError
 
 
@@ -199,15 +197,6 @@ def checkpoints_before_run(checkpoints: Sequence[CheckpointRecord], run_key: str
     return tuple(dropwhile(lambda checkpoint: not is_earlier(checkpoint.run_key, run_key), rest))
 
 
-def ends_of_runs(checkpoints: Sequence[CheckpointRecord]) -> Iterator[CheckpointRecord]:
-    """
-    Yield the newest checkpoint of each run.
-
-    :param checkpoints: Checkpoints of one generation, newest first.
-    """
-    return (next(group) for _, group in groupby(checkpoints, lambda checkpoint: checkpoint.run_key))
-
-
 def logical_date_of(run_key: str) -> datetime | None:
     """Return the logical date in a run key, or ``None`` if the key is a run id."""
     # fromisoformat() also accepts plain digits, which may be a run id.
@@ -220,72 +209,20 @@ def logical_date_of(run_key: str) -> datetime | None:
     return date if date.tzinfo is not None else date.replace(tzinfo=UTC)
 
 
-class Retained(Protocol):
-    """Completed checkpoint, as a row or as an object."""
-
-    @property
-    def properties(self) -> CheckpointProperties:
-        """Return the properties, which determine the owner."""
+SILENCE = timedelta(days=4)
+"""Time without calls after which an attempt counts as abandoned; longer than the validity of its tokens."""
 
 
-Checkpoint = TypeVar("Checkpoint", bound=Retained)
+def is_silent(view: JobView, attempt: AttemptRecord, now: datetime) -> bool:
+    """Return whether a running attempt has not called for so long that its tokens have expired."""
+    return silent_since(attempt, view.of_operator(attempt.operator_id), now) is not None
 
 
-def beyond_retention(checkpoints: Sequence[Checkpoint], num_retained: int) -> list[Checkpoint]:
-    """
-    Return the checkpoints beyond retention, oldest first.
-
-    The newest checkpoint is always retained, and so is the newest one that is not a savepoint: the user may delete a
-    savepoint, and a restore needs a checkpoint that only the job can delete. No such checkpoint is needed after a savepoint
-    that stops the job.
-
-    :param checkpoints: Retained checkpoints, oldest first.
-    :param num_retained: Number of checkpoints to retain, at least 1; exceeded if more must be retained.
-    :raises InvalidConfigurationError: for a number below 1.
-    """
-    require("num_retained", num_retained, lambda number: number >= 1, "at least 1")
-    required = _required_indexes(checkpoints)
-    candidates = [c for index, c in enumerate(checkpoints) if index not in required]
-    return candidates[: max(0, len(checkpoints) - num_retained)]
-
-
-def _required_indexes(checkpoints: Sequence[Retained]) -> set[int]:
-    newest = len(checkpoints) - 1
-    if newest < 0 or checkpoints[newest].properties.is_synchronous:
-        return {newest}
-    own = [index for index, c in enumerate(checkpoints) if not c.properties.is_savepoint]
-    return {newest, *own[-1:]}
-
-
-def subsumed_by_retention(
-    completed: Sequence[CheckpointRecord], num_retained: int, retained_runs: int
-) -> list[CheckpointRecord]:
-    """
-    Return the completed checkpoints of an operator that retention subsumes.
-
-    - Unusable checkpoints do not count, which leaves `num_retained` usable ones as fallbacks. They are subsumed when all
-      retained checkpoints are newer.
-    - Checkpoints of earlier generations are subsumed by the first checkpoint of a later generation.
-    - Savepoints neither count nor are subsumed, unless the operator was restored from them.
-    - Checkpoints with an open commit are retained in addition.
-
-    :param completed: Completed checkpoints of the operator, oldest first.
-    :param num_retained: Number of usable checkpoints to retain, at least 1.
-    :param retained_runs: Number of earlier runs whose last usable checkpoint is retained in addition.
-    """
-    own = [c for c in completed if c.is_restorable]
-    if not own:
-        return []
-    generation = own[-1].generation
-    usable = [c for c in own if c.is_usable and c.generation == generation]
-    ends = {c.checkpoint_id for c in islice(ends_of_runs(usable[::-1]), 1, 1 + retained_runs)}
-    beyond = (c for c in beyond_retention(usable, num_retained) if not c.awaits_commit)
-    subsumed = {c.checkpoint_id for c in beyond if c.checkpoint_id not in ends}
-    oldest_retained = next((c.checkpoint_id for c in usable if c.checkpoint_id not in subsumed), 0) if subsumed else 0
-    return [c for c in own if _is_subsumed(c, generation, subsumed, oldest_retained)]
-
-
-def _is_subsumed(checkpoint: CheckpointRecord, generation: int, subsumed: set[int], oldest_retained: int) -> bool:
-    if checkpoint.generation < generation or checkpoint.checkpoint_id in subsumed:
-        return True
-    return checkpoint.unusable_reason is not None and checkpoint.checkpoint_id < oldest_retained
+def silent_since(attempt: AttemptRecord, checkpoints: Iterable[CheckpointRecord], now: datetime) -> datetime | None:
+    """Return the time of the last call of a running attempt whose tokens have expired; ``None`` for other attempts."""
+    if not attempt.is_running:
+        return None
+    own = (c for c in checkpoints if c.epoch == attempt.epoch)
+    calls = (t for c in own for t in (c.triggered_at, c.completed_at) if t is not None)
+    last = max((attempt.registered_at, *calls))
+    return last if last < now - SILENCE else None

@@ -1,266 +1,171 @@
 """
-Retention of the rows of a job, owners of snapshots, and the removal of a whole job.
+Retention: which checkpoints of an operator are kept, whose files may be deleted, and who owns a snapshot.
 
-Rows are removed in batches of one transaction each, which block the checkpoints of a running stage only briefly. Maintenance
-removes all removable rows, and an attempt that ends removes some rows of its operator.
-
-A user requests the removal of a whole job on its page. The request is an open action of the job. The next run of ``prune``
-carries it out in the steps of every removal: the checkpoints end and the request is running, their files are deleted, and the
-rows are removed together with the completion of the request. A job that has started an attempt since the request is kept,
-because the user did not see that attempt.
+A completed checkpoint subsumes those beyond the number to retain. The files of a subsumed checkpoint may be deleted once no
+running attempt was restored from it, and something newer has replaced it.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import groupby, islice
+from typing import Protocol, TypeVar
 
-from airflow_provider_statecheck.checkpoint import transitions
-from airflow_provider_statecheck.checkpoint.ids import OperatorId, is_test_job, job_name
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.codec import require
+from airflow_provider_statecheck.checkpoint.messages import OpenEffects
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import (
-    ActionRecord,
-    AttemptOwner,
     AttemptRecord,
     AttemptStatus,
     CheckpointRecord,
+    CheckpointRequest,
     CheckpointStatus,
-    JobAction,
-    OperatorRecord,
     RequestStatus,
 )
-from airflow_provider_statecheck.checkpoint.store import (
-    KNOWN_RUNS,
-    EndedAttempts,
-    EndedCheckpoints,
-    JobTransaction,
-    JobView,
-)
-from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, ConcurrentAttemptError
-
-log = logging.getLogger(__name__)
-
-DEFAULT_AGE = timedelta(days=30)
-"""Default retention of the rows of ended attempts, checkpoints and requests."""
-BATCH_SIZE = 500
-"""Maximum number of rows of each kind that one transaction removes."""
+from airflow_provider_statecheck.checkpoint.store import JobView
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForgettableRows:
-    """Removable rows of one job."""
+class Retained(Protocol):
+    """Completed checkpoint, as a row or as an object."""
 
-    checkpoint_ids: tuple[int, ...] = ()
-    """Ids of ended checkpoints whose files are deleted."""
-    attempts: tuple[AttemptRef, ...] = ()
-    """Ended attempts with newer successors."""
-    requests: tuple[str, ...] = ()
-    """Keys of ended requests."""
-
-    def __len__(self) -> int:
-        return len(self.checkpoint_ids) + len(self.attempts) + len(self.requests)
-
-    def __add__(self, other: ForgettableRows) -> ForgettableRows:
-        return ForgettableRows(
-            checkpoint_ids=self.checkpoint_ids + other.checkpoint_ids,
-            attempts=self.attempts + other.attempts,
-            requests=self.requests + other.requests,
-        )
+    @property
+    def properties(self) -> CheckpointProperties:
+        """Return the properties, which determine the owner."""
 
 
-@dataclass(slots=True)
-class OldRows:
+Checkpoint = TypeVar("Checkpoint", bound=Retained)
+
+
+def beyond_retention(checkpoints: Sequence[Checkpoint], num_retained: int) -> list[Checkpoint]:
     """
-    The removable rows of an operator, in batches; a transaction of its own removes each batch.
+    Return the checkpoints beyond retention, oldest first.
 
-    The last checkpoint of each run in the state stays. Finding these takes a look at all checkpoints of the operator. The first
-    batch finds them, and a later one only asks whether those of its runs are still in the state: then no earlier checkpoint of
-    their runs is the last one.
+    The newest checkpoint is always retained, and so is the newest one that is not a savepoint: the user may delete a
+    savepoint, and a restore needs a checkpoint that only the job can delete. No such checkpoint is needed after a savepoint
+    that stops the job.
 
-    :param limit: Maximum number of rows of each kind in a batch; ``None`` for all.
-    :param storage_base: Checkpoint directory of the attempts; ``None`` for any. Garbage collection finds directories in the
-        rows of attempts, so an attempt with another directory is retained until that directory has been collected.
+    :param checkpoints: Retained checkpoints, oldest first.
+    :param num_retained: Number of checkpoints to retain, at least 1; exceeded if more must be retained.
+    :raises InvalidConfigurationError: for a number below 1.
     """
-
-    operator_id: OperatorId
-    limit: int | None = BATCH_SIZE
-    storage_base: str | None = None
-    is_complete: bool = False
-    """Whether there is no further batch."""
-    _generation: int = -1
-    _last_of_runs: dict[str, int] = field(default_factory=dict)
-    """The last checkpoint of each run in the state of this generation."""
-    _skipped: int = 0
-    """Number of these that the batches have found so far, and that remain."""
-
-    def batch(self, tx: JobTransaction, before: datetime) -> ForgettableRows:
-        """Return rows that ended before a time and that neither a restore nor a running attempt needs."""
-        operator = tx.operator(self.operator_id)
-        if operator is None:
-            self.is_complete = True
-            return ForgettableRows()
-        if operator.generation != self._generation:
-            self._find_last(tx, operator.generation)
-        ended = _ended_checkpoints(tx, operator, before)
-        discarded = tx.discarded_checkpoints(ended, self.limit, self._skipped)
-        if not self._are_last(tx, discarded):
-            self._find_last(tx, operator.generation)
-            discarded = tx.discarded_checkpoints(ended, self.limit, self._skipped)
-        attempts = _attempts(tx, operator, before, self.limit, self.storage_base)
-        requests = tx.ended_requests(self.operator_id, before, self.limit)
-        self.is_complete = self.limit is None or max(map(len, (discarded, attempts, requests))) < self.limit
-        # Their rows prove that a run has advanced the state, and must not do so again when a user clears it.
-        proofs = frozenset(self._last_of_runs.values())
-        self._skipped += len(proofs.intersection(discarded))
-        # Unclaimed snapshots are never discarded, so their rows are removed after their end.
-        undiscarded = {c.checkpoint_id for c in tx.open_checkpoints(self.operator_id) if ended.includes(c)}
-        checkpoint_ids = tuple(sorted(undiscarded.union(discarded) - proofs))
-        return ForgettableRows(checkpoint_ids=checkpoint_ids, attempts=attempts, requests=requests)
-
-    def _find_last(self, tx: JobTransaction, generation: int) -> None:
-        self._generation, self._skipped = generation, 0
-        self._last_of_runs = tx.last_checkpoints_of_runs(self.operator_id, generation)
-
-    def _are_last(self, tx: JobTransaction, checkpoint_ids: tuple[int, ...]) -> bool:
-        runs = tx.runs_of(checkpoint_ids)
-        if len(self._last_of_runs) >= KNOWN_RUNS and not runs <= self._last_of_runs.keys():
-            # A run that is not among the newest ones may be, after others were taken out of the state.
-            runs = frozenset(self._last_of_runs)
-        last = frozenset(self._last_of_runs[run] for run in runs & self._last_of_runs.keys())
-        return tx.are_in_state(self._generation, last)
+    require("num_retained", num_retained, lambda number: number >= 1, "at least 1")
+    required = _required_indexes(checkpoints)
+    candidates = [c for index, c in enumerate(checkpoints) if index not in required]
+    return candidates[: max(0, len(checkpoints) - num_retained)]
 
 
-def remove_rows(tx: JobTransaction, rows: ForgettableRows) -> None:
-    """Remove the rows of a batch of :class:`OldRows` in the same transaction."""
-    tx.remove_checkpoints(rows.checkpoint_ids)
-    tx.remove_attempts(rows.attempts)
-    tx.remove_requests(rows.requests)
+def _required_indexes(checkpoints: Sequence[Retained]) -> set[int]:
+    newest = len(checkpoints) - 1
+    if newest < 0 or checkpoints[newest].properties.is_synchronous:
+        return {newest}
+    own = [index for index, c in enumerate(checkpoints) if not c.properties.is_savepoint]
+    return {newest, *own[-1:]}
 
 
-def _ended_checkpoints(tx: JobTransaction, operator: OperatorRecord, before: datetime) -> EndedCheckpoints:
-    attempt = transitions.open_attempt(tx, operator)
-    has_restorable = bool(transitions.restorable(tx, operator))
-    return EndedCheckpoints(
-        operator_id=operator.operator_id,
-        before=before,
-        running_epoch=None if attempt is None else attempt.epoch,
-        witness_generation=None if has_restorable else operator.generation,
+def subsumed_by_retention(
+    completed: Sequence[CheckpointRecord], num_retained: int, retained_runs: int
+) -> list[CheckpointRecord]:
+    """
+    Return the completed checkpoints of an operator that retention subsumes.
+
+    - Unusable checkpoints do not count, which leaves `num_retained` usable ones as fallbacks. They are subsumed when all
+      retained checkpoints are newer.
+    - Checkpoints of earlier generations are subsumed by the first checkpoint of a later generation.
+    - Savepoints neither count nor are subsumed, unless the operator was restored from them.
+    - Checkpoints with an open commit are retained in addition.
+
+    :param completed: Completed checkpoints of the operator, oldest first.
+    :param num_retained: Number of usable checkpoints to retain, at least 1.
+    :param retained_runs: Number of earlier runs whose last usable checkpoint is retained in addition.
+    """
+    own = [c for c in completed if c.is_restorable]
+    if not own:
+        return []
+    generation = own[-1].generation
+    usable = [c for c in own if c.is_usable and c.generation == generation]
+    ends = {c.checkpoint_id for c in islice(ends_of_runs(usable[::-1]), 1, 1 + retained_runs)}
+    beyond = (c for c in beyond_retention(usable, num_retained) if not c.awaits_commit)
+    subsumed = {c.checkpoint_id for c in beyond if c.checkpoint_id not in ends}
+    oldest_retained = next((c.checkpoint_id for c in usable if c.checkpoint_id not in subsumed), 0) if subsumed else 0
+    return [c for c in own if _is_subsumed(c, generation, subsumed, oldest_retained)]
+
+
+def _is_subsumed(checkpoint: CheckpointRecord, generation: int, subsumed: set[int], oldest_retained: int) -> bool:
+    if checkpoint.generation < generation or checkpoint.checkpoint_id in subsumed:
+        return True
+    return checkpoint.unusable_reason is not None and checkpoint.checkpoint_id < oldest_retained
+
+
+def ends_of_runs(checkpoints: Sequence[CheckpointRecord]) -> Iterator[CheckpointRecord]:
+    """
+    Yield the newest checkpoint of each run.
+
+    :param checkpoints: Checkpoints of one generation, newest first.
+    """
+    return (next(group) for _, group in groupby(checkpoints, lambda checkpoint: checkpoint.run_key))
+
+
+def open_effects(
+    checkpoints: Iterable[CheckpointRecord],
+    generation: int,
+    attempt: AttemptRecord | None,
+    requests: Iterable[CheckpointRequest] = (),
+) -> OpenEffects:
+    """
+    Return the checkpoints to delete and to retain, the savepoints to take and the commits to make for an operator.
+
+    :param checkpoints: Checkpoints of the operator that are not discarded, oldest first.
+    :param attempt: Newest attempt, which pins its restored checkpoint while it runs.
+    :param requests: Open requests to the operator.
+    """
+    # The caller displays no figures of these checkpoints, and each reply would repeat them.
+    rows = [replace(checkpoint, summary=None) for checkpoint in checkpoints]
+    protected = protected_checkpoints(rows, generation, attempt)
+    return OpenEffects(
+        discards=tuple(c for c in rows if c.awaits_discard and c.checkpoint_id not in protected),
+        retained=tuple(c for c in rows if c.status is CheckpointStatus.COMPLETED or _has_protected_files(c, protected)),
+        savepoints=tuple(r for r in requests if r.properties.is_savepoint and r.status is RequestStatus.QUEUED),
+        commits=tuple(c.checkpoint_id for c in rows if c.awaits_commit and c.generation == generation),
     )
 
 
-def _attempts(
-    tx: JobTransaction, operator: OperatorRecord, before: datetime, limit: int | None, storage_base: str | None
-) -> tuple[AttemptRef, ...]:
-    # Garbage collection skips operators with an open attempt, and later needs these rows to find their directories.
-    if transitions.open_attempt(tx, operator) is not None:
-        return ()
-    ended = EndedAttempts(
-        operator_id=operator.operator_id,
-        before=before,
-        kept_epochs=frozenset((operator.epoch, *_last_epochs_of_runs(tx, operator))),
-        storage_base=storage_base,
-    )
-    epochs = tx.ended_attempts(ended, limit)
-    return tuple(AttemptRef(job_id=tx.job.job_id, operator_id=operator.operator_id, epoch=e) for e in epochs)
+def protected_checkpoints(
+    checkpoints: Iterable[CheckpointRecord], generation: int, attempt: AttemptRecord | None
+) -> frozenset[int]:
+    """Return the ids of checkpoints whose files must not be deleted, even if their rows have ended."""
+    return frozenset(_pinned(attempt) | _rolled_back(checkpoints, generation, attempt))
 
 
-def _last_epochs_of_runs(tx: JobTransaction, operator: OperatorRecord) -> list[int]:
-    # The last attempt of a run distinguishes a retry from a clear. After a rewind, this may be a run before the newest one.
-    runs = {c.run_key for c in transitions.restorable(tx, operator)}
-    attempts = (tx.last_attempt_of_run(operator.operator_id, run) for run in sorted(runs))
-    return [attempt.epoch for attempt in attempts if attempt is not None]
+def _pinned(attempt: AttemptRecord | None) -> set[int]:
+    if attempt is None or not attempt.is_running or attempt.restored_from is None:
+        return set()
+    return {attempt.restored_from}
 
 
-FENCED_GRACE = timedelta(days=1)
-"""Time for which the driver of a fenced attempt may keep running; garbage collection would not find its later files."""
-SILENCE = timedelta(days=4)
-"""Time without calls after which an attempt counts as abandoned; longer than the validity of its tokens."""
+def _rolled_back(rows: Iterable[CheckpointRecord], generation: int, attempt: AttemptRecord | None) -> set[int]:
+    # A restarted run can fail. Until it completes a checkpoint, the rolled-back ones hold the only copy of its results.
+    current = [c for c in rows if c.generation == generation]
+    newest = max((c.checkpoint_id for c in current if c.is_restorable), default=None)
+    if newest is None or attempt is None:
+        return set()
+    subsumed = (c for c in current if c.status is CheckpointStatus.SUBSUMED and c.discarded_at is None)
+    rolled_back = [c for c in subsumed if c.checkpoint_id > newest]
+    last_epoch = max((c.epoch for c in rolled_back), default=0)
+    return {c.checkpoint_id for c in rolled_back if not _has_finished_since(attempt, c, last_epoch)}
 
 
-def reasons_to_keep(view: JobView) -> tuple[str, ...]:
-    """Return the reasons why a job cannot be removed as a whole; empty if it can."""
-    grace_start = view.read_at - FENCED_GRACE
-    reasons = []
-    for operator in view.operators:
-        for attempt in view.attempts_of(operator.operator_id):
-            name = f"attempt {attempt.epoch} of operator {operator.uid!r} ({attempt.owner.label})"
-            if attempt.is_running:
-                reasons.append(f"{name} has not ended")
-            elif attempt.status is AttemptStatus.FENCED and attempt.ended_at and attempt.ended_at > grace_start:
-                reasons.append(f"{name} was replaced less than a day ago and may still be running")
-    return tuple(reasons)
+def _has_finished_since(attempt: AttemptRecord, rolled_back: CheckpointRecord, last_epoch: int) -> bool:
+    # A rewind may follow the last attempt, which then does not replace the results of the rolled-back checkpoints. Within the
+    # resolution of the clock, only epochs tell a rewind from a restart.
+    begun = (attempt.registered_at, attempt.epoch)
+    is_later = rolled_back.ended_at is None or begun > (rolled_back.ended_at, last_epoch)
+    return attempt.status is AttemptStatus.FINISHED and is_later
 
 
-def open_commits(view: JobView) -> tuple[str, ...]:
-    """Return the open commits of a job, each as a reason not to remove the job."""
-    uids = {operator.operator_id: operator.uid for operator in view.operators}
-    return tuple(
-        f"the sink of operator {uids[c.operator_id]!r} has not committed checkpoint {c.checkpoint_id}"
-        for c in view.checkpoints
-        if c.awaits_commit
-    )
-
-
-def awaited_savepoints(view: JobView) -> tuple[str, ...]:
-    """
-    Return the savepoints of a whole job that are in progress, each as a reason to keep the checkpoints of its stages.
-
-    A savepoint that has expired is not in progress, although its request is open until the next call fails it.
-    """
-    expiries = {c.checkpoint_id: c.expires_at for c in view.checkpoints}
-    requested = view.requests_of_job
-    return tuple(
-        f"the savepoint of the job that was requested at {r.requested_at.isoformat(timespec='seconds')} is in progress"
-        for r in requested
-        if r.properties.is_savepoint
-        # A request that is not triggered ends in no other way.
-        and expiries.get(r.checkpoint_id or 0, r.requested_at + transitions.SAVEPOINT_TIMEOUT) > view.read_at
-    )
-
-
-def is_silent(view: JobView, attempt: AttemptRecord, now: datetime) -> bool:
-    """Return whether a running attempt has not called for so long that its tokens have expired."""
-    return silent_since(attempt, view.of_operator(attempt.operator_id), now) is not None
-
-
-def silent_since(attempt: AttemptRecord, checkpoints: Iterable[CheckpointRecord], now: datetime) -> datetime | None:
-    """Return the time of the last call of a running attempt whose tokens have expired; ``None`` for other attempts."""
-    if not attempt.is_running:
-        return None
-    own = (c for c in checkpoints if c.epoch == attempt.epoch)
-    calls = (t for c in own for t in (c.triggered_at, c.completed_at) if t is not None)
-    last = max((attempt.registered_at, *calls))
-    return last if last < now - SILENCE else None
-
-
-def last_active(view: JobView) -> datetime:
-    """Return the time at which the last attempt of a job was active, regardless of maintenance and savepoints of the job."""
-    return max((a.ended_at or a.registered_at for a in view.attempts_of_stages), default=view.job.created_at)
-
-
-def owners_of_run(view: JobView) -> tuple[AttemptOwner, ...]:
-    """Return the owners of the attempts of a job whose stages belong to the Dag run of its name; empty for any other job."""
-    owners = tuple(attempt.owner for attempt in view.attempts_of_stages)
-    return owners if owners and all(is_named_after_run(view.job.name, owner) for owner in owners) else ()
-
-
-def is_named_after_run(name: str, owner: AttemptOwner) -> bool:
-    """Return whether a job is named after the Dag run of an attempt, and therefore ends with the run."""
-    dag_id = owner.dag_id
-    return dag_id is not None and name == job_name(f"{dag_id}/{owner.run_key}", is_test=is_test_job(name))
-
-
-def is_emptied(view: JobView) -> bool:
-    """Return whether all checkpoints of a job, except the user's savepoints, have ended and their files are deleted."""
-    return all(_is_removable(c) and not c.awaits_discard for c in view.checkpoints)
-
-
-def _is_removable(checkpoint: CheckpointRecord) -> bool:
-    is_of_user = checkpoint.properties.is_savepoint and checkpoint.status is CheckpointStatus.COMPLETED
-    return is_of_user or checkpoint.has_ended
+def _has_protected_files(checkpoint: CheckpointRecord, protected: frozenset[int]) -> bool:
+    return checkpoint.checkpoint_id in protected and checkpoint.metadata_uri is not None
 
 
 class Owner(StrEnum):
@@ -346,107 +251,5 @@ def _is_protected(view: JobView, checkpoint: CheckpointRecord) -> bool:
     if operator is None:
         return False
     rows = view.of_operator(operator.operator_id)
-    protected = transitions.protected_checkpoints(rows, operator.generation, view.current_attempt(operator))
+    protected = protected_checkpoints(rows, operator.generation, view.current_attempt(operator))
     return checkpoint.checkpoint_id in protected
-
-
-def open_removal(view: JobView) -> ActionRecord | None:
-    """Return the open request to remove a job; a job has at most one."""
-    return next((each for each in view.actions if each.action is JobAction.PRUNE and each.status.is_open), None)
-
-
-def require_removable(view: JobView) -> None:
-    """
-    Require a job that can be removed.
-
-    :raises ConcurrentAttemptError: An attempt is running or may be running.
-    """
-    reasons = reasons_to_keep(view)
-    if reasons:
-        raise ConcurrentAttemptError(
-            f"Expected job {view.job.name!r} without an attempt that may be running, found that {'; '.join(reasons)}; remove "
-            f"the job after its tasks have ended."
-        )
-
-
-def request_removal(tx: JobTransaction, action: ActionRecord) -> None:
-    """
-    Save a request to remove a job. An earlier open one ends.
-
-    :raises ConcurrentAttemptError: An attempt is running or may be running.
-    """
-    view = tx.view()
-    require_removable(view)
-    earlier = open_removal(view)
-    if earlier is not None:
-        _end_removal(tx, earlier, RequestStatus.FAILED, f"replaced by the request of {action.requested_by}")
-    tx.save_action(action)
-
-
-def waiting_removal(view: JobView) -> ActionRecord:
-    """
-    Return the request that waits to be carried out.
-
-    :raises CheckpointNotFoundError: There is none, or its removal has begun.
-    """
-    action = open_removal(view)
-    if action is None or action.status is not RequestStatus.QUEUED:
-        raise CheckpointNotFoundError(
-            f"Expected a waiting request to remove job {view.job.name!r}, found {'none' if action is None else 'one that has begun'}"
-            f"; it has ended, or its checkpoints have."
-        )
-    return action
-
-
-def withdraw_removal(tx: JobTransaction, user: str) -> None:
-    """
-    End the request that waits to be carried out; the job is kept.
-
-    :raises CheckpointNotFoundError: There is none, or its removal has begun.
-    """
-    _end_removal(tx, waiting_removal(tx.view()), RequestStatus.FAILED, f"withdrawn by {user}")
-
-
-def obstacles_to_removal(view: JobView, request_key: str) -> tuple[str, ...]:
-    """Return the reasons why a request is not carried out; empty if it is."""
-    action = open_removal(view)
-    if action is None or action.request_key != request_key:
-        return ("the request to remove it has ended",)
-    uids = {operator.operator_id: operator.uid for operator in view.operators}
-    # The times of a job never go back. At the same time, the order is unknown.
-    started = (a for a in view.attempts if a.registered_at >= action.requested_at)
-    return tuple(
-        f"attempt {a.epoch} of operator {uids[a.operator_id]!r} ({a.owner.label}) has started since the request"
-        for a in started
-    )
-
-
-def begin_removal(tx: JobTransaction, view: JobView) -> None:
-    """Mark the open request, if there is one, in the transaction that ends the checkpoints of the job."""
-    action = open_removal(view)
-    if action is not None:
-        begun = replace(action, status=RequestStatus.RUNNING, message="the files of its checkpoints are being deleted")
-        tx.save_action(begun)
-
-
-def refuse_removal(tx: JobTransaction, view: JobView, request_key: str | None, reasons: tuple[str, ...]) -> None:
-    """End a request that is not carried out, with the reasons; no effect without a key, or if the request has ended."""
-    action = open_removal(view)
-    if action is not None and action.request_key == request_key:
-        _end_removal(tx, action, RequestStatus.FAILED, f"the job is kept: {'; '.join(reasons)}")
-
-
-def complete_removal(tx: JobTransaction, view: JobView) -> None:
-    """
-    End the open request, if there is one, in the transaction that has removed the job for any reason.
-
-    :param view: Job before its removal.
-    """
-    action = open_removal(view)
-    if action is not None:
-        _end_removal(tx, action, RequestStatus.COMPLETED, f"the job and its {len(view.attempts)} attempts were removed")
-
-
-def _end_removal(tx: JobTransaction, action: ActionRecord, status: RequestStatus, message: str) -> None:
-    transitions.end_action(tx, action, status, message)
-    log.info("Job %s: the removal that %s requested %s, %s", tx.job.name, action.requested_by, status.value, message)

@@ -14,8 +14,9 @@ from datetime import datetime
 
 from airflow_provider_statecheck.checkpoint import transitions
 from airflow_provider_statecheck.checkpoint.fencing import logical_date_of
+from airflow_provider_statecheck.checkpoint.ids import is_test_job, job_name
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, CheckpointRecord, OperatorRecord
-from airflow_provider_statecheck.checkpoint.store import JobTransaction
+from airflow_provider_statecheck.checkpoint.store import JobTransaction, JobView
 from airflow_provider_statecheck.exceptions import RunSupersededError
 
 ONE_RUN_AT_A_TIME = "Run one Dag run at a time, with max_active_runs=1 or 'airflow backfill create --max-active-runs 1'"
@@ -101,3 +102,15 @@ def _partition_dates(owners: Iterable[AttemptOwner]) -> Mapping[str, datetime]:
 def _latest_after(date: datetime, runs: Iterable[str], partitions: Mapping[str, datetime]) -> str | None:
     dates = ((partitions.get(key) or logical_date_of(key), key) for key in runs)
     return max(((each, key) for each, key in dates if each is not None and each > date), default=(date, None))[1]
+
+
+def owners_of_run(view: JobView) -> tuple[AttemptOwner, ...]:
+    """Return the owners of the attempts of a job whose stages belong to the Dag run of its name; empty for any other job."""
+    owners = tuple(attempt.owner for attempt in view.attempts_of_stages)
+    return owners if owners and all(is_named_after_run(view.job.name, owner) for owner in owners) else ()
+
+
+def is_named_after_run(name: str, owner: AttemptOwner) -> bool:
+    """Return whether a job is named after the Dag run of an attempt, and therefore ends with the run."""
+    dag_id = owner.dag_id
+    return dag_id is not None and name == job_name(f"{dag_id}/{owner.run_key}", is_test=is_test_job(name))

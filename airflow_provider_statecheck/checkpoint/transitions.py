@@ -11,7 +11,6 @@ from airflow_provider_statecheck.checkpoint import statistics
 from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.codec import storable_text
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.fencing import subsumed_by_retention
 from airflow_provider_statecheck.checkpoint.ids import (
     OperatorId,
     canonical_uri,
@@ -31,6 +30,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     OperatorRecord,
     RequestStatus,
 )
+from airflow_provider_statecheck.checkpoint.retention import open_effects, protected_checkpoints, subsumed_by_retention
 from airflow_provider_statecheck.checkpoint.store import JobTransaction, checkpoints_of_job, requests_of_job
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
 
@@ -435,67 +435,6 @@ def job_suspended_with(tx: JobTransaction) -> list[CheckpointRecord]:
     taken = suspended_with(checkpoints_of_job(tx))
     requested = {r.checkpoint_id for r in tx.view().requests if r.requested_by} if taken else set()
     return [c for c in taken if c.checkpoint_id in requested]
-
-
-def open_effects(
-    checkpoints: Iterable[CheckpointRecord],
-    generation: int,
-    attempt: AttemptRecord | None,
-    requests: Iterable[CheckpointRequest] = (),
-) -> OpenEffects:
-    """
-    Return the checkpoints to delete and to retain, the savepoints to take and the commits to make for an operator.
-
-    :param checkpoints: Checkpoints of the operator that are not discarded, oldest first.
-    :param attempt: Newest attempt, which pins its restored checkpoint while it runs.
-    :param requests: Open requests to the operator.
-    """
-    # The caller displays no figures of these checkpoints, and each reply would repeat them.
-    rows = [replace(checkpoint, summary=None) for checkpoint in checkpoints]
-    protected = protected_checkpoints(rows, generation, attempt)
-    return OpenEffects(
-        discards=tuple(c for c in rows if c.awaits_discard and c.checkpoint_id not in protected),
-        retained=tuple(c for c in rows if c.status is CheckpointStatus.COMPLETED or _has_protected_files(c, protected)),
-        savepoints=tuple(r for r in requests if r.properties.is_savepoint and r.status is RequestStatus.QUEUED),
-        commits=tuple(c.checkpoint_id for c in rows if c.awaits_commit and c.generation == generation),
-    )
-
-
-def protected_checkpoints(
-    checkpoints: Iterable[CheckpointRecord], generation: int, attempt: AttemptRecord | None
-) -> frozenset[int]:
-    """Return the ids of checkpoints whose files must not be deleted, even if their rows have ended."""
-    return frozenset(_pinned(attempt) | _rolled_back(checkpoints, generation, attempt))
-
-
-def _pinned(attempt: AttemptRecord | None) -> set[int]:
-    if attempt is None or not attempt.is_running or attempt.restored_from is None:
-        return set()
-    return {attempt.restored_from}
-
-
-def _rolled_back(rows: Iterable[CheckpointRecord], generation: int, attempt: AttemptRecord | None) -> set[int]:
-    # A restarted run can fail. Until it completes a checkpoint, the rolled-back ones hold the only copy of its results.
-    current = [c for c in rows if c.generation == generation]
-    newest = max((c.checkpoint_id for c in current if c.is_restorable), default=None)
-    if newest is None or attempt is None:
-        return set()
-    subsumed = (c for c in current if c.status is CheckpointStatus.SUBSUMED and c.discarded_at is None)
-    rolled_back = [c for c in subsumed if c.checkpoint_id > newest]
-    last_epoch = max((c.epoch for c in rolled_back), default=0)
-    return {c.checkpoint_id for c in rolled_back if not _has_finished_since(attempt, c, last_epoch)}
-
-
-def _has_finished_since(attempt: AttemptRecord, rolled_back: CheckpointRecord, last_epoch: int) -> bool:
-    # A rewind may follow the last attempt, which then does not replace the results of the rolled-back checkpoints. Within the
-    # resolution of the clock, only epochs tell a rewind from a restart.
-    begun = (attempt.registered_at, attempt.epoch)
-    is_later = rolled_back.ended_at is None or begun > (rolled_back.ended_at, last_epoch)
-    return attempt.status is AttemptStatus.FINISHED and is_later
-
-
-def _has_protected_files(checkpoint: CheckpointRecord, protected: frozenset[int]) -> bool:
-    return checkpoint.checkpoint_id in protected and checkpoint.metadata_uri is not None
 
 
 def _settled_request(tx: JobTransaction, request: CheckpointRequest, checkpoint: CheckpointRecord) -> CheckpointRequest:

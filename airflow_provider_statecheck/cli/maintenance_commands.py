@@ -19,7 +19,7 @@ from airflow_provider_statecheck.checkpoint.job_list import (
     ListedStatus,
 )
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
-from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE
+from airflow_provider_statecheck.checkpoint.row_removal import DEFAULT_AGE
 from airflow_provider_statecheck.checkpoint.store import CheckpointPage
 from airflow_provider_statecheck.cli.output import (
     Exit,

@@ -20,9 +20,9 @@ from airflow_provider_statecheck.checkpoint.aligned.contents import (
     CompletedCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.aligned.steps import CheckpointDeleter, delete_ended
-from airflow_provider_statecheck.checkpoint.fencing import beyond_retention
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
+from airflow_provider_statecheck.checkpoint.retention import beyond_retention
 from airflow_provider_statecheck.checkpoint.states.handles import (
     StreamStateHandle,
 )

@@ -10,6 +10,12 @@ from typing import Any
 from airflow_provider_statecheck.checkpoint import chosen_restore, in_place_restore
 from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
+from airflow_provider_statecheck.checkpoint.job_removal import (
+    open_commits,
+    open_removal,
+    require_removable,
+    waiting_removal,
+)
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
     CheckpointRecord,
@@ -17,14 +23,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     JobAction,
     OperatorRecord,
 )
-from airflow_provider_statecheck.checkpoint.retention import (
-    Owner,
-    custody_of,
-    open_commits,
-    open_removal,
-    require_removable,
-    waiting_removal,
-)
+from airflow_provider_statecheck.checkpoint.retention import Owner, custody_of
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, NoRestorableCheckpointError
 from airflow_provider_statecheck.maintenance.action_targets import (

@@ -17,6 +17,7 @@ from airflow_provider_statecheck.checkpoint import chosen_restore, in_place_rest
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
+from airflow_provider_statecheck.checkpoint.job_removal import request_removal, withdraw_removal
 from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import (
@@ -26,7 +27,6 @@ from airflow_provider_statecheck.checkpoint.records import (
     JobAction,
     RequestStatus,
 )
-from airflow_provider_statecheck.checkpoint.retention import request_removal, withdraw_removal
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction, JobView, rolled_back
 from airflow_provider_statecheck.gateway.verbs import verbs_of
 from airflow_provider_statecheck.maintenance.action_previews import (

@@ -23,7 +23,19 @@ from typing import Generic, Protocol, TypeVar
 from airflow_provider_statecheck.checkpoint import chosen_restore, transitions
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.fencing import is_silent
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, is_test_job
+from airflow_provider_statecheck.checkpoint.job_removal import (
+    awaited_savepoints,
+    begin_removal,
+    complete_removal,
+    is_emptied,
+    last_active,
+    obstacles_to_removal,
+    open_commits,
+    reasons_to_keep,
+    refuse_removal,
+)
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.records import (
@@ -34,22 +46,8 @@ from airflow_provider_statecheck.checkpoint.records import (
     Clock,
     OperatorRecord,
 )
-from airflow_provider_statecheck.checkpoint.retention import (
-    ForgettableRows,
-    OldRows,
-    awaited_savepoints,
-    begin_removal,
-    complete_removal,
-    is_emptied,
-    is_silent,
-    last_active,
-    obstacles_to_removal,
-    open_commits,
-    owners_of_run,
-    reasons_to_keep,
-    refuse_removal,
-    remove_rows,
-)
+from airflow_provider_statecheck.checkpoint.row_removal import ForgettableRows, OldRows, remove_rows
+from airflow_provider_statecheck.checkpoint.run_order import owners_of_run
 from airflow_provider_statecheck.checkpoint.secrets import masked
 from airflow_provider_statecheck.checkpoint.store import (
     JobStore,

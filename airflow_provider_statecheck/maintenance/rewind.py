@@ -15,7 +15,12 @@ from dataclasses import dataclass, replace
 
 from airflow_provider_statecheck.checkpoint import chosen_restore, in_place_restore, transitions
 from airflow_provider_statecheck.checkpoint.codec import require
-from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness, checkpoints_before_run, is_earlier, is_same
+from airflow_provider_statecheck.checkpoint.fencing import (
+    TaskLiveness,
+    checkpoints_before_run,
+    is_earlier,
+    is_same,
+)
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.records import (
     ActionRecord,
@@ -26,7 +31,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     JobAction,
     OperatorRecord,
 )
-from airflow_provider_statecheck.checkpoint.retention import is_named_after_run
+from airflow_provider_statecheck.checkpoint.run_order import is_named_after_run
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction, JobView, rolled_back
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,

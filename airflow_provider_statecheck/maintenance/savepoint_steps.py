@@ -41,10 +41,10 @@ from airflow_provider_statecheck.checkpoint.aligned.steps import (
 )
 from airflow_provider_statecheck.checkpoint.codec import storable_text
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason, root_cause
-from airflow_provider_statecheck.checkpoint.fencing import beyond_retention
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeResult, AttemptRef
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, CheckpointRecord, CheckpointRequest
+from airflow_provider_statecheck.checkpoint.retention import beyond_retention
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.checkpoint.transitions import SAVEPOINT_TIMEOUT

@@ -44,10 +44,11 @@ from airflow_provider_statecheck.storage.metadata_file import (
     DocumentCache,
     InlineStateHandle,
     SnapshotHandle,
+    write_metadata,
 )
 from airflow_provider_statecheck.storage.uris import redact
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
-from airflow_provider_statecheck.storage.views.state_streams import StateWriting, spill_above_budget, write_metadata
+from airflow_provider_statecheck.storage.views.state_streams import StateWriting, spill_above_budget
 
 log = logging.getLogger(__name__)
 

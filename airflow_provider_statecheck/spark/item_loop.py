@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.spark.checkpoint_interval import Rhythm
+from airflow_provider_statecheck.spark.fingerprint import combined_fingerprint, described
 from airflow_provider_statecheck.spark.loop_code import loop_code
-from airflow_provider_statecheck.spark.plan_digest import combined_fingerprint, described
 from airflow_provider_statecheck.spark.steps import StageSteps
 from airflow_provider_statecheck.state.progress import ItemBasis, Scope, ScopedNames, StepKey, describe
 

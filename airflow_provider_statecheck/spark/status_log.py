@@ -25,7 +25,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointStatus,
     OnClear,
 )
-from airflow_provider_statecheck.checkpoint.retention import is_named_after_run
+from airflow_provider_statecheck.checkpoint.run_order import is_named_after_run
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.state.progress import (
     Iterations,

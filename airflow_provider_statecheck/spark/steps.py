@@ -15,7 +15,7 @@ from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.spark.checkpoint_interval import Pace
-from airflow_provider_statecheck.spark.plan_digest import step_fingerprint
+from airflow_provider_statecheck.spark.fingerprint import step_fingerprint
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import LiveSnapshot, StageSnapshots, Stopwatch
 from airflow_provider_statecheck.spark.stage_costs import (

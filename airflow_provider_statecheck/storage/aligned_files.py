@@ -29,13 +29,13 @@ from airflow_provider_statecheck.storage.metadata_file import (
     InlineStateHandle,
     decode_metadata,
     encode_metadata,
+    write_metadata,
 )
 from airflow_provider_statecheck.storage.pointers import StateCopies, resolve_checkpoint
 from airflow_provider_statecheck.storage.views.fs_storage import require_savepoint_target
 from airflow_provider_statecheck.storage.views.state_streams import (
     DEFAULT_INLINE_BUDGET,
     spill_above_budget,
-    write_metadata,
     write_named_by_content,
 )
 

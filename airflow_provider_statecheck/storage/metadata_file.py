@@ -248,6 +248,31 @@ def decode_metadata(data: bytes, *, uri: str) -> CheckpointDocument:
         raise CorruptStateError(f"The metadata in {redact(uri)} cannot be understood: {error}") from error
 
 
+def write_metadata(storage: CheckpointStorage, directory: str, document: CheckpointDocument) -> FileStateHandle:
+    """
+    Write the metadata file of a checkpoint, whose other files are on storage.
+
+    :param directory: The exclusive directory of the checkpoint.
+    :raises InvalidConfigurationError: if the metadata cannot be encoded; see :func:`encode_metadata`.
+    :raises StorageError: as for :func:`publish_metadata`.
+    """
+    return publish_metadata(storage, directory, encode_metadata(document, uri=f"{directory}/{METADATA_FILE}"))
+
+
+def publish_metadata(storage: CheckpointStorage, directory: str, data: bytes) -> FileStateHandle:
+    """
+    Publish an encoded metadata file: a directory with this file is complete. The call may be repeated.
+
+    A failure deletes nothing, because the file may be the metadata of another writer.
+
+    :param directory: The exclusive directory of the checkpoint.
+    :raises StorageError: if the storage fails, or the file exists with other contents.
+    """
+    uri = f"{directory}/{METADATA_FILE}"
+    storage.write_bytes(uri, data)
+    return FileStateHandle.of(uri, data)
+
+
 def read_metadata(storage: CheckpointStorage, uri: str) -> tuple[CheckpointDocument, bytes]:
     """
     Return the checkpoint in a metadata file without a row, and the content of the file.

@@ -32,8 +32,8 @@ from airflow_provider_statecheck.checkpoint.ids import (
 )
 from airflow_provider_statecheck.checkpoint.messages import HIGHEST_ID
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, OperatorRecord
+from airflow_provider_statecheck.checkpoint.retention import protected_checkpoints
 from airflow_provider_statecheck.checkpoint.store import RECENT, JobView
-from airflow_provider_statecheck.checkpoint.transitions import protected_checkpoints
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, StateCheckError
 from airflow_provider_statecheck.storage.discarding import StorageDiscarder, is_of_another_owner
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

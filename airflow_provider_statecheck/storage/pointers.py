@@ -45,9 +45,13 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, SnapshotHandle
+from airflow_provider_statecheck.storage.metadata_file import (
+    CheckpointDocument,
+    SnapshotHandle,
+    write_metadata,
+)
 from airflow_provider_statecheck.storage.uris import normalise_pointer, path_text, redact, scheme_of
-from airflow_provider_statecheck.storage.views.state_streams import NOT_ADDRESSABLE, ResolvedPointer, write_metadata
+from airflow_provider_statecheck.storage.views.state_streams import NOT_ADDRESSABLE, ResolvedPointer
 
 log = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     RequestStatus,
     SystemClock,
 )
-from airflow_provider_statecheck.checkpoint.retention import BATCH_SIZE, DEFAULT_AGE, ForgettableRows
+from airflow_provider_statecheck.checkpoint.row_removal import BATCH_SIZE, DEFAULT_AGE, ForgettableRows
 from airflow_provider_statecheck.checkpoint.store import RECENT, CheckpointPage, EndedCheckpoints
 from airflow_provider_statecheck.flink.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance, UnknownRuns

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck import StageContext
-from airflow_provider_statecheck.spark.step_kinds import cached_bytes, is_cached
+from airflow_provider_statecheck.spark.auto_snapshots import cached_bytes, is_cached
 from tests.soak import rest_in_soak
 
 

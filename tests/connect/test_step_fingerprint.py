@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.spark.plan_digest import step_fingerprint
+from airflow_provider_statecheck.spark.fingerprint import step_fingerprint
 from tests.connect_server import ConnectServer
 
 STEPS = """
@@ -38,7 +38,7 @@ def make(spark):
 CHILD = """
 import importlib.util, json, os, sys
 from pyspark.sql import SparkSession
-from airflow_provider_statecheck.spark.plan_digest import step_fingerprint
+from airflow_provider_statecheck.spark.fingerprint import step_fingerprint
 
 spark = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
 spec = importlib.util.spec_from_file_location("steps", sys.argv[2])

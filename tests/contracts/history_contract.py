@@ -24,7 +24,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointRecord,
     CheckpointStatus,
 )
-from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE
+from airflow_provider_statecheck.checkpoint.row_removal import DEFAULT_AGE
 from airflow_provider_statecheck.checkpoint.store import CheckpointPage
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
 from airflow_provider_statecheck.gateway.verbs import StageGateway as Gateway

@@ -40,7 +40,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus, CheckpointRecord
-from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE
+from airflow_provider_statecheck.checkpoint.row_removal import DEFAULT_AGE
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobView
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance, RetireJob

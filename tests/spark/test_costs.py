@@ -14,8 +14,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
+from airflow_provider_statecheck.spark.auto_snapshots import cached_bytes, is_cached
 from airflow_provider_statecheck.spark.context import StageContext
-from airflow_provider_statecheck.spark.step_kinds import cached_bytes, is_cached
 from tests.spark.conftest import PACKAGE_ROOT
 from tests.spark.tries import Disk, Tries, ids
 

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructField, StructType
 from airflow_provider_statecheck.exceptions import CorruptStateError, EnvironmentNotReadyError, UnsupportedStateError
 from airflow_provider_statecheck.spark import plan_digest
 from airflow_provider_statecheck.spark.context import StageContext
-from airflow_provider_statecheck.spark.plan_digest import step_fingerprint
+from airflow_provider_statecheck.spark.fingerprint import step_fingerprint
 from airflow_provider_statecheck.spark.snapshots import dataframes
 from airflow_provider_statecheck.spark.snapshots.columns import file_schema, readable_type
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot

@@ -4,14 +4,14 @@ import pytest
 from pyspark.sql import functions as F
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.plan_digest import step_fingerprint
+from airflow_provider_statecheck.spark.fingerprint import step_fingerprint
 from airflow_provider_statecheck.spark.snapshots.dataframes import read_dataframe, write_dataframe
 
 # Run in processes of their own: DataFrames and builders as a user writes them, with all that a JVM numbers.
 STEPS = """
 import json, os, sys
 from pyspark.sql import functions as F
-from airflow_provider_statecheck.spark.plan_digest import step_fingerprint
+from airflow_provider_statecheck.spark.fingerprint import step_fingerprint
 from tests.sessions import start_session
 
 spark = start_session(json.loads(os.environ["SPARK_CONF"]) | {"spark.master": os.environ["MASTER_URL"]})

@@ -19,7 +19,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from airflow_provider_statecheck.api.pages.charts import UNITS, readable_duration
-from airflow_provider_statecheck.api.pages.job_views import OperatorsQuery
+from airflow_provider_statecheck.api.pages.job_figures import OperatorsQuery
 from airflow_provider_statecheck.api.requests import public_text, status_of
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
 from airflow_provider_statecheck.checkpoint.job_list import JobsPage

@@ -22,15 +22,15 @@ from airflow_provider_statecheck.api.action_routes import WantedDep, preview_of,
 from airflow_provider_statecheck.api.airflow_access import JobsDep, UserJobs
 from airflow_provider_statecheck.api.airflow_services import task_state
 from airflow_provider_statecheck.api.forks import forking_task, may_fork
-from airflow_provider_statecheck.api.pages.job_views import RETRY_DELAY, OperatorsQuery, ShownJob, rows_of, shown_job
+from airflow_provider_statecheck.api.pages.job_figures import RETRY_DELAY, OperatorsQuery, ShownJob, rows_of, shown_job
 from airflow_provider_statecheck.api.pages.rendering import PageRoute, render
 from airflow_provider_statecheck.api.requests import public_text
 from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.api.task_routes import CheckpointPath, JobPath, OperatorPath
+from airflow_provider_statecheck.checkpoint.fencing import SILENCE
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, new_key
 from airflow_provider_statecheck.checkpoint.job_list import JobList, JobOverview, JobSort, JobsPage, ListedStatus
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, TaskCoordinates
-from airflow_provider_statecheck.checkpoint.retention import SILENCE
 from airflow_provider_statecheck.checkpoint.store import CheckpointPage
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptRowError, StateCheckError
 from airflow_provider_statecheck.gateway.verbs import JOB_PAGES

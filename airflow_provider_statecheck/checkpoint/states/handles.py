@@ -7,10 +7,11 @@ cover all key groups and differ in size by at most one.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
@@ -130,6 +131,11 @@ class FileStateHandle:
     size: int
     sha256: str = ""
     """Checksum; empty if it was not computed."""
+
+    @classmethod
+    def of(cls, uri: str, data: bytes) -> Self:
+        """Return the handle of a file with these bytes."""
+        return cls(uri, len(data), hashlib.sha256(data).hexdigest())
 
     @property
     def state_size(self) -> int:

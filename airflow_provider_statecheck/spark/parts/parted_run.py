@@ -28,6 +28,7 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedPlanError,
 )
 from airflow_provider_statecheck.overriding import override
+from airflow_provider_statecheck.spark.auto_snapshots import is_cached
 from airflow_provider_statecheck.spark.code_digest import code_digest, is_constant
 from airflow_provider_statecheck.spark.connectors.enumerator import (
     ItemEnumerator,
@@ -45,8 +46,9 @@ from airflow_provider_statecheck.spark.connectors.item_source import ItemSource,
 from airflow_provider_statecheck.spark.connectors.row_groups import CuttingReader, RowGroups, load_row_groups
 from airflow_provider_statecheck.spark.connectors.source import OnChange, Source
 from airflow_provider_statecheck.spark.driver.session import is_connect
+from airflow_provider_statecheck.spark.fingerprint import combined_fingerprint
 from airflow_provider_statecheck.spark.parts.part_jobs import PartBuilder, PartJobs, bad_text, failure_of
-from airflow_provider_statecheck.spark.plan_digest import combined_fingerprint, comparable, items
+from airflow_provider_statecheck.spark.plan_digest import comparable, items
 from airflow_provider_statecheck.spark.snapshots.columns import (
     file_schema,
     from_file_columns,
@@ -55,7 +57,6 @@ from airflow_provider_statecheck.spark.snapshots.columns import (
     transfer_schema,
 )
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot
-from airflow_provider_statecheck.spark.step_kinds import is_cached
 from airflow_provider_statecheck.spark.steps import StageSteps
 from airflow_provider_statecheck.spark.tables.cutting import obstacle
 from airflow_provider_statecheck.state.progress import PartedStep, StepKey, describe

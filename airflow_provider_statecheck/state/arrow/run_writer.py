@@ -161,7 +161,7 @@ class OpenRunFile(ABC):
             self._deletions += single(rows.column(DELETED)).true_count
 
     def close(self, state: StateSchema) -> RunFile:
-        """Close the file and return it as part of its run."""
+        """Close the file and return it as run file of its run."""
         try:
             footer = self._write_end()
         except BaseException:

@@ -8,11 +8,14 @@ from typing import Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.lazy import np, pa, pc
-from airflow_provider_statecheck.state.keys.key_types import (
+from airflow_provider_statecheck.state.keys.key_groups import (
     SPARK_SEED,
+    key_group_of_hash,
+    key_groups_of_hashes,
+)
+from airflow_provider_statecheck.state.keys.key_types import (
     KeyType,
     hash_column,
-    key_group_of_hash,
     key_type_of,
 )
 from airflow_provider_statecheck.state.serializers.serializer import (
@@ -185,7 +188,7 @@ class KeySerializer:
         hashed = np.full(len(columns[0]), SPARK_SEED, dtype=np.uint64)
         for each, column in zip(self.fields, self.normalized_columns(columns), strict=True):
             hashed = hash_column(each.key_type, column, hashed)
-        return (hashed.view(np.int64) % max_parallelism).astype(np.int32)
+        return key_groups_of_hashes(hashed, max_parallelism)
 
     def snapshot(self) -> SerializerSnapshot:
         """Return the names and types of the columns, which the next release compares with its own."""

@@ -46,9 +46,12 @@ from airflow_provider_statecheck.state.writing.canonical_files import (
     split_by_ranges,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle
+from airflow_provider_statecheck.storage.metadata_file import (
+    CheckpointDocument,
+    InlineStateHandle,
+    write_metadata,
+)
 from airflow_provider_statecheck.storage.uris import normalise_savepoint_dir, redact
-from airflow_provider_statecheck.storage.views.state_streams import write_metadata
 
 EDITS = "edits"
 """Key of the audit entries in the values of the stage."""

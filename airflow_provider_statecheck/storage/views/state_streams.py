@@ -14,7 +14,6 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import accumulate
 from typing import IO, Protocol, TypeVar
 
@@ -38,7 +37,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage.failures import is_taken
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, encode_metadata, read_metadata
+from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, publish_metadata, read_metadata
 from airflow_provider_statecheck.storage.uris import redact
 
 _PLACE = re.compile(r"/([0-9a-f]{32}/chk-\d+)$")
@@ -115,7 +114,7 @@ class ResolvedPointer(CompletedCheckpointStorageLocation):
                 f"replaced by that of another checkpoint.",
                 uri=redact(uri),
             )
-        return document, _handle_of(uri, data)
+        return document, FileStateHandle.of(uri, data)
 
     @override
     def dispose(self) -> None:
@@ -299,11 +298,7 @@ def write_file(storage: CheckpointStorage, uri: str, data: bytes) -> FileStateHa
     :raises StorageError: if the storage fails, or the file exists with other bytes.
     """
     storage.write_bytes(uri, data)
-    return _handle_of(uri, data)
-
-
-def _handle_of(uri: str, data: bytes) -> FileStateHandle:
-    return FileStateHandle(uri, len(data), hashlib.sha256(data).hexdigest())
+    return FileStateHandle.of(uri, data)
 
 
 def write_named_by_content(
@@ -372,25 +367,9 @@ def open_metadata_stream(storage: CheckpointStorage | None, directory: str) -> C
         raise StorageError(
             f"Expected no metadata at {redact(uri)}, found a file; two checkpoints share a directory.", uri=redact(uri)
         )
-    return CheckpointMetadataOutputStream(partial(publish_metadata, storage, directory))
-
-
-def publish_metadata(storage: CheckpointStorage, directory: str, data: bytes) -> ResolvedPointer:
-    """
-    Publish the metadata file of a checkpoint: a directory with this file is complete. The call may be repeated.
-
-    A failure deletes nothing, because the file may be the metadata of another writer.
-
-    :param directory: The exclusive directory of the checkpoint.
-    :raises StorageError: if the storage fails, or the file exists with other contents.
-    """
-    return ResolvedPointer(directory, write_file(storage, f"{directory}/{METADATA_FILE}", data), storage)
-
-
-def write_metadata(storage: CheckpointStorage, directory: str, document: CheckpointDocument) -> FileStateHandle:
-    """Write the metadata file of a checkpoint, whose other files are on storage; see :func:`publish_metadata`."""
-    data = encode_metadata(document, uri=f"{directory}/{METADATA_FILE}")
-    return publish_metadata(storage, directory, data).metadata_handle
+    return CheckpointMetadataOutputStream(
+        lambda data: ResolvedPointer(directory, publish_metadata(storage, directory, data), storage)
+    )
 
 
 def spill_above_budget(

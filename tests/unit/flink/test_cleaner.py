@@ -13,10 +13,10 @@ from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.fencing import beyond_retention
 from airflow_provider_statecheck.checkpoint.messages import OpenEffects
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
+from airflow_provider_statecheck.checkpoint.retention import beyond_retention
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, StreamStateHandle
 from airflow_provider_statecheck.exceptions import (
     CoordinatorError,

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.records import ActionRecord, AttemptStatus, JobAction, RequestStatus
-from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE
+from airflow_provider_statecheck.checkpoint.row_removal import DEFAULT_AGE
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from airflow_provider_statecheck.maintenance.gc import PrunedJob, PruneRequest, prune_job

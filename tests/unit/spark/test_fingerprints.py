@@ -18,7 +18,8 @@ import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.code_digest import code_digest
-from airflow_provider_statecheck.spark.plan_digest import stable_text, step_fingerprint
+from airflow_provider_statecheck.spark.fingerprint import step_fingerprint
+from airflow_provider_statecheck.spark.plan_digest import stable_text
 
 ROOT = Path(__file__).parents[3]
 _numbers = itertools.count()

@@ -18,7 +18,7 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.spark.context import StageContext
 from airflow_provider_statecheck.spark.item_loop import Change, change_since
-from airflow_provider_statecheck.spark.step_kinds import Refinement
+from airflow_provider_statecheck.spark.refining_loop import Refinement
 from airflow_provider_statecheck.state.progress import ItemBasis
 from tests.contracts.runs_of_a_job import day
 from tests.unit.written_stage import WrittenStage

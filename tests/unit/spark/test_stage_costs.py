@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
+from airflow_provider_statecheck.spark.auto_snapshots import COMPUTE_PER_WRITE, decide
 from airflow_provider_statecheck.spark.checkpoint_interval import Pace
+from airflow_provider_statecheck.spark.refining_loop import Refinement, RefiningLoop
 from airflow_provider_statecheck.spark.stage_costs import (
     ASSUMED_BYTES_PER_SECOND,
     MIB,
@@ -21,12 +23,6 @@ from airflow_provider_statecheck.spark.stage_costs import (
     StageCosts,
     WriteTimes,
     require_room,
-)
-from airflow_provider_statecheck.spark.step_kinds import (
-    COMPUTE_PER_WRITE,
-    Refinement,
-    RefiningLoop,
-    decide,
 )
 
 # Budget

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from airflow_provider_statecheck.api.pages.job_views import OPERATORS_ON_PAGE
+from airflow_provider_statecheck.api.pages.job_figures import OPERATORS_ON_PAGE
 from airflow_provider_statecheck.api.pages.routes import LARGEST_SECTIONS
 from airflow_provider_statecheck.checkpoint import messages
+from airflow_provider_statecheck.checkpoint.fencing import SILENCE
 from airflow_provider_statecheck.checkpoint.ids import operator_id_of
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
-from airflow_provider_statecheck.checkpoint.retention import SILENCE
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.metadata.tables import Caller
 from tests.messages import make_owner

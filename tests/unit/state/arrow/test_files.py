@@ -157,7 +157,7 @@ def test_one_key_is_one_read_of_one_block(tmp_path: Path) -> None:
         memory.write_bytes(f"memory://{stream.uri.partition('://')[2]}", read_state(job.storage, stream))
     backend = job.open(handle)
     state = Job.state(backend, VALUE)
-    parts = [part for run in backend._tables["value"].runs.base for part in run.parts]
+    parts = [part for run in backend._tables["value"].runs.base for part in run.run_files]
     for part in parts:
         object.__setattr__(part, "handle", _in_memory(part.handle))
     backend._reading.files._storage = memory

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -27,11 +26,10 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.state_files import CheckpointStorageLocation, read_state
 from airflow_provider_statecheck.storage.views.state_streams import (
     DEFAULT_INLINE_BUDGET,
-    CheckpointMetadataOutputStream,
     CheckpointStateOutputStream,
     StateWriting,
+    open_metadata_stream,
     open_state_stream,
-    publish_metadata,
     spill_above_budget,
 )
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
@@ -306,7 +304,7 @@ def test_finalizing_may_be_repeated_after_a_failure(
     storage: CheckpointStorage, location: CheckpointStorageLocation, mode: FaultMode
 ) -> None:
     faulty = faulty_storage(storage, FaultPlan(1, mode))
-    stream = CheckpointMetadataOutputStream(partial(publish_metadata, faulty, location.exclusive))
+    stream = open_metadata_stream(faulty, location.exclusive)
     stream.write(b"x")
     with pytest.raises(StorageError, match="Injected"):
         stream.close_and_finalize_checkpoint()

@@ -21,6 +21,7 @@ from airflow_provider_statecheck.api.pages.charts import (
     timeline,
 )
 from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
+from airflow_provider_statecheck.checkpoint.fencing import silent_since
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.in_place_restore import waiting_in, with_generation
 from airflow_provider_statecheck.checkpoint.job_list import (
@@ -45,7 +46,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     OperatorRecord,
     RequestStatus,
 )
-from airflow_provider_statecheck.checkpoint.retention import Custody, custody_of, silent_since
+from airflow_provider_statecheck.checkpoint.retention import Custody, custody_of
 from airflow_provider_statecheck.checkpoint.statistics import CheckpointStatsSnapshot, snapshot_of
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
