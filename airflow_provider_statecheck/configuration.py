@@ -222,12 +222,18 @@ def _flink_value(name: str, section: Mapping[str, str]) -> Any:
     option = FLINK_COUNTERPARTS.get(name)
     key = option.key_in(section) if option else None
     if option is None or key is None:
-        return None
+        return _storage_dir(section) if name == _REQUIRED else None
     log.warning("Read %s from Flink's key %s; set %s instead; its unit may differ.", name, key, name)
     config = CheckpointConfig()
     option.read(config, section)
     value = getattr(config, option.name)
     return value.total_seconds() if SETTINGS[name].kind is Kind.SECONDS else value
+
+
+def _storage_dir(section: Mapping[str, str]) -> str | None:
+    config = CheckpointConfig()
+    CheckpointConfig.checkpoint_storage.read(config, section)
+    return config.storage_dir
 
 
 def state_backend_settings(section: Mapping[str, str]) -> dict[str, str]:
@@ -245,7 +251,13 @@ def storage_settings(section: Mapping[str, str]) -> dict[str, str]:
     config = CheckpointConfig()
     for option in STORAGE_OPTIONS:
         option.read(config, section)
-    found = ((option, option.key_in(section)) for option in STORAGE_OPTIONS)
+    # A storage that is given as a directory acts as checkpoint_dir.
+    acting = (
+        each
+        for each in STORAGE_OPTIONS
+        if each is not CheckpointConfig.checkpoint_storage or config.storage_dir is None
+    )
+    found = ((option, option.key_in(section)) for option in acting)
     return {option.key: section[key] for option, key in found if key is not None}
 
 

@@ -19,6 +19,7 @@ from airflow_provider_statecheck.checkpoint.config_options import (
     parse_duration,
     parse_number,
     parse_size,
+    parse_storage,
     parse_text,
     parse_truth,
     parse_whole_number,
@@ -76,10 +77,10 @@ class CheckpointConfig:
     :raises InvalidConfigurationError: on assignment of a value that is out of range.
     """
 
-    checkpoint_storage = ConfigOption[str | None](
-        f"{_CHECKPOINTING}.storage", None, parse_text, old_keys=("state.checkpoint-storage",)
+    checkpoint_storage = ConfigOption[Any](
+        f"{_CHECKPOINTING}.storage", None, parse_storage, old_keys=("state.checkpoint-storage",)
     )
-    """Name of the checkpoint storage; ``None`` for ``filesystem``."""
+    """Checkpoint storage: its name, an object, or the URI of its directory; ``None`` for ``filesystem``."""
     checkpoint_dir = ConfigOption[str | None](
         f"{_CHECKPOINTING}.dir", None, parse_directory, old_keys=("state.checkpoints.dir",)
     )
@@ -244,6 +245,12 @@ class CheckpointConfig:
     def retention_policy(self) -> CheckpointRetentionPolicy:
         """Return the retention of checkpoints after the end of the job."""
         return self.externalized_checkpoint_retention.retention_policy
+
+    @property
+    def storage_dir(self) -> str | None:
+        """Return the directory of checkpoints, which the storage may be given as; ``None`` if neither is set."""
+        storage = self.checkpoint_storage
+        return storage if isinstance(storage, str) and "://" in storage else self.checkpoint_dir
 
     @property
     def effective_min_pause(self) -> timedelta:

@@ -149,6 +149,17 @@ def parse_text(key: str, value: Any) -> str:
     return str(value)
 
 
+def parse_storage(key: str, value: Any) -> Any:
+    """
+    Parse a checkpoint storage: its name, the URI of its directory, or an object.
+
+    :raises InvalidConfigurationError: if a URI is not that of a directory.
+    """
+    if not isinstance(value, str):
+        return value
+    return parse_directory(key, value) if "://" in value else parse_text(key, value)
+
+
 def parse_whole_number(key: str, value: Any) -> int:
     """
     Parse a whole number.

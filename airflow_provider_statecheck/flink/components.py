@@ -87,8 +87,10 @@ class CoordinatorComponents:
         try:
             yield
         finally:
-            if self.job_failures:
-                raise self.job_failures.pop(0)
+            # Another thread may take one, too.
+            failures, self.job_failures[:] = self.job_failures[:1], self.job_failures[1:]
+            for failure in failures:
+                raise failure
 
 
 class CheckpointAborter:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from datetime import timedelta
 from random import Random
-from threading import Lock
+from threading import Lock, RLock
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
@@ -68,6 +68,7 @@ from airflow_provider_statecheck.flink.requests import (
 )
 from airflow_provider_statecheck.flink.restore import RestorableTask, StateRestorer, resume
 from airflow_provider_statecheck.flink.state_handles import CheckpointIDCounter
+from airflow_provider_statecheck.flink.timer import CheckpointTimer
 from airflow_provider_statecheck.flink.triggering import CheckpointTrigger, PeriodicTrigger
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class CheckpointCoordinator:
     Triggers checkpoints of several operators, collects their acknowledgements and completes the checkpoints.
 
     The state of a coordinator is stored in rows. Coordinators with the same leader act as one, even in different processes,
-    and a new coordinator resumes the work of an earlier one. A coordinator starts no thread and no timer: call
+    and a new coordinator resumes the work of an earlier one. A coordinator without a timer starts no thread: call
     :meth:`tick` periodically.
 
     :param tasks_to_wait_for: The tasks that must acknowledge a checkpoint.
@@ -91,6 +92,7 @@ class CheckpointCoordinator:
     :param random: The source of the delay before the first periodic checkpoint.
     :param pause: The function with which futures wait between two reads of the rows.
     :param lease: The time after which another coordinator may take over a finalization.
+    :param timer: The timer of periodic checkpoints; ``None`` if the process may end before the next one.
     :raises InvalidConfigurationError: if there is no task to wait for, or the leader is of another job.
     :raises StorageError: if checkpoints are periodic and their directories cannot be created.
     :raises CoordinatorError: if the counter cannot be started.
@@ -119,6 +121,7 @@ class CheckpointCoordinator:
         operator_coordinators: Sequence[OperatorCoordinatorContext] = (),
         pause: Pause = time.sleep,
         lease: timedelta = DEFAULT_LEASE,
+        timer: CheckpointTimer | None = None,
     ) -> None:
         require("tasks_to_wait_for", list(tasks_to_wait_for), bool, "at least one task")
         is_ours = leader.job_id == job_id and leader.is_of_job
@@ -126,6 +129,8 @@ class CheckpointCoordinator:
         self._job_id = job_id
         self._clock = clock
         self._lock = Lock()
+        self._turn = RLock()
+        self._timer = timer
         self._futures = CheckpointFutures(rows, leader, checkpoint_storage, pause)
         self._statistics = CheckpointStatsTracker(rows, leader)
         self._has_base_locations = False
@@ -280,7 +285,9 @@ class CheckpointCoordinator:
 
     def start_checkpoint_scheduler(self) -> None:
         """
-        Start periodic checkpoints, which :meth:`tick` triggers when they are due; a second call restarts the interval.
+        Start periodic checkpoints, which the timer triggers when they are due; a second call restarts the interval.
+
+        Without a timer, :meth:`tick` triggers them, and a warning says so.
 
         :raises CoordinatorError: after the shutdown, or if no interval is configured.
         """
@@ -290,6 +297,13 @@ class CheckpointCoordinator:
                 "Expected an interval for periodic checkpoints, found none; set execution.checkpointing.interval."
             )
         self._periodic.start(self._clock.now())
+        if self._timer is None:
+            log.warning(
+                "This coordinator has no timer, because its process may end before the next checkpoint is due; call tick() as often "
+                "as a checkpoint may begin."
+            )
+        else:
+            self._timer.start(self._timed_tick)
 
     def stop_checkpoint_scheduler(self) -> None:
         """
@@ -297,8 +311,7 @@ class CheckpointCoordinator:
 
         :raises CheckpointException: ``IO_EXCEPTION`` if the database fails; periodic checkpoints are stopped anyway.
         """
-        if self._periodic is not None:
-            self._periodic.stop()
+        self._stop_periodic()
         self._abort_everything(CheckpointFailureReason.CHECKPOINT_COORDINATOR_SUSPEND)
 
     def tick(self) -> None:
@@ -311,8 +324,24 @@ class CheckpointCoordinator:
         """
         if self._is_shut_down:
             return
-        with self._components.raising_job_failures():
+        # The timer may tick in its thread.
+        with self._turn, self._components.raising_job_failures():
             self._tick()
+
+    def _timed_tick(self) -> float | None:
+        self.tick()
+        due = None if self._periodic is None else self._periodic.next_fire_at
+        if due is None or self._is_shut_down:
+            return None
+        # Pending checkpoints expire meanwhile.
+        seconds = min((due - self._clock.now()).total_seconds(), self._components.config.timeout.total_seconds())
+        return max(seconds, 0.0)
+
+    def _stop_periodic(self) -> None:
+        if self._periodic is not None:
+            self._periodic.stop()
+        if self._timer is not None:
+            self._timer.stop()
 
     def _tick(self) -> None:
         self._aborter.expire()
@@ -393,10 +422,13 @@ class CheckpointCoordinator:
 
     def shutdown_store(self, status: JobStatus) -> None:
         """
-        Shut down the completed store; the properties of its checkpoints decide which are deleted.
+        Shut down the completed store at the end or the suspension of the job, and stop periodic checkpoints.
+
+        The properties of its checkpoints decide which are deleted.
 
         :raises StateCheckError: if the database or the storage fails; the call may be repeated.
         """
+        self._stop_periodic()
         self._components.completed_store.shutdown(status, self._components.cleaner)
 
     def shutdown(self) -> None:
@@ -405,8 +437,7 @@ class CheckpointCoordinator:
             if self._is_shut_down:
                 return
             self._is_shut_down = True
-        if self._periodic is not None:
-            self._periodic.stop()
+        self._stop_periodic()
         self._components.hooks.close()
         self._abort_everything(CheckpointFailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN)
 
@@ -449,6 +480,8 @@ class CheckpointCoordinator:
     def _rearm(self, delay: timedelta) -> None:
         if self._periodic is not None:
             self._periodic.rearm(self._clock.now(), delay)
+        if self._timer is not None:
+            self._timer.wake()
 
     def _trigger_next(self) -> None:
         """Trigger the checkpoints that may start now; their futures report failures."""

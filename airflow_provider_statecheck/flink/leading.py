@@ -24,6 +24,7 @@ from airflow_provider_statecheck.checkpoint.failure import (
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, Clock, SystemClock
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.flink.completed_store import CompletedCheckpointStore
 from airflow_provider_statecheck.flink.components import CheckpointStatsTracker
 from airflow_provider_statecheck.flink.coordinator import CheckpointCoordinator
@@ -31,16 +32,20 @@ from airflow_provider_statecheck.flink.participants import OperatorCoordinatorCo
 from airflow_provider_statecheck.flink.plan import ExecutionTask
 from airflow_provider_statecheck.flink.requests import Pause
 from airflow_provider_statecheck.flink.state_handles import CheckpointIDCounter, StateHandleStore
+from airflow_provider_statecheck.flink.timer import CheckpointTimer
 from airflow_provider_statecheck.gateway.leadership import leading
 from airflow_provider_statecheck.storage.aligned_files import AlignedFiles
 from airflow_provider_statecheck.storage.discarding import EffectDiscards, StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache
 from airflow_provider_statecheck.storage.uris import normalise_base
+from airflow_provider_statecheck.storage.views.loading import DEFAULT_STORAGE
 
 log = logging.getLogger(__name__)
 
 SETTINGS = (
+    "checkpoint_storage",
+    "checkpoint_dir",
     "checkpoint_interval",
     "timeout",
     "min_pause_between_checkpoints",
@@ -74,6 +79,7 @@ def new_coordinator(
     random: Random | None = None,
     pause: Pause = time.sleep,
     lease: timedelta = DEFAULT_LEASE,
+    timer: CheckpointTimer | None = None,
 ) -> CheckpointCoordinator:
     """
     Return a coordinator of several operators, with its stores, its failure manager and its deleter.
@@ -87,11 +93,12 @@ def new_coordinator(
     :param executor: The executor that notifies tasks and deletes files.
     :param tasks_to_trigger: The tasks to trigger, by default all.
     :param tasks_to_wait_for: The tasks that must acknowledge, by default all.
-    :param checkpoint_storage: The storage of manifests and metadata, by default files on ``storage``.
+    :param checkpoint_storage: The storage of manifests and metadata, by default that of the settings, or files on ``storage``.
     :param clock: The clock of periodic checkpoints, by default the system clock.
     :param random: The source of the delay before the first periodic checkpoint.
     :param pause: The function with which futures wait between two reads of the rows.
     :param lease: The time after which another coordinator may take over a finalization.
+    :param timer: The timer of periodic checkpoints, by default none.
     :raises InvalidConfigurationError: as for :class:`CheckpointCoordinator`, and for other settings.
     """
     config.require_only(SETTINGS, "a coordinator of several operators")
@@ -99,8 +106,8 @@ def new_coordinator(
     # The completed store also reads savepoints, which are stored outside of the checkpoint directory.
     storage = storage if config.savepoint_dir is None else storage.allowing(normalise_base(config.savepoint_dir))
     documents = DocumentCache(lambda _: storage)
-    files = checkpoint_storage or AlignedFiles(storage, job_id, job_name, config.savepoint_dir, documents=documents)
-
+    files = checkpoint_storage or _storage_of(config)
+    files = files or AlignedFiles(storage, job_id, job_name, config.savepoint_dir, documents=documents)
     return CheckpointCoordinator(
         job_id,
         config,
@@ -122,6 +129,7 @@ def new_coordinator(
         operator_coordinators=operator_coordinators,
         pause=pause,
         lease=lease,
+        timer=timer,
     )
 
 
@@ -138,11 +146,29 @@ def leading_coordinator(
     """
     Lead the aligned checkpoints of a job with a coordinator, in a block after which no leader is registered.
 
+    The block outlives the periodic checkpoints, so the coordinator has a timer.
+
     :param owner: The owner of the leadership.
     :param arguments: Arguments of :func:`new_coordinator`.
     """
     with leading(rows, storage, job_name=job_name, owner=owner) as leader, ThreadPoolExecutor(1) as executor:
-        yield new_coordinator(rows, storage, config, leader, job_name=job_name, executor=executor, **arguments)
+        timer = CheckpointTimer()
+        yield new_coordinator(
+            rows, storage, config, leader, job_name=job_name, executor=executor, timer=timer, **arguments
+        )
+
+
+def _storage_of(config: CheckpointConfig) -> AlignedStorage | None:
+    storage = config.checkpoint_storage
+    if storage is None or storage in (DEFAULT_STORAGE, config.storage_dir):
+        return None
+    if isinstance(storage, AlignedStorage):
+        return storage
+    raise InvalidConfigurationError(
+        f"Expected checkpoint_storage to be {DEFAULT_STORAGE!r}, the URI of a directory, or a AlignedStorage, found {storage!r}; "
+        f"correct the setting.",
+        key=CheckpointConfig.checkpoint_storage.key,
+    )
 
 
 def _failure_manager(

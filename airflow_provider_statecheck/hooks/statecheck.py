@@ -280,7 +280,7 @@ class StatecheckHook(BaseHook):
         :param tasks: The tasks of the operators.
         :param config: Settings of checkpoints, by default those of ``CheckpointConfig()``.
         :param job: Name of the job, by default that of the Dag run. Under ``dag.test``, it means the job of test runs.
-        :param checkpoint_dir: Directory of the checkpoints, by default ``[statecheck] checkpoint_dir``.
+        :param checkpoint_dir: Directory of the checkpoints, by default that of ``config``, or ``[statecheck] checkpoint_dir``.
         :param storage_conn_id: Connection with the credentials of the storage, by default ``[statecheck] storage_conn_id``.
         :raises EnvironmentNotReadyError: No task is running.
         :raises InvalidConfigurationError: An argument is invalid, or there is no checkpoint directory.
@@ -291,13 +291,16 @@ class StatecheckHook(BaseHook):
         from airflow_provider_statecheck.flink.leading import leading_coordinator
         from airflow_provider_statecheck.gateway.leadership import ending
 
-        settings = StatecheckSettings.from_airflow(checkpoint_dir=checkpoint_dir, storage_conn_id=storage_conn_id)
+        config = config or CheckpointConfig()
+        settings = StatecheckSettings.from_airflow(
+            checkpoint_dir=checkpoint_dir or config.storage_dir, storage_conn_id=storage_conn_id
+        )
         context, program = running_context(), _Program()
         with (
             leading_coordinator(
                 coordinator_rows(self.statecheck_conn_id),
                 storage_opener(settings.storage_conn_id)(settings.checkpoint_dir),
-                config or CheckpointConfig(),
+                config,
                 job_name=job_name_of(context, job, is_test=is_orm_open()),
                 owner=owner_of(context, None),
                 tasks=tasks,

@@ -231,9 +231,12 @@ class CheckpointedStageOperator(CheckpointedPySparkOperator):
         :raises AirflowFailException: An error that a retry cannot fix.
         """
         from airflow_provider_statecheck.spark.stages.planning import load_stage
+        from airflow_provider_statecheck.state.backends import directories_of
 
         try:
             self._stage = load_stage(self.stage, parallelism=self.parallelism)
+            for name, uri in directories_of(self._stage.state_backend, {}).items():
+                setattr(self, name, uri)
         except InvalidConfigurationError as error:
             raise AirflowFailException(masked(str(error))) from error
         return super().execute(context)

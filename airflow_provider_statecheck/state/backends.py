@@ -402,20 +402,32 @@ def backend_of_stage(wanted: StateBackend | str | None, config: Mapping[str, Any
 
     :param wanted: Backend or name that the stage declares; ``None`` for the configured backend.
     :param config: Settings by key; a declared name takes precedence.
-    :raises InvalidConfigurationError: if the backend cannot be loaded, or has its own directories.
+    :raises InvalidConfigurationError: if the backend cannot be loaded.
     """
     if isinstance(wanted, str):
         wanted, config = None, {**config, BACKEND_KEYS[0]: wanted}
     _require_known_settings(config)
-    backend = load_state_backend(wanted, config)
-    paths = [name for name in ("checkpoint_path", "savepoint_path") if getattr(backend, name, None) is not None]
-    if paths:
-        raise InvalidConfigurationError(
-            f"Expected {type(backend).__name__} without directories in a stage, found base_{paths[0]}; leave the path out, "
-            f"because a stage writes to its checkpoint_dir and savepoint_dir.",
-            key=f"base_{paths[0]}",
-        )
-    return backend
+    return load_state_backend(wanted, config)
+
+
+def directories_of(backend: object, config: Mapping[str, Any]) -> dict[str, str]:
+    """
+    Return the directories that the backend and the storage of a stage name themselves.
+
+    They take precedence over those of the job, as in Flink.
+
+    :param backend: Backend that the stage declares.
+    :param config: Settings by key.
+    :return: The ``checkpoint_dir`` and the ``savepoint_dir``, as far as they are named.
+    :raises InvalidConfigurationError: if a setting is invalid.
+    """
+    settings = CheckpointConfig()
+    CheckpointConfig.checkpoint_storage.read(settings, config)
+    found = {
+        "checkpoint_dir": getattr(backend, "checkpoint_path", None) or settings.storage_dir,
+        "savepoint_dir": getattr(backend, "savepoint_path", None),
+    }
+    return {name: uri for name, uri in found.items() if uri is not None}
 
 
 def _backend_name(config: Mapping[str, Any]) -> Any:

@@ -34,9 +34,9 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     describe,
     incompatible,
     kept_distinct,
+    key_compatibility,
     migrated,
     never_migrated,
-    other_key,
     reasons,
     serializer_from_now_on,
     worst,
@@ -285,7 +285,7 @@ def _snapshot_from_now_on(old: SerializerSnapshot, new: SerializerSnapshot) -> S
 
 
 def _key_verdict(old: SerializerSnapshot, new: SerializerSnapshot) -> Verdict:
-    compatibility = other_key if "key" in (old.class_id, new.class_id) else _type_compatibility
+    compatibility = key_compatibility if "key" in (old.class_id, new.class_id) else _type_compatibility
     verdict = AS_IS if old == new else never_migrated(compatibility(old, new), "a key")
     types = {"old": describe(old), "new": describe(new)}
     return Verdict(name=KEY, scope=KEY, fate=_FATES[verdict.outcome], reason=verdict.reason, **types)

@@ -17,6 +17,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorSubtaskState,
     key_group_range_of,
 )
+from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.backends import StateBackend, backend_of_stage
 from airflow_provider_statecheck.state.descriptors import (
@@ -27,7 +28,13 @@ from airflow_provider_statecheck.state.descriptors import (
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
-from airflow_provider_statecheck.state.functions.contexts import KeyedContext, StateInitializationContext, TaskInfo
+from airflow_provider_statecheck.state.functions.contexts import (
+    BroadcastContext,
+    BroadcastStates,
+    KeyedContext,
+    StateInitializationContext,
+    TaskInfo,
+)
 from airflow_provider_statecheck.state.functions.user_functions import (
     FlatMapFunction,
     FunctionLifecycle,
@@ -65,6 +72,7 @@ class FunctionHarness:
     :param restored: The result of ``snapshot`` of another harness.
     :param now_ms: A function that returns the time for the expiry of state, in milliseconds.
     :param state_backend: The state backend or its name, by default the default backend of a stage.
+    :param broadcast: The descriptors of the broadcast states of a ``KeyedBroadcastProcessFunction``.
     :param snapshot_between_calls: Whether each call of ``process`` is a separate increment: the state is saved, the function
         is closed, and a copy of the function is restored from the state. Values outside of state are lost.
     """
@@ -77,6 +85,7 @@ class FunctionHarness:
         restored: OperatorSubtaskState | None = None,
         now_ms: Callable[[], int] = lambda: 0,
         state_backend: StateBackend | str | None = None,
+        broadcast: Sequence[MapStateDescriptor[Any]] = (),
         snapshot_between_calls: bool = False,
     ) -> None:
         self._given = function
@@ -84,7 +93,7 @@ class FunctionHarness:
         self._environment = _environment(now_ms)
         self._state_backend = backend_of_stage(state_backend, {})
         self._snapshot_between_calls = snapshot_between_calls
-        self._context: KeyedContext[Any] = KeyedContext()
+        self._descriptors = tuple(broadcast)
         self._begin(restored)
 
     def process(self, value: Any, *, key: Any = None, timestamp: int | None = None) -> list[Any]:
@@ -95,12 +104,16 @@ class FunctionHarness:
         :param key: The key of the element, for keyed functions.
         :param timestamp: The timestamp of the element, in milliseconds since 1970.
         """
-        emitted = self._processed(value, key, timestamp)
-        if self._snapshot_between_calls:
-            saved = self.snapshot()
-            self.close()
-            self._begin(saved)
-        return emitted
+        return self._after_call(self._processed(value, key, timestamp))
+
+    def process_broadcast(self, value: Any) -> list[Any]:
+        """Process an element of the broadcast input and return the emitted values."""
+        if self._keyed is None:
+            raise CoordinatorError("Expected a type of keys for a function with keyed state, found none; pass key=.")
+        context = BroadcastContext(self._broadcast, self._keyed.apply_to_all_keys)
+        emitted = list(self._function.process_broadcast_element(value, context) or ())
+        context.end()
+        return self._after_call(emitted)
 
     def end_of_input(self) -> list[Any]:
         """End the input and return the values emitted for the keys with state, then those of the subtask."""
@@ -159,6 +172,15 @@ class FunctionHarness:
             raw_operator_state=raw_operator_state_inputs(self._environment.storage, state.raw_operator),
         )
         self._lifecycle.initialize(context)
+        self._broadcast = BroadcastStates(self._operator, self._descriptors)
+        self._context: KeyedContext[Any] = KeyedContext(self._broadcast)
+
+    def _after_call(self, emitted: list[Any]) -> list[Any]:
+        if self._snapshot_between_calls:
+            saved = self.snapshot()
+            self.close()
+            self._begin(saved)
+        return emitted
 
     def _keyed_backend(self, state: OperatorSubtaskState) -> AbstractKeyedStateBackend:
         types = self._key if isinstance(self._key, tuple) else (self._key,)

@@ -44,6 +44,8 @@ from airflow_provider_statecheck.spark.connectors.custom.data_frame_source impor
 from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink, committed_files
 from airflow_provider_statecheck.spark.connectors.sink import SinkTaskContext, lineage_of
 from airflow_provider_statecheck.spark.connectors.stage_output.source import StageOutputReader, StageOutputSource
+from airflow_provider_statecheck.spark.driver.settings import DriverSettings
+from airflow_provider_statecheck.spark.stages.endpoints import Endpoints
 from airflow_provider_statecheck.spark.stages.stage import Stage
 from airflow_provider_statecheck.spark.stages.stage_run import StageRun
 from airflow_provider_statecheck.spark.stages.stage_state import SINK, driver_state
@@ -235,8 +237,9 @@ class Body:
         )
         stage = self.life.stage(self.uid, self.day)
         run = StageRun(None, self.attempt, stage)  # type: ignore[arg-type]
+        endpoints = Endpoints(None, self.attempt, stage, DriverSettings())  # type: ignore[arg-type]
         yield
-        start = start_of(self.attempt, stage.input, run._open_source)
+        start = start_of(self.attempt, stage.input, endpoints.open_source)
         restored, enumerator = start.state, start.enumerator
         if start.loaded is not None and restored.checkpoint_id is not None:
             own = start.loaded.state.get("rows", {})

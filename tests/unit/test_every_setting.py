@@ -32,6 +32,7 @@ from airflow_provider_statecheck.state.backends import (
     FsStateBackend,
     MemoryStateBackend,
     backend_of_stage,
+    directories_of,
 )
 from tests.unit.operators.test_checkpointed import ARGUMENTS
 from tests.unit.operators.test_registration import make_context
@@ -256,7 +257,22 @@ def test_a_setting_that_the_backend_does_not_have_is_refused(key: str) -> None:
 
 @pytest.mark.parametrize("kind", [FsStateBackend, MemoryStateBackend])
 @pytest.mark.parametrize("argument", ["base_checkpoint_path", "base_savepoint_path"])
-def test_a_stage_refuses_a_backend_with_a_directory_of_its_own(kind: Any, argument: str) -> None:
-    with pytest.raises(InvalidConfigurationError, match=argument):
-        backend_of_stage(kind(**{argument: "s3://lake/elsewhere"}), {})
-    assert isinstance(backend_of_stage(kind(), {}), kind)
+def test_a_stage_has_the_directories_of_its_backend(kind: Any, argument: str) -> None:
+    backend = kind(**{argument: "s3://lake/elsewhere/"})
+    name = argument.removeprefix("base_").replace("_path", "_dir")
+    assert directories_of(backend, {}) == {name: "s3://lake/elsewhere"}
+    assert isinstance(backend_of_stage(backend, {}), kind)
+    assert directories_of(kind(), {}) == directories_of("arrow", {}) == directories_of(None, {}) == {}
+
+
+@pytest.mark.parametrize("key", ["execution.checkpointing.storage", "state.checkpoint-storage"])
+def test_a_storage_that_is_a_directory_is_that_of_the_stage(in_file: Any, key: str) -> None:
+    assert directories_of(None, {key: "s3://lake/checkpoints"}) == {"checkpoint_dir": "s3://lake/checkpoints"}
+    assert directories_of(None, {key: "jobmanager"}) == {}
+    with pytest.raises(InvalidConfigurationError, match="URI of a directory"):
+        directories_of(None, {key: "s3://lake"})
+    in_file(key, "file:///data/of/storage")
+    settings = StatecheckSettings.from_airflow()
+    assert settings.checkpoint_dir == "file:///data/of/storage"
+    assert CheckpointConfig.checkpoint_storage.key_in(settings.state_config) is None
+    assert StatecheckSettings.from_airflow(checkpoint_dir="/data/given").checkpoint_dir == "/data/given"

@@ -17,6 +17,8 @@ from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.spark.connectors.files.sink import committed_files
 from airflow_provider_statecheck.spark.connectors.sink import SinkTaskContext
+from airflow_provider_statecheck.spark.driver.settings import DriverSettings
+from airflow_provider_statecheck.spark.stages.endpoints import Endpoints
 from airflow_provider_statecheck.spark.stages.stage import Stage
 from airflow_provider_statecheck.spark.stages.stage_run import StageRun
 from airflow_provider_statecheck.spark.stages.stage_state import SINK, driver_state
@@ -52,6 +54,7 @@ class CountingAttempt:
         self._stage = stage
         self._read = read
         self._run = StageRun(None, attempt, stage)  # type: ignore[arg-type]
+        self._endpoints = Endpoints(None, attempt, stage, DriverSettings())  # type: ignore[arg-type]
         self.restored_id: int | None = None
         self.counts: Counter[str] = Counter()
         self._enumerator: Any = None
@@ -59,7 +62,7 @@ class CountingAttempt:
 
     def open_source(self) -> None:
         """Choose the checkpoint to start from and list the input."""
-        self._start = start_of(self.attempt, self._stage.input, self._run._open_source)
+        self._start = start_of(self.attempt, self._stage.input, self._endpoints.open_source)
         self._enumerator, self.restored_id = self._start.enumerator, self._start.state.checkpoint_id
         if self.restored_id is not None:
             assert self._start.loaded is not None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
@@ -85,6 +85,7 @@ class AlignedContent:
     parts: tuple[MemberCheckpoint, ...] = ()
 
 
+@runtime_checkable
 class AlignedStorage(Protocol):
     """
     Storage of checkpoint files.

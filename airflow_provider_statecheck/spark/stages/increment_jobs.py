@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
@@ -64,6 +64,8 @@ class IncrementTasks:
     config: CheckpointConfig
     """Settings of the checkpoint storage."""
     context: SubtaskContext
+    broadcast: Mapping[str, tuple[bytes, ...]] = field(default_factory=dict)
+    """Packed rows of broadcast inputs by the uids of the functions, which the tasks of the next increment see first."""
     combining: Combining
     """Decides whether Spark combines aggregates before the shuffle."""
 
@@ -122,6 +124,7 @@ class IncrementTasks:
             operator,
             states=self.states.of(operator.uid),
             schemas=self.states.restored_schemas.get(operator.uid),
+            broadcast=self.broadcast.get(operator.uid, ()),
             restored_checkpoint_id=self.states.saved_with(operator.uid),
         )
 

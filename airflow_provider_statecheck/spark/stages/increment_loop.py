@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from airflow_provider_statecheck.spark.driver.session import TaggedJobs
 from airflow_provider_statecheck.spark.job_failures import task_errors_raised
 from airflow_provider_statecheck.spark.snapshots.dataframes import explained
 from airflow_provider_statecheck.spark.stage_costs import disk_failures_named
+from airflow_provider_statecheck.spark.stages.broadcasts import Broadcasts
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
 from airflow_provider_statecheck.spark.stages.executor.node_run import StateCapture
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
@@ -69,6 +71,7 @@ class IncrementLoop:
     :param pace: Decides which increments end with a checkpoint; the last one always does.
     :param restored_seconds: Time of the increments of this run before the restored checkpoint.
     :param planned: Returns the tasks for the rows of an increment: the given ones, or others if the rows have wider types.
+    :param broadcasts: Sources of the rows that the tasks of the first increment see first.
     """
 
     def __init__(
@@ -83,12 +86,14 @@ class IncrementLoop:
         monotonic: Callable[[], float],
         restored_seconds: float = 0.0,
         planned: Callable[[IncrementTasks, DataFrame], IncrementTasks] = lambda tasks, _: tasks,
+        broadcasts: Broadcasts | None = None,
     ) -> None:
         self._attempt = attempt
         self._enumerator = enumerator
         self._tasks = tasks
         self._jobs = jobs
         self._planned = planned
+        self._broadcasts = broadcasts or Broadcasts({})
         self._commits = commits
         self._pace = pace
         self._progress = progress
@@ -144,6 +149,7 @@ class IncrementLoop:
         self._run_seconds += self._monotonic() - begin
         self._enumerator.require_unchanged(increment)
         self._enumerator.finish(increment)
+        self._finish_broadcasts()
         rows = sum(report.rows for report in reports if report.vertex == 0)
         unit = SizeUnit.of(self._enumerator)
         self._progress.advance(unit.amount_of(increment), rows, total=unit.total)
@@ -151,6 +157,11 @@ class IncrementLoop:
         if pending is not None:
             self._complete(pending, self._monotonic() - begin)
         return rows
+
+    def _finish_broadcasts(self) -> None:
+        self._broadcasts.finish()
+        if self._tasks.broadcast:
+            self._tasks = replace(self._tasks, broadcast={})
 
     def _saved_uids(self, *, is_end: bool) -> list[list[str]]:
         # Results are read at the end only: until then, the state of their aggregates is that of the run before.
@@ -170,16 +181,15 @@ class IncrementLoop:
 
     def _reports(self, frame: DataFrame, moment: StateCapture) -> list[TaskReport]:
         reports = self._run_job(frame, moment, is_woken=False)
-        if moment.is_end_of_input and not reports:
-            # Without rows no task ran, but functions with state must still process the end of the input.
+        if not reports and (moment.is_end_of_input or self._tasks.broadcast):
+            # Without rows no task ran, but functions must still process the end of the input, and their broadcast input.
             reports = self._run_job(frame, moment, is_woken=True)
         return reports
 
     def _run_job(self, frame: DataFrame, moment: StateCapture, *, is_woken: bool) -> list[TaskReport]:
         job = self._tasks.job(frame, moment, is_woken=is_woken)
-        uri = self._attempt.storage.base_uri
-        with disk_failures_named(uri), task_errors_raised(), explained(uri):
-            reports = [TaskReport.decode(bytes(row[CONTROL])) for row in self._jobs.collect(job)]
+        rows = collected(self._jobs, job, self._attempt.storage.base_uri)
+        reports = [TaskReport.decode(bytes(row[CONTROL])) for row in rows]
         require_all_subtasks(
             reports, self._tasks.vertices, self._tasks.states.parallelism, is_end=moment.is_end_of_input
         )
@@ -252,7 +262,7 @@ class IncrementLoop:
         sink = driver_state(f"{self._uid}/{SINK}", self._commits.encode())
         return CheckpointContent(
             state={STAGE: encode(self._values(checkpoint_id))},
-            operator_states=(*self._tasks.states.operator_states(), source, sink),
+            operator_states=(*self._tasks.states.operator_states(), *self._broadcasts.states(), source, sink),
             has_commit=self._commits.has_open,
             counts={"splits": self._enumerator.finished_splits, "of_splits": self._enumerator.total_splits},
             summary=figures_or_none(self._summary),
@@ -278,6 +288,16 @@ class IncrementLoop:
             run_seconds=round(self._run_seconds, 3),
             columns=self._tasks.columns.encode(),
         )
+
+
+def collected(jobs: TaggedJobs, frame: DataFrame, uri: str) -> list[Any]:
+    """
+    Run a job of a stage and return its rows, with errors that name their cause.
+
+    :param uri: Directory of the checkpoints.
+    """
+    with disk_failures_named(uri), task_errors_raised(), explained(uri):
+        return jobs.collect(frame)
 
 
 class SinkCommits:

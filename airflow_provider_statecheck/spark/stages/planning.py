@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, cast
@@ -36,9 +36,11 @@ from airflow_provider_statecheck.spark.stages.stage import (
 from airflow_provider_statecheck.spark.tables.alignment import is_case_sensitive, is_on, nullable_schema
 from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, quoted, quoted_column, spark_schema
 from airflow_provider_statecheck.state.aggregates import AggregateSchema
+from airflow_provider_statecheck.state.descriptors import MapStateDescriptor
 from airflow_provider_statecheck.state.functions.user_functions import (
     BoundedOneInput,
     CheckpointedFunction,
+    KeyedBroadcastProcessFunction,
     RichFunction,
 )
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
@@ -79,6 +81,7 @@ def vertices_of(stage: Stage) -> tuple[Vertex, ...]:
             last = vertices[-1]
             vertices[-1] = Vertex(last.key, (*last.functions, node))
     _require_keys(vertices)
+    _require_broadcasts(vertices)
     _require_outputs(stage)
     is_first_empty = not vertices[0].functions and len(vertices) > 1
     return tuple(vertices[1:] if is_first_empty else vertices)
@@ -113,7 +116,8 @@ def _require_types(stage: Stage) -> None:
     for name in ("parallelism", "max_parallelism"):
         if getattr(stage, name) is not None:
             require_count(name, getattr(stage, name))
-    for kind, end in ((Source, stage.input), (Sink, stage.output)):
+    broadcasts = [node.broadcast.source for node in stage.nodes if isinstance(node, KeyNode) and node.broadcast]
+    for kind, end in ((Source, stage.input), *((Source, each) for each in broadcasts), (Sink, stage.output)):
         if end is not None and (isinstance(end, type | PathLike) or not isinstance(end, kind)):
             name, found = kind.__name__, f"the class {end.__name__}" if isinstance(end, type) else type(end).__name__
             raise InvalidConfigurationError(
@@ -132,6 +136,19 @@ def _require_keys(vertices: list[Vertex]) -> None:
                 raise InvalidConfigurationError(
                     f"Expected key_by directly before the function {node.uid!r} with keyed state, found none; add it."
                 )
+
+
+def _require_broadcasts(vertices: list[Vertex]) -> None:
+    for vertex in vertices:
+        is_declared = vertex.key is not None and vertex.key.broadcast is not None
+        for node in vertex.functions:
+            is_wanted = isinstance(node, ProcessNode) and isinstance(node.function, KeyedBroadcastProcessFunction)
+            if is_wanted is not (is_declared and node is vertex.functions[0]):
+                raise InvalidConfigurationError(
+                    f"Expected broadcast(source, ...) exactly before a KeyedBroadcastProcessFunction, found "
+                    f"{'a broadcast before another function' if is_declared else 'none'} at {node.uid!r}."
+                )
+            is_declared = False
 
 
 def _require_outputs(stage: Stage) -> None:
@@ -186,7 +203,7 @@ class StagePlanner:
         return PlannedVertex(key=vertex.key, operators=tuple(operators), output_schema=output), schema
 
     def _plan_operator(self, node: FunctionNode, key: KeyNode | None, schema: StructType) -> PlannedNode:
-        serializer = None if key is None else key_serializer_of(_empty(self._spark, schema), key.columns)
+        serializer = None if key is None else key_serializer_of(_empty(self._spark, schema), key.columns, key.aliases)
         output = self._output_schema(node, key, schema)
         return PlannedNode(
             uid=f"{self._stage_uid}/{node.uid}",
@@ -194,6 +211,7 @@ class StagePlanner:
             output_schema=output,
             key_serializer=serializer,
             time_column=None if key is None else _time_column(key, schema),
+            broadcast_states=() if key is None or key.broadcast is None else key.broadcast.states,
             aggregates=self._aggregates(node, schema, output) if isinstance(node, AggregateNode) else (),
             is_ansi=is_on(self._spark, "spark.sql.ansi.enabled"),
             is_case_sensitive=self._is_case_sensitive,
@@ -281,6 +299,8 @@ class PlannedNode:
     """Serializer of the key, for a function directly after ``key_by``."""
     time_column: str | None = None
     """Column with the timestamp of an element: the first ordering column, if it is a timestamp."""
+    broadcast_states: tuple[MapStateDescriptor[Any], ...] = ()
+    """Descriptors of broadcast states."""
     aggregates: tuple[AggregateSchema, ...] = ()
     """Declared aggregates, with the names under which restored state has them."""
     is_ansi: bool = True
@@ -455,10 +475,13 @@ SUBTASK_COLUMN = "__statecheck_subtask"
 """Column of the index of the subtask that owns the key group, an int."""
 
 
-def key_serializer_of(df: DataFrame, key_columns: Sequence[str]) -> KeySerializer:
+def key_serializer_of(
+    df: DataFrame, key_columns: Sequence[str], aliases: Mapping[str, tuple[str, ...]] | None = None
+) -> KeySerializer:
     """
     Return the serializer of the key in columns of a DataFrame.
 
+    :param aliases: Former names of columns.
     :raises InvalidConfigurationError: without key columns, or for one that does not occur exactly once.
     :raises UnsupportedStateError: for a column whose type cannot be part of a key.
     """
@@ -470,7 +493,7 @@ def key_serializer_of(df: DataFrame, key_columns: Sequence[str]) -> KeySerialize
                 f"Expected the key column {name} once in the input, found it {len(found)} times in {df.columns}; select or "
                 f"rename columns of the input."
             )
-        fields[name] = KeyField(name, _arrow_type(name, found[0]))
+        fields[name] = KeyField(name, _arrow_type(name, found[0]), (aliases or {}).get(name, ()))
     if len(fields) < len(key_columns):
         raise InvalidConfigurationError(
             f"Expected different key columns, found {list(key_columns)}; name each column once."

@@ -7,7 +7,7 @@ A stage is immutable and holds no session, so that modules can declare it and Ai
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -15,6 +15,7 @@ from airflow_provider_statecheck.checkpoint.codec import require_one_of
 from airflow_provider_statecheck.checkpoint.config import AUTO as AUTO
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.driver.settings import StageSettings as StageSettings
+from airflow_provider_statecheck.state.descriptors import MapStateDescriptor
 from airflow_provider_statecheck.state.functions.user_functions import (
     FlatMapFunction,
     MapFunction,
@@ -94,11 +95,23 @@ class MapNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BroadcastInput:
+    """A second source, all rows of which each subtask sees, and the states that the function keeps of them."""
+
+    source: Source
+    states: tuple[MapStateDescriptor[Any], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeyNode:
     """A repartitioning that sends all elements of a key to one subtask."""
 
     columns: tuple[str, ...]
     order_by: tuple[str, ...] = ()
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Former names of columns."""
+    broadcast: BroadcastInput | None = None
+    """Input that every subtask of the function after it sees first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +141,8 @@ Node = MapNode | KeyNode | ProcessNode | AggregateNode
 
 
 RESERVED_UIDS = ("source", "sink")
+BROADCAST_SUFFIX = "#broadcast"
+"""End of the uid of a broadcast source, after that of its function."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -188,26 +203,56 @@ class Stage:
             )
         return self._with(MapNode(uid=uid or "map", function=function, output=output))
 
-    def key_by(self, *columns: str, order_by: str | tuple[str, ...] = ()) -> Stage:
+    def key_by(
+        self,
+        *columns: str,
+        order_by: str | tuple[str, ...] = (),
+        aliases: Mapping[str, str | Sequence[str]] | None = None,
+    ) -> Stage:
         """
         Send all elements of a key to one subtask.
 
         :param columns: Columns of the key.
         :param order_by: Columns by which the elements of a key are ordered within an increment; without any, the order
             is undefined.
-        :raises InvalidConfigurationError: if there is no column.
+        :param aliases: Former names of columns, whose state goes on under their current ones.
+        :raises InvalidConfigurationError: if there is no column, or aliases of a column that is not one of the key.
         """
         names: tuple[Any, ...] = columns
         if not names or not all(isinstance(name, str) and name for name in names):
             raise InvalidConfigurationError(f"Expected names of columns to key by, found {columns!r}.")
         ordering = (order_by,) if isinstance(order_by, str) else tuple(order_by)
-        return self._with(KeyNode(columns=columns, order_by=ordering))
+        former = _former_names(columns, aliases or {})
+        return self._with(KeyNode(columns=columns, order_by=ordering, aliases=former))
+
+    def broadcast(self, source: Source, *states: MapStateDescriptor[Any]) -> Stage:
+        """
+        Let every subtask of the next function see the rows of a second source before those of its keys.
+
+        :param source: The source; each run reads what is new in it before its first increment.
+        :param states: Descriptors of the broadcast states of the function.
+        :raises InvalidConfigurationError: if the step before is not ``key_by``, or there is no descriptor of a map.
+        """
+        self._require_open()
+        key = self.nodes[-1] if self.nodes else None
+        if not isinstance(key, KeyNode) or key.broadcast is not None:
+            raise InvalidConfigurationError(
+                "Expected one broadcast between key_by and a KeyedBroadcastProcessFunction, found it in another place; move it."
+            )
+        are_maps = all(isinstance(each, MapStateDescriptor) for each in states)
+        if not states or not are_maps or len({each.name for each in states}) < len(states):
+            raise InvalidConfigurationError(
+                f"Expected descriptors of map states with different names in broadcast(source, ...), found {states!r}."
+            )
+        return replace(
+            self, nodes=(*self.nodes[:-1], replace(key, broadcast=BroadcastInput(source=source, states=states)))
+        )
 
     def process(self, function: Any, *, uid: str | None = None, output: Any = None) -> Stage:
         """
         Apply a function with keyed state.
 
-        :param function: A ``KeyedProcessFunction``.
+        :param function: A ``KeyedProcessFunction``; after :meth:`broadcast`, a ``KeyedBroadcastProcessFunction``.
         :param uid: Name of its state within the stage; by default ``process``.
         :param output: Output columns, as for :meth:`map`; ``None`` if the function emits nothing.
         :raises InvalidConfigurationError: if the function has another type.
@@ -257,10 +302,12 @@ class Stage:
         self._require_open()
         stage = replace(self, nodes=(*self.nodes, node))
         counts = Counter(known.uid for known in stage.nodes if not isinstance(known, KeyNode))
-        repeated = [uid for uid, count in counts.items() if count > 1 or uid in RESERVED_UIDS]
+        repeated = [
+            uid for uid, count in counts.items() if count > 1 or uid in RESERVED_UIDS or uid.endswith(BROADCAST_SUFFIX)
+        ]
         if repeated:
             raise InvalidConfigurationError(
-                f"Expected a unique uid for the state of each function, other than {RESERVED_UIDS}, found {repeated[0]!r} again; "
+                f"Expected a unique uid for the state of each function, other than {RESERVED_UIDS} and without {BROADCAST_SUFFIX!r}, found {repeated[0]!r} again; "
                 "set uid=."
             )
         return stage
@@ -270,6 +317,18 @@ class Stage:
             raise InvalidConfigurationError(
                 "Expected a stage in the order source, functions, sink, found a step before the source or after the sink."
             )
+
+
+def _former_names(columns: Sequence[str], aliases: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    former = {name: (old,) if isinstance(old, str) else old for name, old in aliases.items()}
+    are_names = all(
+        isinstance(each, list | tuple) and all(isinstance(old, str) for old in each) for each in former.values()
+    )
+    if not are_names or not former.keys() <= set(columns):
+        raise InvalidConfigurationError(
+            f"Expected former names of the columns {tuple(columns)} of the key, found {aliases!r}."
+        )
+    return {name: tuple(old) for name, old in former.items()}
 
 
 def _aggregates_by_name(by_name: Mapping[Any, Any] | None, named: Mapping[str, Aggregate]) -> dict[str, Aggregate]:

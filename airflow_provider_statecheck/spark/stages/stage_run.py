@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.config import STORAGE_KEYS, CheckpointConfig
@@ -28,19 +28,25 @@ from airflow_provider_statecheck.checkpoint.fencing import logical_date_of
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
 from airflow_provider_statecheck.checkpoint.states.handles import default_max_parallelism
-from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError, StageExitError
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StageExitError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_interval import Pace, pace_of
-from airflow_provider_statecheck.spark.connectors.item_source import ItemSource
 from airflow_provider_statecheck.spark.connectors.source import SizeUnit
 from airflow_provider_statecheck.spark.driver.attempts import begin_submitted, open_attempt, take_handover
 from airflow_provider_statecheck.spark.driver.readiness import check_driver_packages
 from airflow_provider_statecheck.spark.driver.session import TaggedJobs, run_interruptibly, tasks_at_once
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings, StageSettings
 from airflow_provider_statecheck.spark.endings import message_of
+from airflow_provider_statecheck.spark.stages.broadcasts import Broadcasts
+from airflow_provider_statecheck.spark.stages.endpoints import Endpoints
 from airflow_provider_statecheck.spark.stages.executor.node_run import SubtaskContext
 from airflow_provider_statecheck.spark.stages.increment_jobs import Combining, IncrementTasks
-from airflow_provider_statecheck.spark.stages.increment_loop import IncrementLoop, SinkCommits, source_summary
+from airflow_provider_statecheck.spark.stages.increment_loop import (
+    IncrementLoop,
+    SinkCommits,
+    collected,
+    source_summary,
+)
 from airflow_provider_statecheck.spark.stages.planning import PlannedVertex, StagePlanner, load_stage, vertices_of
 from airflow_provider_statecheck.spark.stages.preparation import (
     make_importable,
@@ -54,20 +60,20 @@ from airflow_provider_statecheck.spark.stages.preparation import (
 )
 from airflow_provider_statecheck.spark.stages.stage import Stage
 from airflow_provider_statecheck.spark.stages.stage_state import (
-    SINK,
     RestoredStageState,
     StageStates,
 )
 from airflow_provider_statecheck.spark.stages.starting import StageStart, start_of
 from airflow_provider_statecheck.spark.status_log import StageProgress, figures_or_none
 from airflow_provider_statecheck.spark.tables.alignment import InputColumns
-from airflow_provider_statecheck.state.backends import backend_of_stage
+from airflow_provider_statecheck.state.backends import backend_of_stage, directories_of
+from airflow_provider_statecheck.storage.uris import normalise_base, redact
 from airflow_provider_statecheck.storage.views.loading import load_checkpoint_storage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from airflow_provider_statecheck.spark.connectors.source import Source, SplitEnumerator
+    from airflow_provider_statecheck.spark.connectors.source import SplitEnumerator
     from airflow_provider_statecheck.state.schemas import OperatorSchemas
 
 
@@ -166,12 +172,13 @@ def run_stage(
     :raises RunSupersededError: if the state already includes a later run.
     """
     stage = load_stage(stage, parallelism=parallelism)
+    directories = {"checkpoint_dir": checkpoint_dir, "savepoint_dir": savepoint_dir}
+    directories |= directories_of(stage.state_backend, (settings or StageSettings()).state_config)
     attempt, driver = open_attempt(
         spark,
         settings,
         uid=stage.uid,
         job=job,
-        checkpoint_dir=checkpoint_dir,
         metadata=metadata,
         storage_options=storage_options,
         run=run,
@@ -181,7 +188,6 @@ def run_stage(
         tolerable_failed_checkpoints=tolerable_failed_checkpoints,
         checkpoint_interval=checkpoint_interval,
         min_pause=min_pause,
-        savepoint_dir=savepoint_dir,
         from_savepoint=from_savepoint,
         from_checkpoint=from_checkpoint,
         fork=fork,
@@ -193,6 +199,7 @@ def run_stage(
         allowed_locations=allowed_locations,
         on_clear=on_clear,
         parallelism=parallelism,
+        **directories,
     )
     return StageRun(spark, attempt, stage, driver).run()
 
@@ -212,6 +219,7 @@ class StageRun:
         self._stage = stage
         self._settings = settings or DriverSettings()
         self._vertices = vertices_of(stage)
+        self._endpoints = Endpoints(spark, attempt, stage, self._settings)
         self._uid = attempt.registration.uid
 
     def run(self, around: Callable[[Callable[[], StageResult]], StageResult] = lambda work: work()) -> StageResult:
@@ -235,8 +243,21 @@ class StageRun:
             self._attempt.finish(AttemptStatus.FINISHED)
         return result
 
+    def _require_directories(self) -> None:
+        own = directories_of(self._stage.state_backend, self._settings.state_config)
+        used = {"checkpoint_dir": self._attempt.storage.base_uri, "savepoint_dir": self._settings.savepoint_dir}
+        other = [
+            name for name, uri in own.items() if used[name] is None or normalise_base(uri) != normalise_base(used[name])
+        ]
+        if other:
+            raise InvalidConfigurationError(
+                f"Expected {other[0]} of the task to be that of the backend of its stage, {redact(own[other[0]])}, found "
+                f"{redact(used[other[0]] or 'none')}; pass {other[0]}=, because this task registers before its driver imports the stage."
+            )
+
     def _run(self) -> StageResult:
-        start = start_of(self._attempt, self._stage.input, self._open_source)
+        self._require_directories()
+        start = start_of(self._attempt, self._stage.input, self._endpoints.open_source)
         restored, enumerator = start.state, start.enumerator
         first = enumerator.next_increment()
         if first is None:
@@ -249,23 +270,30 @@ class StageRun:
             planned, states = self._restore_states(restored, self._plan(columns))
             # The restored state has been checked against the functions.
             commits = self._take_over(closing, start, states, planned[-1].output_schema)
+            jobs, broadcasts = TaggedJobs(self._spark), self._broadcasts(restored)
+            first_rows = broadcasts.rows(partial(collected, jobs, uri=self._attempt.storage.base_uri))
             loop = IncrementLoop(
                 self._attempt,
                 enumerator,
-                self._tasks(restored, columns, planned, states),
-                TaggedJobs(self._spark),
+                replace(self._tasks(restored, columns, planned, states), broadcast=first_rows),
+                jobs,
                 commits,
                 self._pace(restored),
                 self._progress(enumerator),
                 time.monotonic,
                 self._restored_seconds(restored),
                 self._planned_for,
+                broadcasts,
             )
             closing.callback(loop.close)
             increments, rows = loop.run(first, frame)
             commits.end()
         latest = self._attempt.latest
         return StageResult(increments, rows, latest.checkpoint_id if latest else None)
+
+    def _broadcasts(self, restored: RestoredStageState) -> Broadcasts:
+        is_new_run = restored.values.run not in (None, self._run_key())
+        return self._endpoints.open_broadcasts(restored, self._vertices, is_new_run=is_new_run)
 
     def _columns(self, restored: RestoredStageState, frame: DataFrame) -> InputColumns:
         known = None if restored.values.columns is None else InputColumns.decode(restored.values.columns)
@@ -307,29 +335,18 @@ class StageRun:
     ) -> SinkCommits:
         """Confirm the restore, open the sink until the end, and make the commits that the restored checkpoint left."""
         restored = start.state
-        self._require_sink(restored)
+        self._endpoints.require_sink(restored)
         self._attempt.confirm_restore(
             start.loaded, starts_over=restored.checkpoint_id is None, restarted_run=start.restarted_run
         )
         self._report_restored(restored, start.enumerator, states)
-        self._open_sink(restored, schema)
-        closing.push(self._close_sink)
+        self._endpoints.open_sink(restored, schema)
+        closing.push(self._endpoints.close_sink)
         commits = SinkCommits(self._stage.output, self._attempt, restored.open_commits)
         # The previous attempt may have ended between its checkpoint and the commit.
         if restored.checkpoint_id is not None and commits.has_open:
             commits.commit(restored.checkpoint_id)
         return commits
-
-    def _require_sink(self, restored: RestoredStageState) -> None:
-        # A checkpoint names its output also after the commit; only the rows of the job tell whether it is missing.
-        is_open = restored.checkpoint_id in self._attempt.grant.effects.commits and restored.open_commits
-        if is_open and self._stage.output is None and not self._settings.allow_non_restored_state:
-            raise IncompatibleCheckpointError(
-                f"Expected the sink of stage {self._uid!r}, which has not committed the output of checkpoint "
-                f"{restored.checkpoint_id} yet, found a stage without a sink; add the sink until a try has succeeded, set "
-                "allow_non_restored_state=True to drop the output, or start over.",
-                checkpoint_id=restored.checkpoint_id,
-            )
 
     def _report_restored(
         self, restored: RestoredStageState, enumerator: SplitEnumerator, states: StageStates | None
@@ -353,49 +370,6 @@ class StageRun:
     def _user_objects(self) -> list[object]:
         functions = [node.function for node in self._stage.nodes if hasattr(node, "function")]
         return [*functions, self._stage.output, self._stage.state_backend]
-
-    def _open_source(self, restored: RestoredStageState, *, is_new_run: bool) -> SplitEnumerator:
-        source = cast("Source", self._stage.input)  # vertices_of requires a source
-        open_source: Callable[..., SplitEnumerator] = source.open
-        if isinstance(source, ItemSource):
-            allowed = self._attempt.storage.allowed
-            of_other_job = restored.is_of_other_job
-            open_source = partial(source.open, of_other_job=of_other_job, allowed=allowed, cuts=restored.cuts)
-        return open_source(
-            self._spark,
-            restored.source,
-            new_run=is_new_run,
-            storage_options=self._settings.storage_options,
-        )
-
-    def _open_sink(self, restored: RestoredStageState, schema: Any) -> None:
-        sink = self._stage.output
-        if sink is None:
-            return
-        from airflow_provider_statecheck.spark.connectors.sink import SinkContext
-
-        grant = self._attempt.grant
-        sink.open(
-            SinkContext(
-                job_id=grant.attempt.job_id,
-                job_name=self._attempt.registration.job_name,
-                uid=f"{self._uid}/{SINK}",
-                operator_id=grant.attempt.operator_id,
-                epoch=grant.attempt.epoch,
-                generation=grant.generation,
-                restored_checkpoint_id=restored.own_checkpoint_id,
-                restored_epoch=restored.own_epoch,
-                restored_output=restored.output_of(self._run_key()),
-                is_fresh=restored.checkpoint_id is None,
-                storage_options=self._settings.storage_options,
-                schema=schema,
-                gone_uids=tuple(f"{uid}/{SINK}" for uid in grant.gone_uids),
-            )
-        )
-
-    def _close_sink(self, kind: object, *_: object) -> None:
-        if self._stage.output is not None:
-            self._stage.output.close(kind is None)
 
     def _restore_states(
         self, restored: RestoredStageState, planned: tuple[PlannedVertex, ...]

@@ -31,6 +31,7 @@ from airflow_provider_statecheck.spark.driver.settings import DriverSettings
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.planning import PlannedNode, PlannedVertex
+from airflow_provider_statecheck.spark.stages.stage import BROADCAST_SUFFIX
 from airflow_provider_statecheck.state.keyed.abstract_backend import StateSize
 from airflow_provider_statecheck.state.reading.checkpoint_contents import size_of_only_state, state_summaries
 from airflow_provider_statecheck.state.reading.checkpoint_states import RunValues, json_of
@@ -122,6 +123,17 @@ class RestoredStageState:
     def source(self) -> Any:
         """State of the source; raises ``CorruptStateError`` if it is invalid."""
         return self._value(SOURCE)
+
+    def broadcast_source(self, uid: str, renamed_uids: Mapping[str, str]) -> Any:
+        """
+        Return the state of the broadcast source of a function; raises ``CorruptStateError`` if it is invalid.
+
+        :param uid: Uid of the function within the stage.
+        :param renamed_uids: New uids of functions by their earlier ones.
+        """
+        former = [old for old, new in renamed_uids.items() if new == uid]
+        found = (self._value(broadcast_uid(name)) for name in (*former, uid))
+        return next((each for each in found if each is not None), None)
 
     @property
     def open_commits(self) -> Any:
@@ -219,7 +231,8 @@ class RestoredStageState:
 
     @property
     def _of_functions(self) -> tuple[OperatorState, ...]:
-        return tuple(s for s in self._states if s.uid not in (self.uid_of(SOURCE), self.uid_of(SINK)))
+        driver_uids = (self.uid_of(SOURCE), self.uid_of(SINK))
+        return tuple(s for s in self._states if s.uid not in driver_uids and not s.uid.endswith(BROADCAST_SUFFIX))
 
     @property
     def _states(self) -> tuple[OperatorState, ...]:
@@ -374,6 +387,11 @@ def _sum(numbers: Iterable[int | None]) -> int | None:
 def coordinator_state(value: Any) -> ByteStreamStateHandle:
     """Return JSON as a state handle that stores its bytes in the metadata."""
     return ByteStreamStateHandle(new_key(), json.dumps(value, sort_keys=True, separators=(",", ":")).encode())
+
+
+def broadcast_uid(uid: str) -> str:
+    """Return the uid of the broadcast source of a function."""
+    return f"{uid}{BROADCAST_SUFFIX}"
 
 
 def driver_state(uid: str, value: Any) -> OperatorState:

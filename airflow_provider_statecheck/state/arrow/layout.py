@@ -29,6 +29,11 @@ KEY_PREFIX = "k_"
 """Prefix of key columns, which keeps their names apart from other columns."""
 
 
+def key_names_of(keys: KeySerializer) -> tuple[str, ...]:
+    """Return the names of the key columns of a state."""
+    return tuple(KEY_PREFIX + field.name for field in keys.fields)
+
+
 @dataclass(frozen=True)
 class StateLayout:
     """
@@ -46,8 +51,7 @@ class StateLayout:
     @classmethod
     def of(cls, keys: KeySerializer, value_type: Any, user_key_type: Any = None) -> StateLayout:
         """Return the layout of a state with the keys of a serializer."""
-        names = (KEY_PREFIX + field.name for field in keys.fields)
-        return cls(tuple(zip(names, keys.arrow_types, strict=True)), value_type, user_key_type)
+        return cls(tuple(zip(key_names_of(keys), keys.arrow_types, strict=True)), value_type, user_key_type)
 
     def schema(self, *, namespace: bool, deleted: bool) -> Any:
         """Return the Arrow schema of the rows."""

@@ -21,6 +21,7 @@ from airflow_provider_statecheck.state.arrow.layout import (
     USER_KEY,
     VALUE,
     StateLayout,
+    key_names_of,
     single,
 )
 from airflow_provider_statecheck.state.arrow.run_files import RunFile, SnapshotMeta, StateFiles, decode_meta
@@ -66,7 +67,7 @@ def restored_files(
         _require_fitting(meta, keys, number_of_key_groups)
         for files in meta.states:
             readable = owned.intersection(handle.key_group_range)
-            states.setdefault(files.state.name, []).append(_files_within(files, readable))
+            states.setdefault(files.state.name, []).append(_files_within(files, readable, key_names_of(keys)))
     return {name: _merge_subtasks(found) for name, found in states.items()}
 
 
@@ -108,8 +109,13 @@ def _require_fitting(meta: SnapshotMeta, keys: KeySerializer, number_of_key_grou
         )
 
 
-def _files_within(files: StateFiles, owned: KeyGroupRange) -> StateFiles:
-    runs = (tuple(filter(None, (run_file.within(owned) for run_file in run_files))) for run_files in files.runs)
+def _files_within(files: StateFiles, owned: KeyGroupRange, key_names: tuple[str, ...]) -> StateFiles:
+    runs = (
+        tuple(
+            found.with_key_names(key_names) for found in (each.within(owned) for each in run_files) if found is not None
+        )
+        for run_files in files.runs
+    )
     return StateFiles(files.state, tuple(run_files for run_files in runs if run_files))
 
 

@@ -86,6 +86,16 @@ class RunFile:
         """Return the key group of each block, as a numpy array."""
         return self.firsts.column(0).to_numpy()
 
+    def with_key_names(self, names: tuple[str, ...]) -> RunFile:
+        """Return this run file with key columns of other names; its bytes do not have any."""
+        if names == tuple(self.schema.names[1 : 1 + len(names)]):
+            return self
+        firsts = _renamed(self.firsts.schema.names, names)
+        schema = pa.schema(
+            [each.with_name(name) for each, name in zip(self.schema, _renamed(self.schema.names, names), strict=True)]
+        )
+        return replace(self, firsts=self.firsts.rename_columns(firsts), schema=schema)
+
     def within(self, owned: KeyGroupRange) -> RunFile | None:
         """Return this run file with only the blocks of a range of key groups, or ``None`` if it has none."""
         groups = self.key_groups
@@ -109,6 +119,11 @@ class RunFile:
             raw_bytes=int(self.raw_bytes * share),
             deletions=-int(-self.deletions * share // 1),
         )
+
+
+def _renamed(names: Sequence[str], key_names: tuple[str, ...]) -> list[str]:
+    # The key group comes first, and the key columns follow.
+    return [names[0], *key_names, *names[1 + len(key_names) :]]
 
 
 RunFiles = tuple[RunFile, ...]

@@ -6,26 +6,29 @@ A context is valid only during the call that receives it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.handles import CheckpointedStateScope, OperatorStateHandle
-from airflow_provider_statecheck.exceptions import CoordinatorError
+from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
 from airflow_provider_statecheck.state.keyed.abstract_backend import KeyedStateStore
+from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESPACE
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.state.operator.states import RawOperatorStateOutput, StatePartitionStreamProvider
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.descriptors import StateDescriptor
+    from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, StateDescriptor
     from airflow_provider_statecheck.state.keyed.states import BatchState, State
     from airflow_provider_statecheck.state.operator.backend import OperatorStateStore
+    from airflow_provider_statecheck.state.operator.states import BroadcastState, ReadOnlyBroadcastState
 
 
 K = TypeVar("K")
+S = TypeVar("S")
 _NO_KEY = object()
 
 
@@ -95,16 +98,85 @@ class RuntimeContext(_Context, KeyedStateStore):
         return _require_keyed(self._keyed).state_of(descriptor)
 
 
+class BroadcastStates:
+    """
+    Broadcast states of a function.
+
+    :param store: State of the subtask; ``None`` for a function without broadcast states.
+    :param descriptors: Descriptors of the states, which this registers.
+    """
+
+    def __init__(
+        self, store: OperatorStateStore | None = None, descriptors: Iterable[MapStateDescriptor[Any]] = ()
+    ) -> None:
+        self._states = {} if store is None else {each.name: store.get_broadcast_state(each) for each in descriptors}
+        self._read_only = {name: state.read_only() for name, state in self._states.items()}
+
+    def writable(self, descriptor: MapStateDescriptor[Any]) -> BroadcastState[Any, Any]:
+        """Return the state of a descriptor; raises ``InvalidConfigurationError`` if the function has none of its name."""
+        return self._found(self._states, descriptor)
+
+    def read_only(self, descriptor: MapStateDescriptor[Any]) -> ReadOnlyBroadcastState[Any, Any]:
+        """Return the state for reads; raises ``InvalidConfigurationError`` if the function has none of its name."""
+        return self._found(self._read_only, descriptor)
+
+    def _found(self, states: Mapping[str, S], descriptor: MapStateDescriptor[Any]) -> S:
+        found = states.get(descriptor.name)
+        if found is None:
+            raise InvalidConfigurationError(
+                f"Expected one of the broadcast states {sorted(states)}, found {descriptor.name!r}; name its descriptor in "
+                f"broadcast(source, ...) before the function."
+            )
+        return found
+
+
+class BroadcastContext(_Context):
+    """
+    Broadcast states of a function, valid during ``process_broadcast_element``; its methods raise ``CoordinatorError`` afterwards.
+
+    :param apply: Calls a function for each key of a state in a namespace.
+    """
+
+    _span = "during process_broadcast_element"
+
+    def __init__(self, states: BroadcastStates, apply: Callable[[str, Any, Callable[[Any, Any], None]], None]) -> None:
+        self._states = states
+        self._apply = apply
+
+    def get_broadcast_state(self, descriptor: MapStateDescriptor[Any]) -> BroadcastState[Any, Any]:
+        """
+        Return a broadcast state for reads and writes.
+
+        Each subtask has to make the same changes.
+
+        :raises InvalidConfigurationError: if the stage does not declare the state.
+        """
+        self._require_open()
+        return self._states.writable(descriptor)
+
+    def apply_to_keyed_state(self, descriptor: StateDescriptor[Any], function: Callable[[Any, Any], None]) -> None:
+        """
+        Call a function with each key of the subtask that has a state, and the state.
+
+        :param descriptor: Descriptor of a keyed state.
+        """
+        self._require_open()
+        self._apply(VOID_NAMESPACE, descriptor, function)
+
+
 class KeyedContext(Generic[K]):
     """
     Key and timestamp of the current element. One object is reused for all elements of a subtask.
 
     It is valid only during the call that receives it. A generator that is consumed later must not use it.
+
+    :param broadcast: Broadcast states of the function.
     """
 
-    __slots__ = ("_is_open", "_key", "_timestamp")
+    __slots__ = ("_broadcast", "_is_open", "_key", "_timestamp")
 
-    def __init__(self) -> None:
+    def __init__(self, broadcast: BroadcastStates | None = None) -> None:
+        self._broadcast = broadcast
         self._is_open = False
         self._key: object = _NO_KEY
         self._timestamp: int | None = None
@@ -135,6 +207,14 @@ class KeyedContext(Generic[K]):
             )
         return self._timestamp
 
+    def get_broadcast_state(self, descriptor: MapStateDescriptor[Any]) -> ReadOnlyBroadcastState[Any, Any]:
+        """
+        Return a broadcast state, which refuses writes: elements with a key are not the same in all subtasks.
+
+        :raises InvalidConfigurationError: if the stage does not declare the state.
+        """
+        return (self._broadcast or BroadcastStates()).read_only(descriptor)
+
     def begin(self, key: K, timestamp: int | None = None) -> None:
         """Set the current element. Called by the operator."""
         self._is_open, self._key, self._timestamp = True, key, timestamp
@@ -153,12 +233,15 @@ class KeyedBatchContext(KeyedContext[Any]):
     Distinct keys of a batch, and their state.
 
     :param state_of: Returns the batch state of a descriptor.
+    :param broadcast: Broadcast states of the function.
     """
 
     __slots__ = ("_state_of", "keys")
 
-    def __init__(self, state_of: Callable[[StateDescriptor[Any]], BatchState]) -> None:
-        super().__init__()
+    def __init__(
+        self, state_of: Callable[[StateDescriptor[Any]], BatchState], broadcast: BroadcastStates | None = None
+    ) -> None:
+        super().__init__(broadcast)
         self._state_of = state_of
         self.keys: KeyBatch = KeyBatch((), ())
         """The distinct keys of the table."""

@@ -11,6 +11,7 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorStateHandle
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.state.functions.contexts import (
+    BroadcastContext,
     FunctionInitializationContext,
     FunctionSnapshotContext,
     KeyedBatchContext,
@@ -132,6 +133,28 @@ class KeyedProcessFunction(RichFunction, Generic[K, In, Out]):
         :param context: Current key, valid during the call.
         """
         return None
+
+
+B = TypeVar("B")
+
+
+class KeyedBroadcastProcessFunction(KeyedProcessFunction[K, In, Out], Generic[K, In, B, Out]):
+    """
+    Function with keyed state that also processes a broadcast input, which each subtask sees before the elements of its keys.
+
+    The context of ``process_element``, ``process_batch`` and ``on_end_of_input`` reads the broadcast states with
+    ``get_broadcast_state``.
+    """
+
+    def process_broadcast_element(self, value: B, context: BroadcastContext) -> Iterable[Out] | None:
+        """
+        Process one element of the broadcast input, and return elements that this subtask emits; may be a generator.
+
+        All subtasks see the same elements in the same order, and have to change the broadcast states alike.
+
+        :param context: Broadcast states, valid during the call.
+        """
+        raise NotImplementedError
 
 
 def as_map_function(function: MapFunction[In, Out] | Callable[[In], Out]) -> MapFunction[In, Out]:

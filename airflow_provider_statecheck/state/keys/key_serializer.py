@@ -20,9 +20,8 @@ from airflow_provider_statecheck.state.keys.key_types import (
 )
 from airflow_provider_statecheck.state.serializers.serializer import (
     Compatibility,
-    Outcome,
     SerializerSnapshot,
-    other_key,
+    key_compatibility,
 )
 
 _CLASS_ID = "key"
@@ -35,11 +34,13 @@ class KeyField:
     Name and type of a key column.
 
     :param type: Arrow type of the column.
+    :param aliases: Former names of the column.
     :raises UnsupportedStateError: if the type cannot be part of a key.
     """
 
     name: str
     type: Any
+    aliases: tuple[str, ...] = field(default=(), compare=False)
     key_type: KeyType = field(init=False, repr=False, compare=False)
     """Normalization and hash of the values."""
 
@@ -51,7 +52,7 @@ class KeyField:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Key types contain closures, which cannot be pickled.
-        return KeyField, (self.name, self.type)
+        return KeyField, (self.name, self.type, self.aliases)
 
     def normalized(self, value: Any) -> Any:
         """Return the normal form of a value."""
@@ -191,18 +192,19 @@ class KeySerializer:
 
     def snapshot(self) -> SerializerSnapshot:
         """Return the names and types of the columns, which the next release compares with its own."""
-        fields = [{"name": each.name, "type": each.key_type.name} for each in self.fields]
+        fields = [
+            {"name": each.name, "type": each.key_type.name} | ({"aliases": list(each.aliases)} if each.aliases else {})
+            for each in self.fields
+        ]
         return SerializerSnapshot(class_id=_CLASS_ID, version=_VERSION, config={"fields": fields})
 
     def resolve_compatibility(self, old: SerializerSnapshot) -> Compatibility:
         """
         Return whether keys with the snapshot ``old`` are compatible with this serializer.
 
-        Keys are never migrated, because their key groups would change.
+        Columns may have other names. Values are never migrated, because their key groups would change.
         """
-        if old == self.snapshot():
-            return Compatibility(outcome=Outcome.COMPATIBLE_AS_IS)
-        return other_key(old, self.snapshot())
+        return key_compatibility(old, self.snapshot())
 
     def _parts(self, key: Any) -> tuple[Any, ...]:
         if len(self.fields) == 1:

@@ -152,7 +152,8 @@ def _codes(columns: StateColumns, before: Any, after: Any) -> Any:
 
 def _require_comparable(before: StateReader, after: StateReader) -> None:
     a, b = before.content, after.content
-    if before.columns.schema != after.columns.schema or a.key != b.key or not are_comparable(a.schema, b.schema):
+    has_same_columns = (before.columns.schema, before.columns.keys) == (after.columns.schema, after.columns.keys)
+    if not has_same_columns or not are_comparable(a.schema, b.schema):
         raise IncompatibleCheckpointError(
             f"Expected the state {a.schema.name!r} to have the same types in both checkpoints, found {_types(a)} and "
             f"{_types(b)}; compare checkpoints that were both taken before, or both after, the change of types."

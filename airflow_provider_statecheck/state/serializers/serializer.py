@@ -337,26 +337,50 @@ def require_known_version(old: SerializerSnapshot, version: int) -> None:
         )
 
 
-def other_key(old: SerializerSnapshot, new: SerializerSnapshot) -> Compatibility:
-    """Return the verdict on state with a changed key, which never migrates, with advice for the user."""
-    before, now = _key_fields(old), _key_fields(new)
-    names = ", ".join(name for name, _ in before)
+class _KeyColumn(NamedTuple):
+    name: str
+    kind: str
+    aliases: tuple[str, ...]
+
+    def continues(self, old: _KeyColumn) -> bool:
+        return old.name in (self.name, *self.aliases)
+
+
+def key_compatibility(old: SerializerSnapshot, new: SerializerSnapshot) -> Compatibility:
+    """
+    Return the verdict on the keys of restored state.
+
+    A column may have another name that names the old one as its alias. Types never change, as every value would belong to
+    another key group.
+    """
+    before, now = _key_columns(old), _key_columns(new)
+    has_same_types = [each.kind for each in before] == [each.kind for each in now]
+    is_key = "key" == old.class_id == new.class_id and old.version <= new.version
+    if old == new or (is_key and has_same_types and all(map(_KeyColumn.continues, now, before))):
+        return AS_IS
     advice = (
-        "a key never changes its type, as every value would belong to another key group; use another uid for another key"
-        if [kind for _, kind in before] != [kind for _, kind in now]
-        else f"if only the names of its columns have changed, rename the columns back to {names} in front of key_by, such as "
-        f"with .map(lambda row: tuple(row), output='...'); use another uid for another key"
+        f"if only the names of its columns have changed, name the old ones, as in key_by(..., aliases={_aliases(before, now)}); "
+        "use another uid for another key"
+        if has_same_types
+        else "a key never changes its type, as every value would belong to another key group; use another uid for another key"
     )
     return incompatible(f"the key was {_key_text(old, before)}, now it is {_key_text(new, now)}; {advice}")
 
 
-def _key_fields(key: SerializerSnapshot) -> list[tuple[str, str]]:
+def _key_columns(key: SerializerSnapshot) -> list[_KeyColumn]:
     with decoding("the columns of a key"):
-        return [(str(field["name"]), str(field["type"])) for field in key.config.get("fields", ())]
+        return [
+            _KeyColumn(str(each["name"]), str(each["type"]), tuple(map(str, each.get("aliases", ()))))
+            for each in key.config.get("fields", ())
+        ]
 
 
-def _key_text(key: SerializerSnapshot, fields: list[tuple[str, str]]) -> str:
-    return ", ".join(f"{name} {kind}" for name, kind in fields) or f"a {key.class_id}"
+def _aliases(before: list[_KeyColumn], now: list[_KeyColumn]) -> dict[str, str]:
+    return {new.name: old.name for old, new in zip(before, now, strict=True) if not new.continues(old)}
+
+
+def _key_text(key: SerializerSnapshot, columns: list[_KeyColumn]) -> str:
+    return ", ".join(f"{each.name} {each.kind}" for each in columns) or f"a {key.class_id}"
 
 
 def describe(snapshot: SerializerSnapshot) -> str:

@@ -54,10 +54,12 @@ class NamedFactories(Generic[Factory]):
 
     def find(self, name: Any) -> Factory:
         """
-        Return the factory of a built-in name, an entry point or a dotted path, in this order.
+        Return the factory of a built-in name, an entry point or a dotted path, in this order; a factory is itself.
 
         :raises InvalidConfigurationError: if no factory can be loaded.
         """
+        if isinstance(name, self.kind):
+            return name
         known = self.known.get(name.lower()) if isinstance(name, str) else None
         return self._create(name, known or self._load_entry_point(name) or self._import_path(name))
 
@@ -141,5 +143,7 @@ def load_checkpoint_storage(
         inline_threshold=config.data_inline_threshold,
         write_buffer_size=config.write_buffer_size,
     )
-    factory = CHECKPOINT_STORAGES.find(config.checkpoint_storage or DEFAULT_STORAGE)
+    # A storage that is given as a directory is that of the attempt.
+    named = config.checkpoint_storage if config.storage_dir != config.checkpoint_storage else None
+    factory = CHECKPOINT_STORAGES.find(named or DEFAULT_STORAGE)
     return factory.create_checkpoint_storage(storage, attempt, writing)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from airflow_provider_statecheck.state.descriptors import (
 )
 from airflow_provider_statecheck.state.functions.user_functions import (
     CheckpointedFunction,
+    KeyedBroadcastProcessFunction,
     KeyedProcessFunction,
     RichMapFunction,
 )
@@ -83,6 +85,45 @@ class FailingOnce(RunningBalance):
             self.marker.touch()
             raise RuntimeError("planned")
         yield from super().process_element(value, context)
+
+
+class FailingOnceOfClients(FailingOnce):
+    """Finds the account of a payment in another column."""
+
+    @override
+    def process_element(self, value: Any, context: Any) -> Iterable[Any]:
+        payment = SimpleNamespace(**value._asdict(), account=value.client)
+        return super().process_element(payment, context)
+
+
+RATES: MapStateDescriptor[int] = MapStateDescriptor("rates", str, int)
+
+
+class ConvertedBalance(KeyedBroadcastProcessFunction[str, Any, Any, Any]):
+    """Adds up payments at the rates of their purposes, which are sums, so that a rate that comes twice is seen."""
+
+    def __init__(self, marker: Path, number: int) -> None:
+        self.marker = marker
+        self.number = number
+
+    @override
+    def open(self, runtime_context: Any) -> None:
+        self.balance = runtime_context.get_state(ValueStateDescriptor("balance", int, 0))
+
+    @override
+    def process_broadcast_element(self, value: Any, context: Any) -> Iterable[Any]:
+        rates = context.get_broadcast_state(RATES)
+        rates.put(value.purpose, (rates.get(value.purpose) or 0) + value.rate)
+        return ()
+
+    @override
+    def process_element(self, value: Any, context: Any) -> Iterable[Any]:
+        if value.number == self.number and not self.marker.exists():
+            self.marker.touch()
+            raise RuntimeError("planned")
+        rate = context.get_broadcast_state(RATES).get(value.purpose)
+        self.balance.update(self.balance.value() + value.amount * rate)
+        yield value.account, value.number, self.balance.value()
 
 
 class RecentPayments(FailingOnce):

@@ -26,6 +26,7 @@ from tests.soak import rest_in_soak
 from tests.spark.stages.functions import (
     BalanceInText,
     FailingOnce,
+    FailingOnceOfClients,
     FinalBalance,
     Numbering,
     RecentPayments,
@@ -187,20 +188,23 @@ def test_value_that_does_not_fit_its_state_fails_the_stage_naming_state_key_and_
 
 
 @pytest.mark.soak
-def test_key_whose_column_was_renamed_goes_on_under_its_old_name(tries: StageTries) -> None:
+def test_key_whose_column_was_renamed_goes_on_under_its_new_name(tries: StageTries) -> None:
     parts = payments()
     tries.write_input(*parts)
     failing = FailingOnce(tries.folder / "failed", number=2 * PAYMENTS + 7)
     with pytest.raises(Exception, match="planned"):
         tries.run(running_stage(tries, failing))
 
-    def stage(key: str, columns: str) -> Stage:
-        renamed = from_files(tries).map(lambda row: tuple(row), output=columns).key_by(key, order_by="number")
-        return renamed.process(failing, uid="balance", output=RUNNING).sink(ParquetSink(str(tries.output)))
+    def stage(key: str, columns: str, **aliases: str) -> Stage:
+        mapped = from_files(tries).map(lambda row: tuple(row), output=columns)
+        renamed = mapped.key_by(key, order_by="number", aliases=aliases)
+        function = FailingOnceOfClients(failing.marker, failing.number)
+        return renamed.process(function, uid="balance", output=RUNNING).sink(ParquetSink(str(tries.output)))
 
-    with pytest.raises(StateMigrationError, match="rename the columns back to account in front of key_by"):
-        tries.run(stage("client", "client string, number bigint, amount bigint, purpose string"))
-    tries.run(stage("account", "account string, number bigint, amount bigint, purpose string"))
+    columns = "client string, number bigint, amount bigint, purpose string"
+    with pytest.raises(StateMigrationError, match=r"name the old ones, as in key_by\(..., aliases="):
+        tries.run(stage("client", columns))
+    tries.run(stage("client", columns, client="account"))
     assert tries.rows() == running(parts)
 
 

@@ -11,10 +11,13 @@ from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig, CheckpointingMode
 from airflow_provider_statecheck.checkpoint.config_options import ConfigOption
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.flink.leading import SETTINGS
 from airflow_provider_statecheck.flink.triggering import PeriodicTrigger
-from tests.aligned_job import AlignedJob
+from airflow_provider_statecheck.storage.aligned_files import AlignedFiles
+from airflow_provider_statecheck.storage.pointers import resolve_checkpoint
+from tests.aligned_job import JOB_NAME, AlignedJob
 from tests.unit.checkpoint.aligned.requests import START, seconds
 from tests.unit.test_every_setting import FLINK_VALUES
 
@@ -140,6 +143,26 @@ def test_a_coordinator_takes_the_settings_that_state_what_it_does(job: AlignedJo
         "execution.checkpointing.create-subdir": True,
     }
     job.coordinator(config=CheckpointConfig.from_mapping(stated))
+
+
+@pytest.mark.parametrize("kind", ["name", "directory", "object"])
+def test_a_coordinator_takes_its_storage_by_name_directory_or_object(job: AlignedJob, kind: str) -> None:
+    files = AlignedFiles(job.storage, job.job_id, "other name")
+    config = CheckpointConfig()
+    config.checkpoint_storage = {"name": "filesystem", "directory": job.storage.base_uri, "object": files}[kind]
+    coordinator = job.coordinator(config=config)
+    future = coordinator.trigger_checkpoint(CheckpointProperties.for_checkpoint())
+    job.acknowledge_all(coordinator, 1)
+    document, _ = resolve_checkpoint(job.storage, future.result(0).external_pointer).read()
+    assert document.job_name == ("other name" if kind == "object" else JOB_NAME)
+
+
+@pytest.mark.parametrize("storage", ["jobmanager", "a.module", 5])
+def test_a_coordinator_refuses_a_storage_that_takes_no_manifests(job: AlignedJob, storage: Any) -> None:
+    config = CheckpointConfig()
+    config.checkpoint_storage = storage
+    with pytest.raises(InvalidConfigurationError, match="Expected checkpoint_storage to be 'filesystem', the URI"):
+        job.coordinator(config=config)
 
 
 def test_a_coordinator_names_the_only_mode_that_it_supports(job: AlignedJob) -> None:

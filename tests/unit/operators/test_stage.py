@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,8 +24,9 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.hooks.spark import CheckpointedStageSubmitHook, Shipping
 from airflow_provider_statecheck.operators import checkpointed
-from airflow_provider_statecheck.operators.pyspark import CheckpointedStageOperator
+from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOperator, CheckpointedStageOperator
 from airflow_provider_statecheck.operators.spark_submit import CheckpointedStageSubmitOperator
+from airflow_provider_statecheck.state.backends import FsStateBackend
 from tests.unit.interpreter import modules_loaded_by
 from tests.unit.operators import stages_of_test
 from tests.unit.operators.test_registration import make_context
@@ -246,3 +248,12 @@ def test_what_the_driver_needs_of_the_task_is_in_its_settings(monkeypatch: pytes
     driver = operator.prepare({"dag_run": SimpleNamespace(logical_date=date)}).driver
     assert (driver.logical_date, driver.parallelism, driver.checkpoint_interval) == (date, 3, "auto")
     assert (driver.renamed_uids, driver.allow_non_restored_state) == ({"old": "new"}, True)
+
+
+def test_a_task_has_the_directories_of_the_backend_of_its_stage(monkeypatch: Any) -> None:
+    monkeypatch.setattr(
+        CheckpointedPySparkOperator, "execute", lambda task, _: (task.checkpoint_dir, task.savepoint_dir)
+    )
+    declared = replace(stages_of_test.stage, state_backend=FsStateBackend("s3://lake/state"))
+    task = CheckpointedStageOperator(task_id="sums", stage=declared, checkpoint_dir="/data/c", savepoint_dir="/data/s")
+    assert task.execute(CONTEXT) == ("s3://lake/state", "/data/s")

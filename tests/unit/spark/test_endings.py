@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from airflow_provider_statecheck.checkpoint.records import AttemptRecord, Attemp
 from airflow_provider_statecheck.exceptions import (
     CheckpointDeclinedError,
     CoordinatorError,
+    InvalidConfigurationError,
     OpenCommitError,
     StageExitError,
 )
@@ -24,6 +26,7 @@ from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.context import StageContext
 from airflow_provider_statecheck.spark.endings import is_success, message_of
 from airflow_provider_statecheck.spark.stages.stage_run import StageRun
+from airflow_provider_statecheck.state.backends import FsStateBackend
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.messages import make_owner
 from tests.unit.operators import stages_of_test
@@ -158,6 +161,20 @@ def test_stage_whose_code_exits_has_not_ended(stage: WrittenStage, code: Any) ->
 
     with pytest.raises(StageExitError, match=r"found sys\.exit\("):
         StageRun(NO_SESSION, stage.attempt(), stages_of_test.stage).run(exit_)
+    assert stage.last_attempt().status is FAILED
+
+
+@pytest.mark.parametrize(
+    ("name", "paths"), [("checkpoint_dir", ("s3://lake/c",)), ("savepoint_dir", (None, "s3://lake/s"))]
+)
+def test_stage_whose_backend_names_other_directories_than_its_task_fails(
+    stage: WrittenStage, name: str, paths: tuple[Any, ...]
+) -> None:
+    declared = replace(stages_of_test.stage, state_backend=FsStateBackend(*paths))
+    with pytest.raises(
+        InvalidConfigurationError, match=f"Expected {name} of the task to be .*, s3://lake/.*; pass {name}="
+    ):
+        StageRun(NO_SESSION, stage.attempt(), declared).run()
     assert stage.last_attempt().status is FAILED
 
 

@@ -39,6 +39,31 @@ _CHUNK_ROWS = 64 * 1024
 """Least number of rows of a table, except of the last one."""
 
 
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """
+    Spark function that packs each batch of rows into one value, with the types that functions see.
+
+    :param columns: Names of the columns, which Spark sends under positional names.
+    """
+
+    columns: tuple[str, ...]
+
+    def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield the packed batches."""
+        for batch in batches:
+            named = batch.rename_columns(list(self.columns))
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, named.schema) as writer:
+                writer.write_batch(named)
+            yield pa.RecordBatch.from_arrays([pa.array([sink.getvalue().to_pybytes()], pa.binary())], names=["rows"])
+
+    @staticmethod
+    def rows_of(packed: bytes) -> list[Any]:
+        """Return the rows of a packed batch as named tuples."""
+        return rows_of(pa.ipc.open_stream(pa.py_buffer(packed)).read_all())
+
+
 class Elements:
     """
     A batch of elements with one schema.

@@ -21,12 +21,15 @@ from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.stages.executor.elements import (
     Elements,
     KeyedChunk,
+    PackedRows,
     rows_of,
     times_of,
 )
 from airflow_provider_statecheck.spark.stages.planning import PlannedNode
 from airflow_provider_statecheck.spark.tables.exact_values import arrow_table, exact_table
 from airflow_provider_statecheck.state.functions.contexts import (
+    BroadcastContext,
+    BroadcastStates,
     KeyedBatchContext,
     KeyedContext,
     StateInitializationContext,
@@ -72,6 +75,8 @@ class NodeTask(PlannedNode):
     """Initial state by subtask."""
     schemas: OperatorSchemas | None = None
     """Types of the initial state."""
+    broadcast: tuple[bytes, ...] = ()
+    """Packed rows of the broadcast input that the subtask sees before the rows of its keys."""
     restored_checkpoint_id: int | None = None
     """Checkpoint that saved the initial state, 0 for an increment without one; ``None`` if the function never ran."""
 
@@ -171,6 +176,10 @@ class NodeRun:
             raw_operator_state=raw_operator_state_inputs(self._storage, self._restored.raw_operator),
         )
         self._lifecycle.initialize(context)
+
+    def begin(self) -> Iterator[Elements]:
+        """Process the broadcast input; yield its output."""
+        return iter(())
 
     def process(self, elements: Elements) -> Elements:
         """Process elements without a key, in any order."""
@@ -323,6 +332,23 @@ class ProcessRun(FunctionRun):
     """Runs a ``KeyedProcessFunction`` on the elements of one key after the other, or on whole tables."""
 
     @override
+    def open(self) -> None:
+        super().open()
+        self._broadcast_states  # noqa: B018 - registers them, so that a restore compares their types
+
+    @override
+    def begin(self) -> Iterator[Elements]:
+        if not self.task.broadcast:
+            return
+        process, output = self.function.process_broadcast_element, list[Any]()
+        context = BroadcastContext(self._broadcast_states, self.keyed.apply_to_all_keys)
+        for packed in self.task.broadcast:
+            for row in PackedRows.rows_of(packed):
+                output.extend(process(row, context) or ())
+        context.end()
+        yield self._output(output)
+
+    @override
     def _process_chunk(self, chunk: KeyedChunk) -> Elements:
         return self._process_batch(chunk) if processes_batches(self.function) else self._process_elements(chunk)
 
@@ -334,7 +360,7 @@ class ProcessRun(FunctionRun):
 
     def _end_of_keys(self) -> Iterator[Elements]:
         output: list[Any] = []
-        context: KeyedContext[Any] = KeyedContext()
+        context: KeyedContext[Any] = KeyedContext(self._broadcast_states)
         for key in self._keys_with_state():
             self.keyed.set_current_key(key)
             context.begin(key)
@@ -350,7 +376,7 @@ class ProcessRun(FunctionRun):
         backend, function = self.keyed, self.function.process_element
         # Backends that read from storage fetch the state of all keys of a chunk at once.
         self.keyed.prefetch(chunk.keys)
-        context: KeyedContext[Any] = KeyedContext()
+        context: KeyedContext[Any] = KeyedContext(self._broadcast_states)
         rows, times = rows_of(chunk.table), times_of(chunk.table, self.task.time_column)
         output: list[Any] = []
         for key, group, start, end in chunk.spans(backend.key_serializer):
@@ -402,4 +428,8 @@ class ProcessRun(FunctionRun):
 
     @cached_property
     def _batch_context(self) -> KeyedBatchContext:
-        return KeyedBatchContext(self.keyed.batch_state)
+        return KeyedBatchContext(self.keyed.batch_state, self._broadcast_states)
+
+    @cached_property
+    def _broadcast_states(self) -> BroadcastStates:
+        return BroadcastStates(self._operator_backend, self.task.broadcast_states)

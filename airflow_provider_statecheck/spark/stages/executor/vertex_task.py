@@ -174,6 +174,7 @@ class VertexTask:
         return bool(self.operators) and getattr(self.operators[-1].node, "output", None) is not None
 
     def _process(self, chain: FunctionChain, task_input: _TaskInput) -> Iterator[Elements]:
+        yield from chain.begin()
         yield from chain.process(task_input.batches(), self.order)
         if self.moment.is_end_of_input:
             yield from chain.end()
@@ -282,6 +283,12 @@ class FunctionChain:
         """Restore the state and open the functions, the last one first, so that each finds the next one open."""
         for run in reversed(self._runs):
             run.open()
+
+    def begin(self) -> Iterator[Elements]:
+        """Process broadcast inputs; yield the output of the last function."""
+        for position, run in enumerate(self._runs):
+            for elements in run.begin():
+                yield self._process_from(position + 1, elements)
 
     def process(self, batches: Iterable[Any], order: tuple[str, ...]) -> Iterator[Elements]:
         """

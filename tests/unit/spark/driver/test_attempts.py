@@ -7,9 +7,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -22,10 +23,11 @@ from airflow_provider_statecheck.spark.context import CurrentContext, StageConte
 from airflow_provider_statecheck.spark.driver import attempts
 from airflow_provider_statecheck.spark.driver.attempts import HANDOVER_VARIABLE, Handover, take_handover
 from airflow_provider_statecheck.spark.driver.readiness import NEEDED_ON_A_DRIVER, check_driver_packages
-from airflow_provider_statecheck.spark.driver.settings import DriverSettings
+from airflow_provider_statecheck.spark.driver.settings import DriverSettings, StageSettings
 from airflow_provider_statecheck.spark.stages import stage_run
 from airflow_provider_statecheck.spark.stages.stage import Count, Stage
 from airflow_provider_statecheck.spark.stages.stage_run import run_stage
+from airflow_provider_statecheck.state.backends import FsStateBackend
 from tests.messages import make_registration
 from tests.unit.interpreter import modules_loaded_by
 
@@ -193,6 +195,25 @@ def test_each_setting_that_a_script_gives_reaches_its_attempt(
     with pytest.raises(Noted) as opened:
         call(None, *stage, **given)
     assert given.items() <= opened.value.given.items()
+
+
+def test_directories_of_the_backend_of_a_stage_come_first(monkeypatch: Any) -> None:
+    monkeypatch.setattr(stage_run, "open_attempt", note)
+    where: dict[str, Any] = {
+        "job": "sales",
+        "checkpoint_dir": "/data/c",
+        "metadata": "sqlite://",
+        "savepoint_dir": "/data/s",
+    }
+    backend = FsStateBackend("s3://lake/state")
+    with pytest.raises(Noted) as opened:
+        run_stage(cast("Any", None), replace(DAYS, state_backend=backend), **where)
+    assert opened.value.given["checkpoint_dir"] == "s3://lake/state"
+    assert opened.value.given["savepoint_dir"] == "/data/s"
+    settings = StageSettings(state_config={"execution.checkpointing.storage": "s3://lake/storage"})
+    with pytest.raises(Noted) as opened:
+        run_stage(cast("Any", None), DAYS, settings=settings, **where)
+    assert opened.value.given["checkpoint_dir"] == "s3://lake/storage"
 
 
 SCRIPT_VALUES: dict[str, Any] = {

@@ -134,6 +134,7 @@ class JobsWithoutSpark:
 
 
 class _Tasks:
+    broadcast = ()
     combining = Combining(None)
     context = SimpleNamespace(now_ms=0)
     columns = SimpleNamespace(encode=lambda: None)

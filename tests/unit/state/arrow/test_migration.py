@@ -9,6 +9,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
+import pyarrow as pa
 import pytest
 
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, key_group_ranges
@@ -22,6 +23,7 @@ from airflow_provider_statecheck.state.descriptors import (
     StateTtlConfig,
     ValueStateDescriptor,
 )
+from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.state.schemas import OperatorSchemas
 from airflow_provider_statecheck.state.serializers.record_serializer import Aliases
 from tests.unit.state.arrow.harness import GROUPS, Job
@@ -172,6 +174,28 @@ class Long:
 @dataclass(frozen=True)
 class Short:
     x: int
+
+
+@pytest.mark.parametrize("made", KINDS.values(), ids=KINDS)
+def test_renamed_key_column_finds_the_state_of_all_releases_in_files_that_stay(job: Job, made: Made) -> None:
+    state = made(None)
+    backend = job.open()
+    write(backend, state, *MANY)
+    first = job.save(backend)
+    job.keys = KeySerializer((KeyField("number", pa.int64(), ("id",)),))
+    backend = job.open(first)
+    assert read(backend, state, 7) == read(job.open(first), state, 7)
+    write(backend, state, 500)
+    second = job.save(backend)
+    assert dict(first.shared).items() <= dict(second.shared).items()
+    job.keys = KeySerializer((KeyField("account", pa.int64(), ("number",)),))
+    backend = job.open(second)
+    found = {1: True, 499: True, 500: True, 501: False}
+    assert {key: bool(read(backend, state, key)) for key in found} == found
+    job.keys = KeySerializer((KeyField("account", pa.int64()),))
+    backend = job.open(job.save(backend))
+    assert {key: bool(read(backend, state, key)) for key in found} == found
+    assert sorted(backend.get_keys("s")) == [*MANY, 500]
 
 
 def test_user_keys_that_could_become_one_are_refused_at_the_first_access(job: Job) -> None:

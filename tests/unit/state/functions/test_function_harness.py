@@ -10,8 +10,9 @@ import pytest
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
 from airflow_provider_statecheck.state.backends import ArrowStateBackend
-from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, ValueStateDescriptor
+from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from airflow_provider_statecheck.state.functions.contexts import (
+    BroadcastContext,
     FunctionInitializationContext,
     FunctionSnapshotContext,
     KeyedContext,
@@ -20,6 +21,7 @@ from airflow_provider_statecheck.state.functions.contexts import (
 from airflow_provider_statecheck.state.functions.user_functions import (
     CheckpointedFunction,
     FlatMapFunction,
+    KeyedBroadcastProcessFunction,
     KeyedProcessFunction,
     RichMapFunction,
 )
@@ -225,3 +227,67 @@ def test_a_new_function_is_told_that_nothing_was_restored() -> None:
     harness = FunctionHarness(function, key=str)
     harness.snapshot(7)
     assert function.notes == ["Taking snapshot for checkpoint: 7"]
+
+
+LIMITS: MapStateDescriptor[int] = MapStateDescriptor("limits", str, int)
+TOTAL: ValueStateDescriptor[int] = ValueStateDescriptor("total", int, 0)
+
+
+class Limited(KeyedBroadcastProcessFunction[str, int, tuple[str, int], Any]):
+    """Sums elements up to a limit of their key; a limit of zero starts all sums again."""
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self.total = runtime_context.get_state(TOTAL)
+
+    def process_broadcast_element(self, value: tuple[str, int], context: BroadcastContext) -> Iterable[Any]:
+        key, limit = value
+        context.get_broadcast_state(LIMITS).put(key, limit)
+        if not limit:
+            context.apply_to_keyed_state(TOTAL, lambda _, total: total.clear())
+        self.kept = context
+        yield "limit", key
+
+    def process_element(self, value: int, context: KeyedContext[str]) -> Iterable[Any]:
+        limits = context.get_broadcast_state(LIMITS)
+        self.total.update(min((self.total.value() or 0) + value, limits.get(context.current_key) or 1000))
+        yield self.total.value()
+
+    def on_end_of_input(self, context: KeyedContext[str]) -> Iterable[Any]:
+        yield context.current_key, context.get_broadcast_state(LIMITS).get(context.current_key)
+
+
+@pytest.mark.parametrize("backend", ["arrow", "hashmap"])
+@pytest.mark.parametrize("between", [False, True])
+def test_broadcast_state_is_read_with_each_key_and_restored(backend: str, between: bool) -> None:
+    how: dict[str, Any] = {"key": str, "broadcast": (LIMITS,), "state_backend": backend}
+    harness = FunctionHarness(Limited(), snapshot_between_calls=between, **how)
+    assert harness.process_broadcast(("ann", 7)) == [("limit", "ann")]
+    assert [harness.process(5, key=key) for key in ("ann", "ann", "bob", "bob")] == [[5], [7], [5], [10]]
+    restored = FunctionHarness(Limited(), restored=harness.snapshot(), **how)
+    assert restored.process(5, key="ann") == [7]
+    assert sorted(restored.end_of_input()) == [("ann", 7), ("bob", None)]
+    restored.process_broadcast(("bob", 0))
+    assert [restored.process(1, key=key) for key in ("ann", "bob")] == [[1], [1]]
+
+
+def test_broadcast_state_is_changed_by_broadcast_elements_only() -> None:
+    class Writing(Limited):
+        def process_element(self, value: Any, context: KeyedContext[str]) -> Iterable[Any]:
+            context.get_broadcast_state(LIMITS).put("ann", 1)
+            return ()
+
+    function = Writing()
+    harness = FunctionHarness(function, key=str, broadcast=(LIMITS,))
+    harness.process_broadcast(("ann", 7))
+    with pytest.raises(CoordinatorError, match="found a call of put"):
+        harness.process(1, key="ann")
+    with pytest.raises(CoordinatorError, match="during process_broadcast_element"):
+        function.kept.get_broadcast_state(LIMITS)
+
+
+def test_broadcast_state_that_the_stage_does_not_declare_is_refused() -> None:
+    harness = FunctionHarness(Limited(), key=str)
+    with pytest.raises(InvalidConfigurationError, match="found 'limits'; name its descriptor in broadcast"):
+        harness.process_broadcast(("ann", 7))
+    with pytest.raises(InvalidConfigurationError, match="found 'limits'; name its descriptor in broadcast"):
+        harness.process(1, key="ann")

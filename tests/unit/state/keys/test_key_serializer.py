@@ -20,6 +20,7 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError, Un
 from airflow_provider_statecheck.spark.stages.preparation import max_parallelism_advice, subtasks_within
 from airflow_provider_statecheck.state.keys.key_groups import hash_bytes, hash_int, hash_long, key_group_of_hash
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
+from airflow_provider_statecheck.state.schemas import Fate, OperatorSchemas, verdicts
 from airflow_provider_statecheck.state.serializers.serializer import Outcome
 from tests.key_values import EDGES, STRATEGIES, TYPES, decode
 
@@ -229,7 +230,27 @@ def test_another_key_is_incompatible_and_never_migrated(fields: tuple[KeyField, 
 def test_key_whose_columns_were_renamed_is_told_how_to_go_on() -> None:
     renamed = KeySerializer((KeyField("client", pa.int64()), KeyField("country", pa.string())))
     reason = renamed.resolve_compatibility(PAIR.snapshot()).reason
-    assert "rename the columns back to customer, country in front of key_by, such as with .map(" in reason
+    assert "name the old ones, as in key_by(..., aliases={'client': 'customer'});" in reason
+
+
+def test_key_whose_column_names_its_former_name_goes_on() -> None:
+    former = KeyField("client", pa.int64(), ("purchaser", "customer"))
+    renamed = pickle.loads(pickle.dumps(KeySerializer((former, KeyField("country", pa.string())))))
+    assert renamed.resolve_compatibility(PAIR.snapshot()).outcome is Outcome.COMPATIBLE_AS_IS
+    (verdict,) = verdicts(OperatorSchemas(key=PAIR.snapshot()), OperatorSchemas(key=renamed.snapshot()))
+    assert verdict.fate is Fate.AS_IS
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        (KeyField("client", pa.int32(), ("customer",)), KeyField("country", pa.string())),
+        (KeyField("client", pa.int64(), ("country",)), KeyField("country", pa.string())),
+        (KeyField("client", pa.int64(), ("customer",)),),
+    ],
+)
+def test_former_name_hides_no_other_change_of_a_key(fields: tuple[KeyField, ...]) -> None:
+    assert KeySerializer(fields).resolve_compatibility(PAIR.snapshot()).outcome is Outcome.INCOMPATIBLE
 
 
 def test_key_of_another_type_is_told_that_it_needs_another_uid() -> None:

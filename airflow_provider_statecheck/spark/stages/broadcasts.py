@@ -1,0 +1,87 @@
+"""
+Broadcast inputs: rows of a second source, which every subtask of a function sees first.
+
+The driver reads them once, before the first increment of an attempt, so that all subtasks see the same rows in the same
+order. They are finished in the state of their source together with this increment.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_statecheck.checkpoint.config_options import readable_size
+from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
+from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.spark.stages.executor.elements import PackedRows
+from airflow_provider_statecheck.spark.stages.stage_state import broadcast_uid, driver_state
+from airflow_provider_statecheck.spark.tables.alignment import positional
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from airflow_provider_statecheck.spark.connectors.source import Increment, SplitEnumerator
+
+log = logging.getLogger(__name__)
+
+LARGEST_BYTES = 64 * 1024 * 1024
+"""Maximum size of the rows of one input, all of which each task carries, in bytes."""
+
+
+@dataclass(slots=True)
+class Broadcasts:
+    """
+    The broadcast inputs of an attempt.
+
+    :param inputs: Unfinished input by the uid of the function within the job.
+    """
+
+    inputs: Mapping[str, SplitEnumerator]
+    _read: list[tuple[SplitEnumerator, Increment]] = field(default_factory=list)
+
+    def rows(self, collect: Callable[[DataFrame], list[Any]]) -> dict[str, tuple[bytes, ...]]:
+        """
+        Read all that is left of the inputs, and return it by the uid of the function.
+
+        :param collect: Runs a Spark job and returns its rows.
+        :raises UnsupportedStateError: if the rows of an input are too large.
+        :raises SourceChangedError: if an input has changed since it was listed.
+        """
+        found = {uid: tuple(self._rows_of(uid, each, collect)) for uid, each in self.inputs.items()}
+        return {uid: rows for uid, rows in found.items() if rows}
+
+    def _rows_of(
+        self, uid: str, enumerator: SplitEnumerator, collect: Callable[[DataFrame], list[Any]]
+    ) -> Iterator[bytes]:
+        size = 0
+        while (increment := enumerator.next_increment()) is not None:
+            frame = enumerator.load(increment)
+            packed = positional(frame).mapInArrow(PackedRows(tuple(frame.columns)), "rows binary")
+            for row in collect(packed):
+                size += len(row["rows"])
+                _require_small(uid, size)
+                yield bytes(row["rows"])
+            enumerator.require_unchanged(increment)
+            self._read.append((enumerator, increment))
+        if self._read:
+            log.info("Each subtask of %s sees %s of its broadcast input first", uid, readable_size(size))
+
+    def finish(self) -> None:
+        """Mark what was read as finished, after all subtasks have seen it."""
+        for enumerator, increment in self._read:
+            enumerator.finish(increment)
+        self._read.clear()
+
+    def states(self) -> tuple[OperatorState, ...]:
+        """Return the states of the sources for a checkpoint."""
+        return tuple(driver_state(broadcast_uid(uid), each.snapshot()) for uid, each in self.inputs.items())
+
+
+def _require_small(uid: str, size: int) -> None:
+    if size > LARGEST_BYTES:
+        raise UnsupportedStateError(
+            f"Expected at most {readable_size(LARGEST_BYTES)} of rows in the broadcast input of {uid!r}, all of which each subtask "
+            f"sees, found more; select fewer rows or columns, or join the two inputs before key_by."
+        )
