@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE
 CODE := airflow_provider_statecheck tests dags scripts benchmarks docker
 
-.PHONY: help demo up status logs down test soak check fmt docs bench bench-quick clean
+.PHONY: help demo up status logs cli down test soak check fmt docs bench bench-quick clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ status: $(READY) ## Show the health of these processes
 
 logs: $(READY) ## Show the last lines of their logs; SERVICE=scheduler for one service, LINES=100 for more lines
 	@$(BIN)/python -m scripts.stack logs $(if $(SERVICE),--service $(SERVICE)) $(if $(LINES),--lines $(LINES))
+
+cli: $(READY) ## Run airflow statecheck in this installation, such as make cli ARGS="jobs"; AIRFLOW=1 for any airflow command
+	@$(BIN)/python -m scripts.stack cli $(if $(AIRFLOW),,statecheck) $(ARGS)
 
 down: $(READY) ## Stop these processes and delete their files
 	@$(BIN)/python -m scripts.stack down

@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow.sdk import dag, get_current_context
+from airflow.sdk.exceptions import AirflowFailException
 
 # [START howto_backfill]
 from airflow_provider_statecheck import CheckpointedStageOperator, Count, DataFrameSource, Max, ParquetSink, Stage, Sum
@@ -22,7 +23,11 @@ FLIGHTS, HOURS = "data/flights/flights.csv", "data/hours_flown"
 
 
 def month_of_the_run() -> list[int]:
-    return [get_current_context()["logical_date"].month]
+    date = get_current_context()["dag_run"].logical_date
+    if date is None or date.year != 2013:
+        # A run of today would end the year for the state, and no month of 2013 could run any more.
+        raise AirflowFailException(f"Expected a month of 2013, found {date}; start this Dag as a backfill of 2013.")
+    return [date.month]
 
 
 def flights(spark: Any, month: int) -> Any:

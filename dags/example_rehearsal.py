@@ -37,7 +37,7 @@ def example_rehearsal() -> None:
         task_id="hours",
         stage="example_rehearsal:rehearsed",
         job="hours_flown",
-        from_checkpoint="before:{{ logical_date.isoformat() }}",
+        from_checkpoint="before:{{ (logical_date or data_interval_end or run_after).isoformat() }}",
         retries=2,
         retry_delay=timedelta(seconds=1),
     )

@@ -9,9 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import IO
 
 from sqlalchemy import create_engine
 
@@ -32,6 +35,8 @@ STEPS, MONTHS = 5, 12
 KILL_AT = round((STEPS + MONTHS) * 0.8)
 POLL_SECONDS = 0.2
 LIMIT_SECONDS = 600.0
+END_SECONDS = 10.0
+TERMINATED = 128 + signal.SIGTERM
 
 
 @dataclass
@@ -54,21 +59,27 @@ class Run:
 
 def main() -> int:
     """Run the demo and return the exit status."""
+    # The exception ends Airflow, which the demo has started, and the driver that Airflow has started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     shutil.rmtree(DEMO, ignore_errors=True)
     DEMO.mkdir()
     say(f"All files are in {DEMO.relative_to(ROOT)}/, the log is {LOG.relative_to(ROOT)}.")
-    say("1/5 Create Airflow's database with the tables of this provider (airflow db migrate)")
+    say("1/5 Create Airflow's database with the tables of this provider")
     airflow("db", "migrate")
-    say(f"2/5 Prepare real data: {prepare_data():,} flights from New York in 2013")
+    say(f"2/5 Copy real data: {prepare_data():,} flights from New York in 2013")
     say(
-        f"3/5 Run the Dag {DAG!r} under Airflow, and kill -9 its driver JVM at {KILL_AT} of {STEPS + MONTHS} units of work"
+        f"3/5 Run a task that computes {STEPS} DataFrames and writes a report for {MONTHS} months with Spark (Dag {DAG})"
     )
+    say(
+        f"    A checkpoint saves each of these {STEPS + MONTHS} pieces of work. After {KILL_AT} of them, Spark is killed, as if its"
+    )
+    say("    machine were lost, and Airflow tries the task again.")
     killed = Run("2026-01-01", kill=True)
     watch(killed)
-    say("4/5 Run the Dag for another date without a failure, for comparison")
+    say("4/5 Run the same task for another date without a failure, for comparison")
     undisturbed = Run("2026-01-02", kill=False)
     watch(undisturbed)
-    say("5/5 Results")
+    say("5/5 What the second try computed, and what it took from the checkpoint")
     return show(killed, undisturbed)
 
 
@@ -93,10 +104,31 @@ def environment() -> dict[str, str]:
 def airflow(*arguments: str) -> None:
     """Run one of Airflow's commands and exit if it fails."""
     command = ["airflow", *arguments]
-    with LOG.open("ab") as log:
-        result = subprocess.run(command, cwd=DEMO, env=environment(), stdout=log, stderr=log, check=False)
-    if result.returncode != 0:
-        sys.exit(f"demo: '{' '.join(command)}' ended with status {result.returncode}; see {LOG}")
+    with LOG.open("ab") as log, started(command, log) as process:
+        process.wait()
+    if process.returncode != 0:
+        sys.exit(f"demo: '{' '.join(command)}' ended with status {process.returncode}; see {LOG}")
+
+
+@contextmanager
+def started(command: list[str], log: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a command in a process group of its own, which ends with the block."""
+    process = subprocess.Popen(command, cwd=DEMO, env=environment(), stdout=log, stderr=log, start_new_session=True)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process group; a driver's JVM outside it ends when its parent does."""
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def prepare_data() -> int:
@@ -115,15 +147,13 @@ def watch(run: Run) -> None:
     began, killed = time.monotonic(), False
     with LOG.open("ab") as log:
         command = ["airflow", "dags", "test", DAG, run.date, "--conf", conf]
-        process = subprocess.Popen(command, cwd=DEMO, env=environment(), stdout=log, stderr=log)
-        while process.poll() is None:
-            done, attempt = progress(run)
-            show_progress(done, attempt, time.monotonic() - began)
-            if run.kill and not killed and done >= KILL_AT:
-                killed = kill_driver(process.pid)
-            if time.monotonic() - began > LIMIT_SECONDS:
-                process.kill()
-            time.sleep(POLL_SECONDS)
+        with started(command, log) as process:
+            while process.poll() is None and time.monotonic() - began < LIMIT_SECONDS:
+                done, attempt = progress(run)
+                show_progress(done, attempt, time.monotonic() - began)
+                if run.kill and not killed and done >= KILL_AT:
+                    killed = kill_driver(process.pid)
+                time.sleep(POLL_SECONDS)
     show_progress(progress(run)[0], progress(run)[1], time.monotonic() - began)
     say("")
     if process.returncode != 0 or (run.kill and not killed):
@@ -176,7 +206,7 @@ def kill_driver(parent: int) -> bool:
         if name.endswith("(java") and int(rest.split()[1]) == parent:
             pid = int(stat.parent.name)
             os.kill(pid, signal.SIGKILL)
-            say(f"\n    kill -9 {pid}: the driver JVM was killed")
+            say(f"\n    Killed Spark, process {pid}, with SIGKILL")
             return True
     return False
 
@@ -213,7 +243,14 @@ def show_times(view: JobView, other: JobView) -> None:
     """Print the durations of both tries and of the undisturbed run."""
     first, second = (duration(a) for a in view.attempts[-2:])
     whole = duration(other.attempts[-1])
-    say(f"    try 1: {first:.1f} s until its driver was killed; try 2: {second:.1f} s; undisturbed run: {whole:.1f} s")
+    say(
+        f"    The first try ran {first:.1f} s until it was killed, the second {second:.1f} s; without a failure the task takes {whole:.1f} s."
+    )
+    summary = view.attempts[-1].restored_summary
+    if summary is not None and summary.seconds_saved:
+        say(
+            f"    Saved by the checkpoint: {summary.seconds_saved:.1f} s of computing, which the second try did not repeat."
+        )
 
 
 def duration(attempt: AttemptRecord) -> float:
@@ -227,10 +264,13 @@ def compare(report: Path, expected: Path, view: JobView) -> int:
     if found != wanted or not found:
         say(f"    The reports DIFFER: {len(found)} lines against {len(wanted)}; see {LOG}")
         return 1
-    say(f"    Both reports are equal: {len(found):,} lines for {MONTHS} months")
+    say(f"    The report of the killed run equals that of the other: {len(found):,} lines for {MONTHS} months.")
     latest = latest_of(view)
-    say("Next: docs/operate/recovery.md describes each step; dags/example_resume_flights.py is the Dag;")
-    say(f"      the checkpoint is {latest.location if latest else '?'}")
+    say("Where to look next")
+    say(f"    the task           dags/{DAG}.py")
+    say(f"    what the log says  grep -E 'restores|restored|retains' {LOG.relative_to(ROOT)}")
+    say(f"    the checkpoint     {latest.location if latest else '?'}")
+    say("    on Airflow's pages make up, and docs/start/tour.md")
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated
@@ -31,7 +32,9 @@ from airflow_provider_statecheck.api.checked_rows import JobGrant, bearer
 from airflow_provider_statecheck.api.holders import listed_ids
 from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.checkpoint.ids import JobId
-from airflow_provider_statecheck.checkpoint.job_list import LARGEST_JOB_PAGE, JobList, JobsPage
+from airflow_provider_statecheck.checkpoint.job_list import LARGEST_JOB_PAGE, JobList, JobSort, JobsPage
+from airflow_provider_statecheck.checkpoint.records import JobRecord, TaskCoordinates
+from airflow_provider_statecheck.checkpoint.statistics import Refusal, refusals_of
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobView, no_such_job
 from airflow_provider_statecheck.exceptions import (
     AccessDeniedError,
@@ -220,10 +223,28 @@ class UserJobs:
                 unreadable.append(error)
         return views, unreadable
 
+    def refusals(self, coordinates: TaskCoordinates) -> list[tuple[JobRecord, Refusal]]:
+        """Return the refusals of a task instance by the most recently active jobs of its Dag that the user may read."""
+        page = JobsPage(
+            limit=_JOBS_WITH_REFUSALS, sort=JobSort.COMPLETED_AT, descending=True, dag_id=coordinates.dag_id
+        )
+        found = []
+        for overview in self.overviews(page).jobs:
+            with suppress(CheckpointNotFoundError, CorruptRowError):
+                view = self.view(overview.job_id)
+                found += [
+                    (view.job, each) for each in refusals_of(view) if TaskCoordinates.of(each.airflow) == coordinates
+                ]
+        return found
+
     def _lists(self, job_id: JobId) -> bool:
         """Return whether a job whose rows cannot be read is in the user's list of jobs, which shows the error."""
         page = JobsPage(limit=LARGEST_JOB_PAGE, with_test_jobs=True)
         return job_id in listed_ids(self.overviews, page)
+
+
+_JOBS_WITH_REFUSALS = 20
+"""A job with a fixed name, which alone refuses a run for its order, is among the active ones of its Dag."""
 
 
 def _all_dags() -> frozenset[str]:

@@ -51,7 +51,7 @@ def login(
     """
     Issue the token of a running task to an Airflow user who may edit task instances of its Dag.
 
-    The token reads only jobs that the user may read, and works only on jobs all of whose Dags the user may edit, as each call
+    The token reads only jobs that the user may read, and works only on jobs if the user may edit all their Dags, as each call
     checks.
     """
     PermittedDags(user, "PUT").require(task.dag_id)
@@ -99,7 +99,7 @@ def job_list(
     """
     Return a page of the list of jobs, and the number of jobs by status.
 
-    Only jobs are listed and counted all of whose Dags the user may read.
+    Only the jobs whose Dags the user may all read are listed and counted.
     """
     page = JobsPage(
         after=after,

@@ -105,7 +105,11 @@ class AttemptCoordinator(StoredJobs):
 
     def register(self, request: RegisterAttempt) -> AttemptGrant:
         require_valid(request)
-        grant = self._register(request)
+        try:
+            grant = self._register(request)
+        except StateCheckError as error:
+            self._record_refusal(request, error)
+            raise
         log.debug(
             "Job %s operator %s: attempt %s registered for %s (%s)",
             request.job_name,
@@ -227,6 +231,19 @@ class AttemptCoordinator(StoredJobs):
             else:
                 self._require_gone(found, request)
                 dead.append(found.rival)
+
+    def _record_refusal(self, request: RegisterAttempt, error: StateCheckError) -> None:
+        if error.retryable or request.waits:
+            return
+        try:
+            with self._store.transaction(job_id_of(request.job_name)) as tx:
+                known = map(tx.operator, map(operator_id_of, (request.uid, *request.former_uids)))
+                # Of a new operator that was refused, the job has nothing.
+                operator = next(filter(None, known), None) or next(iter(tx.view().operators), None)
+                if operator is not None:
+                    statistics.refused(tx, operator.operator_id, request.owner, error)
+        except StateCheckError as unrecorded:
+            log.debug("The refusal of %s is not recorded: %s", request.owner.label, unrecorded)
 
     def _require_its_turn(self, request: RegisterAttempt) -> None:
         if not request.waits or is_test_job(request.job_name):
@@ -462,10 +479,13 @@ def _give_up(tx: JobTransaction, attempt: AttemptRecord, restored: CheckpointRec
 
 def _require_first(tx: JobTransaction, attempt: AttemptRecord, run: str) -> None:
     operator = tx.operator(attempt.operator_id)
-    if operator is not None and operator.first_run not in ("", run) and not _starts_from_nothing(tx, attempt, run):
+    # After a recovery of the rows, the first run is unknown, like the runs of the checkpoints: earlier ones may have advanced
+    # the state.
+    is_first = operator is None or operator.first_run == run != ""
+    if operator is not None and not is_first and not _starts_from_nothing(tx, attempt, run):
         raise NoRestorableCheckpointError(
-            f"Expected a checkpoint before run {run!r} of operator {operator.uid!r} in job {tx.job.name!r} to start the run again, "
-            f"because its source has changed, found none retained; increase retained_runs for later runs, and now restore the "
+            f"Expected a checkpoint before {f'run {run!r}' if run else 'the recovered ones'} of operator {operator.uid!r} in job "
+            f"{tx.job.name!r} to start the run again, because its source has changed, found none retained; increase retained_runs for later runs, and now restore the "
             f"source as it was listed, or start another job from a savepoint."
         )
 

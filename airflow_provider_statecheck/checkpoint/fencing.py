@@ -32,7 +32,7 @@ def require_current(tx: JobTransaction, ref: AttemptRef) -> AttemptRecord:
     if attempt.status is AttemptStatus.FENCED:
         # A rewind, a restore in place and gc fence an attempt before a newer one registers.
         raise StaleAttemptError(
-            f"Attempt {ref.epoch} of operator {operator.uid!r} in job {tx.job.name!r} was fenced, because no task of it was "
+            f"Attempt {ref.epoch} of operator {operator.uid!r} in job {tx.job.name!r} was fenced, its checkpoints now being rejected, because no task of it was "
             f"found running; stop it, because its calls have no effect any more, and run it again.",
             epoch=ref.epoch,
         )

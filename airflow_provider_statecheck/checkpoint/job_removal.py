@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from airflow_provider_statecheck.checkpoint import transitions
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.checkpoint.records import (
     ActionRecord,
     AttemptStatus,
@@ -181,7 +182,9 @@ def complete_removal(tx: JobTransaction, view: JobView) -> None:
     """
     action = open_removal(view)
     if action is not None:
-        _end_removal(tx, action, RequestStatus.COMPLETED, f"the job and its {len(view.attempts)} attempts were removed")
+        _end_removal(
+            tx, action, RequestStatus.COMPLETED, f"the job was removed with {counted(len(view.attempts), 'attempt')}"
+        )
 
 
 def _end_removal(tx: JobTransaction, action: ActionRecord, status: RequestStatus, message: str) -> None:

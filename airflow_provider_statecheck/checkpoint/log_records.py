@@ -32,6 +32,23 @@ def guard_logs(mask: Callable[[str], str] = str) -> None:
         logging.setLogRecordFactory(_GuardedRecords(made_by, mask))
 
 
+def show_logs_of_script() -> None:
+    """
+    Write the log lines of this package to stderr as long as the program has configured no logging.
+
+    Python otherwise shows warnings only, and the lines that tell what a try restores are information.
+    """
+    own = logging.getLogger(_PACKAGE)
+    if logging.getLogger().handlers or own.handlers or own.level:
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    # A program may configure logging later, whose handlers then show the lines.
+    handler.addFilter(lambda record: not logging.getLogger().handlers)
+    own.addHandler(handler)
+    own.setLevel(logging.INFO)
+
+
 class _GuardedRecords:
     """Makes records as another factory does, and guards those of this package."""
 

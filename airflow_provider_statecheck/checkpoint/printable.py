@@ -19,6 +19,14 @@ _UNPRINTABLE: Final = re.compile(f"[{_CONTROLS}{_INVISIBLE}\ud800-\udfff]")
 _UNPRINTABLE_IN_LINES: Final = re.compile(f"(?![\n\t])[{_CONTROLS}{_INVISIBLE}\ud800-\udfff]")
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as ``1 job`` or ``1,200 jobs``; the plural of the noun ends in ``s`` or ``ies``."""
+    if number == 1:
+        return f"1 {noun}"
+    plural = f"{noun[:-1]}ies" if re.search("[^aeiou]y$", noun) else f"{noun}s"
+    return f"{number:,} {plural}"
+
+
 def printable(text: str) -> str:
     r"""Return a text in one line, with escapes such as ``\x1b`` and ``\n`` for all that is no visible character."""
     return text if text.isprintable() else _UNPRINTABLE.sub(_escape, text)

@@ -18,6 +18,7 @@ from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError, 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.records import (
+    AttemptOwner,
     AttemptRecord,
     CheckpointRecord,
     CheckpointStatus,
@@ -25,6 +26,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     StatisticsRecord,
 )
 from airflow_provider_statecheck.checkpoint.store import JobTransaction, JobView
+from airflow_provider_statecheck.exceptions import StateCheckError
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,8 @@ _LOCATION_BYTES = 1500
 _CAUSE_BYTES = 600
 _LABEL_BYTES = 300
 _KEY_BYTES = 40
+_REFUSAL_BYTES = 1500
+_MAX_REFUSALS = 5
 _MAX_COUNTS = 8
 
 
@@ -133,6 +137,20 @@ class RestoredEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A task that the coordinator refused to start, with the reason and the remedy."""
+
+    refused_at: datetime
+    task: str
+    """Display name of the task."""
+    code: str
+    message: str
+    """Text of the error, which says what to do."""
+    airflow: tuple[tuple[str, str], ...] = ()
+    """Coordinates of the task instance; empty outside Airflow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StatsSummary:
     """Minimum, average and maximum of all values, and percentiles of the newest values."""
 
@@ -219,6 +237,8 @@ class OperatorStatistics(CheckpointStats):
     """Number of checkpoints that failed before they had an id."""
     counted_ids: tuple[int, ...] = field(default=(), repr=False)
     """Ids of the checkpoints that were counted last, which late reports do not count again."""
+    refusals: tuple[Refusal, ...] = ()
+    """The last tasks that were refused, the newest first."""
 
     def ended(self, entry: CheckpointEntry) -> OperatorStatistics:
         """Return the statistics with an additional completed or aborted checkpoint."""
@@ -244,6 +264,11 @@ class OperatorStatistics(CheckpointStats):
     def rejected_once(self, reason: str) -> OperatorStatistics:
         """Return the statistics with an additional checkpoint that failed before it had an id."""
         return replace(self, rejected=self.rejected + 1, failures=_incremented(self.failures, reason))
+
+    def with_refusal(self, refusal: Refusal) -> OperatorStatistics:
+        """Return the statistics with a refused task, once even if the task tries again."""
+        others = (each for each in self.refusals if (each.airflow, each.code) != (refusal.airflow, refusal.code))
+        return replace(self, refusals=(refusal, *others)[:_MAX_REFUSALS])
 
     @property
     def has_had_state(self) -> bool:
@@ -342,6 +367,18 @@ def restored(tx: JobTransaction, attempt: AttemptRecord, checkpoint: CheckpointR
         save(tx, attempt.operator_id, changed)
 
 
+def refused(tx: JobTransaction, operator_id: OperatorId, owner: AttemptOwner, error: StateCheckError) -> None:
+    """Record a task that was refused."""
+    refusal = Refusal(
+        refused_at=tx.now,
+        task=truncated(owner.label, _LABEL_BYTES),
+        code=error.code,
+        message=truncated(str(error), _REFUSAL_BYTES),
+        airflow=owner.airflow,
+    )
+    save(tx, operator_id, load(tx, operator_id).with_refusal(refusal))
+
+
 def acknowledged_late(tx: JobTransaction, aborted: CheckpointRecord, **found: Any) -> None:
     """
     Record the time of the first late acknowledgement of an aborted checkpoint, and what all of them say so far.
@@ -396,6 +433,12 @@ class CheckpointStatsSnapshot(CheckpointStats):
     """Checkpoints and savepoints, including those that failed before they had an id."""
     awaiting_discard: int
     """Number of ended checkpoints whose files are not deleted yet."""
+
+
+def refusals_of(view: JobView) -> tuple[Refusal, ...]:
+    """Return the recorded refusals of a job."""
+    of_operators = (OperatorStatistics.of(each).refusals for each in view.statistics)
+    return tuple(refusal for refusals in of_operators for refusal in refusals)
 
 
 def snapshot_of(

@@ -28,6 +28,7 @@ _MODULES = {
     "dispose": "savepoint_commands",
     "rescale": "savepoint_commands",
     "restore": "savepoint_commands",
+    "uninstall": "uninstall_command",
     "stats": "state_commands",
     "state show": "state_commands",
     "state get": "state_commands",
@@ -136,7 +137,12 @@ def get_statecheck_commands() -> list[CLICommand]:
         GroupCommand(
             name="statecheck",
             help="Checkpoints of Spark tasks",
-            subcommands=(*_read_only_commands(), *_changing_commands(), _serving_command()),
+            subcommands=(
+                *_read_only_commands(),
+                *_changing_commands(),
+                _removing_command(),
+                _serving_command(),
+            ),
         )
     ]
 
@@ -166,7 +172,7 @@ def _read_only_commands() -> tuple[CLICommand, ...]:
             Arg(
                 ("--status",),
                 choices=("pending", "completed", "subsumed", "aborted", "disposed"),
-                help="Only checkpoints with this status",
+                help="Only checkpoints with this status; a newer checkpoint has replaced a subsumed one",
             ),
             ARG_LIMIT,
             Arg(("--before",), type=number, metavar="ID", help="Only checkpoints with a lower id"),
@@ -304,17 +310,18 @@ def _changing_commands() -> tuple[ActionCommand, ...]:
                 help="With --quarantine: minimum age of the record before an orphan file is deleted (default: 1d)",
             ),
             ARG_DRY_RUN,
+            ARG_YES,
             ARG_STORAGE,
         ),
         _command(
             "prune",
-            "Remove old rows of ended checkpoints and attempts, or whole jobs with their files",
+            "Remove old database rows of ended checkpoints and attempts, or whole jobs with their files",
             ARG_JOBS,
             Arg(
                 ("--older-than",),
                 type=age,
                 metavar="AGE",
-                help="Minimum age of the rows to remove, such as 60d; also removes whole jobs whose Dag run is over for that time "
+                help="Minimum age of the database rows to remove, such as 60d; also removes whole jobs whose Dag run is over for that time "
                 "(default: 30d)",
             ),
             Arg(("--test-jobs",), action="store_true", help="Also remove whole jobs of test runs"),
@@ -383,7 +390,7 @@ def _changing_commands() -> tuple[ActionCommand, ...]:
         ),
         _command(
             "recover",
-            "Rebuild the rows of jobs from their checkpoints after a loss of the database",
+            "Rebuild the database rows of jobs from their checkpoints after a loss of the database",
             Arg(("directory",), metavar="CHECKPOINT_DIR", help="Checkpoint directory, such as s3://lake/checkpoints"),
             Arg(("--job",), metavar="JOB", help="Only the job with this name or id"),
             Arg(("--savepoints",), metavar="URI", help="Directory of savepoints to register"),
@@ -413,8 +420,24 @@ def _changing_commands() -> tuple[ActionCommand, ...]:
                 help="URI of the savepoint, such as s3://…/savepoint-1a2b3c-4d5e6f708192",
             ),
             ARG_DRY_RUN,
+            ARG_YES,
             ARG_STORAGE,
         ),
+    )
+
+
+def _removing_command() -> ActionCommand:
+    return _command(
+        "uninstall",
+        "List what this provider keeps in the database and on the storage, and remove it",
+        Arg(
+            ("--storage",),
+            action="store_true",
+            help="Also delete the files of all jobs; without it, only the tables are removed",
+        ),
+        ARG_DRY_RUN,
+        ARG_YES,
+        ARG_STORAGE,
     )
 
 

@@ -18,6 +18,7 @@ from airflow_provider_statecheck.checkpoint.job_list import (
     JobsPage,
     ListedStatus,
 )
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
 from airflow_provider_statecheck.checkpoint.row_removal import DEFAULT_AGE
 from airflow_provider_statecheck.checkpoint.store import CheckpointPage
@@ -34,7 +35,7 @@ from airflow_provider_statecheck.cli.output import (
     print_rows,
 )
 from airflow_provider_statecheck.exceptions import CorruptRowError, InvalidConfigurationError
-from airflow_provider_statecheck.hooks.connection import guarded_storage_opener, storage_opener
+from airflow_provider_statecheck.hooks.connection import guarded_storage_opener, pointer_storage_opener
 from airflow_provider_statecheck.hooks.transport import (
     find_job,
     job_recovery,
@@ -78,7 +79,7 @@ def jobs(args: Namespace) -> Exit:
     counts = listed[0].counts
     left = (sum(counts.values()) if args.status is None else counts.get(args.status, 0)) - len(shown)
     if left > 0:
-        print_message(f"{left} more jobs; raise --limit to list them.")
+        print_message(f"{counted(left, 'more job')}; raise --limit to list them.")
     return Exit.DONE
 
 
@@ -139,7 +140,7 @@ def recover(args: Namespace) -> Exit:
     recovered = recoveries.recover(args.directory, args.job)
     print_rows([_recovered_row(each) for each in recovered], args.output)
     verb = "would be recovered" if args.dry_run else "recovered"
-    print_message(f"{sum(each.is_recovered for each in recovered)} of {len(recovered)} jobs {verb}.")
+    print_message(f"{sum(each.is_recovered for each in recovered)} of {counted(len(recovered), 'job')} {verb}.")
     return _worst(recovered)
 
 
@@ -152,22 +153,32 @@ def gc(args: Namespace) -> Exit:
             "Expected either names of jobs or --all, found both or neither; give one of the two."
         )
     quarantine = _quarantine(args)
-    gateway, opener = maintenance_gateway(), guarded_storage_opener(args.storage_conn_id)
-    job_ids = _job_ids(gateway, args.jobs)
+    job_ids = _job_ids(maintenance_gateway(), args.jobs)
+    question = "Delete these files, and take the requested savepoints?"
+    if not is_confirmed(args, lambda: _collect(args, job_ids, quarantine, dry_run=True), question):
+        return Exit.DONE
     taken = [] if args.dry_run else job_savepoints(storage_conn_id=args.storage_conn_id).take_all(job_ids)
+    collected = _collect(args, job_ids, quarantine, dry_run=args.dry_run)
+    for each in taken:
+        print_message(f"Savepoints of job {each.job} failed: {'; '.join((*each.problems, *each.unreachable))}")
+    return _worst([*taken, *collected])
+
+
+def _collect(
+    args: Namespace, job_ids: list[JobId], quarantine: timedelta | None, *, dry_run: bool
+) -> list[CollectedJob]:
+    gateway, opener = maintenance_gateway(), guarded_storage_opener(args.storage_conn_id)
     collected = list(
         each_job(
             job_ids,
-            lambda job_id: collect_job(gateway, job_id, opener, quarantine=quarantine, dry_run=args.dry_run),
+            lambda job_id: collect_job(gateway, job_id, opener, quarantine=quarantine, dry_run=dry_run),
             CollectedJob,
             side_by_side=SIDE_BY_SIDE,
         )
     )
     print_rows([_collected_row(each) for each in collected if _has_news(each)], args.output)
-    _print_summary(collected, quarantine, dry_run=args.dry_run)
-    for each in taken:
-        print_message(f"Savepoints of job {each.job} failed: {'; '.join((*each.problems, *each.unreachable))}")
-    return _worst([*taken, *collected])
+    _print_summary(collected, quarantine, dry_run=dry_run)
+    return collected
 
 
 def _quarantine(args: Namespace) -> timedelta | None:
@@ -193,7 +204,7 @@ def prune(args: Namespace) -> Exit:
     named = tuple(_job_ids(gateway, args.jobs)) if args.jobs else ()
     request = PruneRequest(job_ids=named, older_than=args.older_than, test_jobs=args.test_jobs, dry_run=args.dry_run)
     preview = replace(request, dry_run=True)
-    if not is_confirmed(args, lambda: _prune(args, gateway, preview), "Remove these rows and files?"):
+    if not is_confirmed(args, lambda: _prune(args, gateway, preview), "Remove these database rows and files?"):
         return Exit.DONE
     return _prune(args, gateway, request)
 
@@ -229,7 +240,9 @@ def _prune(args: Namespace, gateway: JobMaintenance, request: PruneRequest) -> E
     print_rows([_pruned_row(each) for each in pruned if each.has_changes], args.output)
     tokens = 0 if request.job_ids else _drop_tokens(gateway, request)
     verb = "would be removed" if request.dry_run else "removed"
-    print_message(f"{sum(each.is_removed for each in pruned)} of {len(pruned)} jobs and {tokens} ended tokens {verb}.")
+    print_message(
+        f"{sum(each.is_removed for each in pruned)} of {counted(len(pruned), 'job')} and {counted(tokens, 'ended token')} {verb}."
+    )
     return _worst(pruned)
 
 
@@ -259,7 +272,8 @@ def _verify_pointer(args: Namespace) -> list[Verification]:
         raise InvalidConfigurationError(
             "Expected --checkpoint with the name of a job, found it with a pointer; omit --checkpoint."
         )
-    verifier = CheckpointVerifier(storage_opener(args.storage_conn_id)(args.job), is_deep=args.deep)
+    opener = pointer_storage_opener(args.storage_conn_id, args.job)
+    verifier = CheckpointVerifier(opener(args.job), is_deep=args.deep)
     return [verifier.verify_pointer(args.job)]
 
 
@@ -297,11 +311,13 @@ def _recovered_row(job: RecoveredJob) -> Row:
 def _print_summary(collected: list[CollectedJob], quarantine: timedelta | None, *, dry_run: bool) -> None:
     total, count = sum(each.deleted_bytes for each in collected), sum(len(each.deleted) for each in collected)
     verb = "would be deleted" if dry_run else "deleted"
-    print_message(f"{len(collected)} jobs checked, {count} directories with {readable_size(total)} {verb}.")
+    print_message(
+        f"{counted(len(collected), 'job')} checked, {counted(count, 'directory')} with {readable_size(total)} {verb}."
+    )
     quarantined = sum(len(each.quarantined) for each in collected)
     if quarantined:
         print_message(
-            f"{quarantined} orphans quarantined; a run after {quarantine} deletes those that are still orphans."
+            f"{counted(quarantined, 'orphan')} quarantined; a run after {quarantine} deletes those that are still orphans."
         )
 
 

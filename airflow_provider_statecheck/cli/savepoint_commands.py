@@ -21,7 +21,7 @@ from airflow_provider_statecheck.cli.output import (
     print_rows,
 )
 from airflow_provider_statecheck.configuration import configured_savepoint_dir
-from airflow_provider_statecheck.hooks.connection import storage_opener
+from airflow_provider_statecheck.hooks.connection import pointer_storage_opener
 from airflow_provider_statecheck.hooks.transport import (
     find_job,
     job_savepoints,
@@ -30,7 +30,7 @@ from airflow_provider_statecheck.hooks.transport import (
     savepoint_gateway,
 )
 from airflow_provider_statecheck.maintenance.action_targets import uid_of
-from airflow_provider_statecheck.maintenance.disposal import dispose as dispose_savepoint
+from airflow_provider_statecheck.maintenance.disposal import dispose as dispose_savepoint, savepoint_directory
 from airflow_provider_statecheck.maintenance.job_restore import RestoredOperator, RestoreJob, read_savepoint
 from airflow_provider_statecheck.maintenance.job_savepoints import not_stopped, savepoint_kind
 from airflow_provider_statecheck.maintenance.savepoints import missing_directory
@@ -74,13 +74,18 @@ def savepoint(args: Namespace) -> Exit:
 @audited
 def dispose(args: Namespace) -> Exit:
     """Delete a savepoint, also if its job has no rows any more."""
-    opener = storage_opener(args.storage_conn_id)
-    disposed = dispose_savepoint(savepoint_gateway(), maintenance_gateway(), opener, args.pointer, dry_run=args.dry_run)
+    if is_confirmed(args, lambda: _dispose(args, dry_run=True), "Delete this savepoint?"):
+        _dispose(args, dry_run=args.dry_run)
+    return Exit.DONE
+
+
+def _dispose(args: Namespace, *, dry_run: bool) -> None:
+    opener = pointer_storage_opener(args.storage_conn_id, savepoint_directory(args.pointer).rpartition("/")[0])
+    disposed = dispose_savepoint(savepoint_gateway(), maintenance_gateway(), opener, args.pointer, dry_run=dry_run)
     print_rows([{"pointer": redact(disposed.pointer), "bytes": disposed.size_bytes}], args.output)
     size = readable_size(disposed.size_bytes) if disposed.size_bytes else "no files"
-    verb = "would be deleted" if args.dry_run else "deleted"
+    verb = "would be deleted" if dry_run else "deleted"
     print_message(f"{redact(disposed.pointer)} with {size} {verb}.")
-    return Exit.DONE
 
 
 @command
@@ -93,7 +98,8 @@ def rescale(args: Namespace) -> Exit:
     target = args.target or configured_savepoint_dir()
     if target is None:
         raise missing_directory()
-    checkpoint = resolve_checkpoint(storage_opener(args.storage_conn_id)(args.pointer), pointer_uri(args.pointer))
+    opener = pointer_storage_opener(args.storage_conn_id, args.pointer, target)
+    checkpoint = resolve_checkpoint(opener(args.pointer), pointer_uri(args.pointer))
     source, _ = checkpoint.read()
     directory = new_savepoint_uri(normalise_savepoint_dir(target), JobId(source.job_id))
     rescaled = rescale_max_parallelism(
@@ -153,7 +159,7 @@ def _status_of(request: CheckpointRequest, awaited: tuple[str, ...], *, has_wait
 def restore(args: Namespace) -> Exit:
     """Restore all stages of a job from a savepoint of the whole job."""
     job = find_job(maintenance_gateway(), args.job).job
-    savepoint = read_savepoint(storage_opener(args.storage_conn_id), args.pointer, job)
+    savepoint = read_savepoint(pointer_storage_opener(args.storage_conn_id, args.pointer), args.pointer, job)
     if not is_confirmed(args, lambda: _restore(args, job.job_id, savepoint, dry_run=True), "Restore these operators?"):
         return Exit.DONE
     restored = _restore(args, job.job_id, savepoint, dry_run=args.dry_run)

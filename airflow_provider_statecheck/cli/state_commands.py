@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
 from airflow_provider_statecheck.checkpoint.ids import is_uri
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.checkpoint.retention import custody_of
 from airflow_provider_statecheck.checkpoint.statistics import snapshot_of
 from airflow_provider_statecheck.cli.output import (
@@ -21,7 +22,7 @@ from airflow_provider_statecheck.cli.output import (
     print_values,
 )
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
-from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID, guarded_storage_opener, storage_opener
+from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID, guarded_storage_opener, pointer_storage_opener
 from airflow_provider_statecheck.hooks.transport import airflow_gateway, find_job, maintenance_gateway
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -128,7 +129,9 @@ def _figure_rows(summary: CheckpointSummary) -> Iterator[Row]:
         unit = "iterations" if loop.is_iteration else "items"
         yield _figure_row("loop", loop.name, f"{loop.finished}{total} {unit} finished", seconds=loop.seconds)
     for source in summary.sources:
-        yield _figure_row("source", source.uid, f"{source.finished_splits} of {source.total_splits} splits read")
+        yield _figure_row(
+            "source", source.uid, f"{source.finished_splits} of {source.total_splits} parts of the input read"
+        )
     for state in summary.states:
         name = "/".join(filter(None, (state.uid, state.name)))
         yield _figure_row(f"{state.kind} state", name, state.type, rows=state.keys, size=state.size_bytes)
@@ -161,7 +164,7 @@ def _states(args: Namespace, pointer: str) -> CheckpointStates:
     from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
     from airflow_provider_statecheck.storage.pointers import pointer_uri
 
-    return CheckpointStates.of(storage_opener(args.storage_conn_id)(pointer), pointer_uri(pointer))
+    return CheckpointStates.of(pointer_storage_opener(args.storage_conn_id, pointer)(pointer), pointer_uri(pointer))
 
 
 def _reader(args: Namespace, states: CheckpointStates) -> StateReader:
@@ -393,7 +396,7 @@ def _show_items(args: Namespace) -> Exit:
     rows, following = _read(args, lambda stages: _item_rows(stages, args.name, args.limit))
     print_values(rows, args.output)
     if following:
-        print_message(f"There are {following} more items; raise --limit to show them.")
+        print_message(f"{counted(following, 'more item')}; raise --limit to show them.")
     return Exit.DONE
 
 
@@ -426,7 +429,7 @@ def _stages(args: Namespace) -> tuple[StageContents, ...]:
         raise InvalidConfigurationError(
             "Expected --checkpoint with a job, found it with the URI of a checkpoint; omit it."
         )
-    return stages_at(storage_opener(args.storage_conn_id), args.job, args.uid)
+    return stages_at(pointer_storage_opener(args.storage_conn_id, args.job), args.job, args.uid)
 
 
 def _job_contents(args: Namespace) -> tuple[JobContents, JobId, AsOf]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -291,6 +292,8 @@ class HttpCalls:
         self._client = client
         self._credentials = credentials
         self._token: str | None = None
+        self._next: Future[str] | None = None
+        """The token that one thread obtains and others wait for."""
         self._lock = threading.Lock()
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -311,9 +314,24 @@ class HttpCalls:
     def _task_token(self, expired: str | None = None) -> str:
         # Maintenance calls in several threads, and a task can answer one challenge at a time.
         with self._lock:
-            if self._token in (None, expired):
-                self._token = self._credentials.obtain()
-            return self._token
+            if self._token is not None and self._token != expired:
+                return self._token
+            is_first = self._next is None
+            obtained = self._next = self._next or Future()
+        if is_first:
+            self._obtain(obtained)
+        # The others share an error, too: otherwise each would wait in turn for a server that does not answer.
+        return obtained.result()
+
+    def _obtain(self, obtained: Future[str]) -> None:
+        try:
+            obtained.set_result(self._credentials.obtain())
+        except BaseException as error:
+            obtained.set_exception(error)
+        with self._lock:
+            self._next = None
+            if obtained.exception() is None:
+                self._token = obtained.result()
 
 
 class HttpGateway(HttpCalls):

@@ -23,6 +23,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.gateway.http import HttpClient
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.guarded_places import GuardedPlaces
+from airflow_provider_statecheck.storage.locations import AllowedLocations
 from airflow_provider_statecheck.storage.patience import PATIENCE
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, normalise_base, scheme_of, secrets_in
 
@@ -242,10 +243,26 @@ def guarded_storage_opener(conn_id: str | None = None, *given: str | None) -> Ca
     :param conn_id: Connection with the credentials, by default ``[statecheck] storage_conn_id``.
     :param given: Further directories or pointers, from the user who runs a command; ``None`` is ignored.
     """
+    return _guarded_opener(conn_id, guarded_locations(*(normalise_base(each) for each in given if each is not None)))
+
+
+def pointer_storage_opener(conn_id: str | None, *given: str) -> Callable[[str], CheckpointStorage]:
+    """
+    Return a function that opens storage for a command on a checkpoint or savepoint that its user names.
+
+    The files may be where those of other checkpoints may be, see :func:`configured_locations`, and hosts that do not answer are
+    given up.
+
+    :param conn_id: Connection with the credentials, by default ``[statecheck] storage_conn_id``.
+    :param given: Directories and pointers of the command.
+    """
+    return _guarded_opener(conn_id, configured_locations().around(*map(normalise_base, given)))
+
+
+def _guarded_opener(conn_id: str | None, allowed: AllowedLocations) -> Callable[[str], CheckpointStorage]:
     from airflow.sdk.configuration import conf
 
     storage_conn_id = conn_id or conf.get(SECTION, "storage_conn_id", fallback=None)
-    allowed = guarded_locations(*(normalise_base(each) for each in given if each is not None))
 
     def open_guarded(base_uri: str) -> CheckpointStorage:
         # Dots in a local path are resolved, wherever it leads.

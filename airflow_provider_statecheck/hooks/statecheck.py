@@ -22,6 +22,7 @@ from airflow_provider_statecheck.hooks.connection import (
     DEFAULT_CONN_ID,
     check_address,
     coordinator_address,
+    pointer_storage_opener,
     storage_opener,
 )
 from airflow_provider_statecheck.hooks.identity import job_name_of, owner_of
@@ -254,7 +255,7 @@ class StatecheckHook(BaseHook):
         from airflow_provider_statecheck.maintenance.job_restore import RestoreJob, read_savepoint
 
         record = maintenance_gateway(self.statecheck_conn_id).describe(given_job_id(_job_here(job))).job
-        savepoint = read_savepoint(storage_opener(storage_conn_id), pointer, record)
+        savepoint = read_savepoint(pointer_storage_opener(storage_conn_id, pointer), pointer, record)
         request = RestoreJob(
             job_id=record.job_id, savepoint=savepoint, requested_by="StatecheckHook.restore", dry_run=dry_run
         )

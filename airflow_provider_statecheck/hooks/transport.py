@@ -8,6 +8,7 @@ HTTP and authenticates with a challenge (:class:`TaskCredentials`) or with a log
 from __future__ import annotations
 
 import asyncio
+import difflib
 import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -23,6 +24,7 @@ from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CoordinatorError,
     EnvironmentNotReadyError,
+    StateCheckError,
 )
 from airflow_provider_statecheck.gateway.http import HttpCalls, HttpClient
 from airflow_provider_statecheck.gateway.verbs import CHALLENGE_KEY, challenge_of
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.maintenance.recover import JobRecovery
     from airflow_provider_statecheck.maintenance.rewind import JobRewinding
     from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
+    from airflow_provider_statecheck.metadata.provider_tables import ProviderTables
     from airflow_provider_statecheck.queryable.reads import StateReads
 
 
@@ -57,6 +60,9 @@ RENEWAL_SECONDS = 300.0
 """Interval between renewals of a reading token, a third of its lifetime."""
 
 _BLOCKED = "airflow-db-not-allowed"
+_SUGGESTIONS = 3
+_COMPARED_JOBS = 10_000
+"""The most recently active jobs; the comparison of more names would take seconds."""
 _CHALLENGE_LIFETIME = timedelta(minutes=5)
 
 
@@ -374,6 +380,17 @@ def job_rewinding() -> JobRewinding:
     return _local_services("rewind").rewinding
 
 
+def provider_tables() -> ProviderTables:
+    """
+    Return the tables of this package as a whole.
+
+    :raises EnvironmentNotReadyError: Airflow's database is not accessible.
+    """
+    from airflow_provider_statecheck.metadata.provider_tables import ProviderTables
+
+    return ProviderTables(_local_services("uninstall").engine())
+
+
 def _local_services(command: str) -> Services:
     if not is_orm_open():
         raise EnvironmentNotReadyError(
@@ -407,12 +424,26 @@ def find_job(gateway: JobReads, job: str) -> JobView:
     """
     Return the job with this name or id.
 
-    :raises CheckpointNotFoundError: There is no such job.
+    :raises CheckpointNotFoundError: There is no such job; the message names the jobs whose names contain the text or are similar.
     """
     try:
         return gateway.describe(given_job_id(job))
     except CheckpointNotFoundError as error:
-        raise CheckpointNotFoundError(f"There is no job {job!r}; 'airflow statecheck jobs' lists all jobs.") from error
+        near = " or ".join(map(repr, _similar_jobs(gateway, job)))
+        hint = f"did you mean {near}? " if near else ""
+        raise CheckpointNotFoundError(
+            f"There is no job {job!r}; {hint}'airflow statecheck jobs' lists all jobs."
+        ) from error
+
+
+def _similar_jobs(gateway: JobReads, job: str) -> list[str]:
+    try:
+        names = [each.name for each in gateway.jobs()[:_COMPARED_JOBS]]
+    except StateCheckError:
+        # A caller that may not list jobs learns no names.
+        return []
+    containing = [name for name in names if job.casefold() in name.casefold()]
+    return containing[:_SUGGESTIONS] or difflib.get_close_matches(job, names, n=_SUGGESTIONS)
 
 
 def job_savepoints(

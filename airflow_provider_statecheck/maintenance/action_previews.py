@@ -16,6 +16,7 @@ from airflow_provider_statecheck.checkpoint.job_removal import (
     require_removable,
     waiting_removal,
 )
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
     CheckpointRecord,
@@ -189,11 +190,11 @@ def rewind_preview(view: JobView, rewound: tuple[RewoundOperator, ...]) -> Actio
             if each.withdrawn_restore is not None
         ),
         *(f"Operator {uid!r} then starts without state." for uid in without_state),
-        *(f"{_name(attempt)} is fenced; its task is not running." for attempt in fenced),
+        *(f"{_name(attempt)} is replaced (fenced); its task is not running." for attempt in fenced),
     ]
     return ActionPreview(
         action=JobAction.REWIND,
-        effect=f"{len(rewound)} of {len(view.stages)} operators return to their state before the run.",
+        effect=f"{len(rewound)} of {counted(len(view.stages), 'operator')} return to their state before the run.",
         kept=_affected(view, [each.stands_at for each in rewound if each.stands_at is not None]),
         recomputed=_affected(view, taken_back),
         deleted=_affected(view, taken_back),
@@ -239,8 +240,8 @@ def _removal_preview(view: JobView, wanted: UserAction) -> ActionPreview:
     deleted = [c for c in view.checkpoints if c.discarded_at is None and custody_of(view, c).owner is Owner.JOB]
     size = readable_size(sum(c.full_size_bytes for c in deleted))
     effect = (
-        f"The next run of the maintenance Dag or 'airflow statecheck prune' deletes the files of {len(deleted)} checkpoints, "
-        f"up to {size}, and removes the job with its {len(view.operators)} operators and {len(view.attempts)} attempts."
+        f"The next run of the maintenance Dag or 'airflow statecheck prune' deletes the files of {counted(len(deleted), 'checkpoint')}, "
+        f"up to {size}, and removes the job with its {counted(len(view.operators), 'operator')} and {counted(len(view.attempts), 'attempt')}."
     )
     return ActionPreview(
         action=wanted.action,

@@ -53,7 +53,7 @@ def dispose(
     :raises SavepointClaimedError: An operator claimed the savepoint.
     :raises ConcurrentAttemptError: An operator of its job restores the savepoint, or will restore it in place.
     """
-    directory = _directory(pointer)
+    directory = savepoint_directory(pointer)
     storage = open_storage(directory.rpartition("/")[0])
     size = sum(storage.list_files(directory).values())
     if size == 0 and not storage.exists(directory) and not _has_row(maintenance, directory):
@@ -67,7 +67,13 @@ def dispose(
     return Disposed(pointer=directory, size_bytes=size)
 
 
-def _directory(pointer: str) -> str:
+def savepoint_directory(pointer: str) -> str:
+    """
+    Return the directory of a savepoint.
+
+    :param pointer: URI of the directory or of its metadata file.
+    :raises InvalidConfigurationError: Its name is not that of a savepoint.
+    """
     directory = pointer_uri(pointer).removesuffix(f"/{METADATA_FILE}")
     if not is_savepoint_directory(directory):
         raise InvalidConfigurationError(

@@ -109,17 +109,14 @@ def collect_job(
     """
     require_stay(quarantine)
 
-    if not dry_run:
-        gateway.close_abandoned(job_id)
-        gateway.settle_run(job_id)
     # The view is read before files are listed: later attempts have a higher epoch, and their files are not collected.
-    view = gateway.describe(job_id)
+    view = gateway.describe(job_id) if dry_run else gateway.settle(job_id)
     report = CollectedJob(job=view.job.name)
     closed = _without_open_attempts(view, report)
     _end_unwritable(gateway, closed, dry_run=dry_run)
     storage_of = functools.cache(open_storage)
     # A retained checkpoint may reference files in other checkpoint directories.
-    documents = DocumentCache(lambda checkpoint: storage_of(base_of(checkpoint)))
+    documents = DocumentCache(lambda checkpoint: storage_of(base_of(checkpoint)), keeps_large=False)
     for base in storage_bases(view):
         try:
             deletions = DeletionLog(storage_of(base), dry_run=dry_run)
@@ -223,9 +220,13 @@ class _Collection:
         if self.dry_run or any(self.view.has_open_attempt(operator) for operator in self.view.operators):
             return
         job_id, storage = self.view.job.job_id, self.plain_storage
-        # An attempt creates a directory before it writes to it, so no attempt may have been registered since.
-        if storage.is_local and self.gateway.describe(job_id).operators == self.view.operators:
+        if storage.is_local and self._has_same_operators(job_id):
             storage.remove_empty_directories(job_uri(storage.base_uri, job_id))
+
+    def _has_same_operators(self, job_id: JobId) -> bool:
+        # An attempt creates a directory before it writes to it, so no attempt may have been registered since.
+        latest = self.gateway.latest_checkpoints(job_id)
+        return latest is not None and frozenset(latest.operators) == frozenset(self.view.operators)
 
     def _sweep(self, stay: timedelta | None) -> tuple[str, ...]:
         job_id = self.view.job.job_id

@@ -64,6 +64,7 @@ from airflow_provider_statecheck.exceptions import (
     LocationNotAllowedError,
     StateCheckError,
 )
+from airflow_provider_statecheck.storage.metadata_file import one_large_at_a_time
 
 log = logging.getLogger(__name__)
 
@@ -161,6 +162,19 @@ class JobMaintenance(StoredJobs):
             for operator_id in sorted({row.operator_id for row in rows if row is not None}):
                 transitions.mark_discarded(tx, operator_id, checkpoint_ids)
 
+    def settle(self, job_id: JobId) -> JobView:
+        """
+        Close abandoned attempts, discard what is not retained after the end of its run, and return the job.
+
+        The rows are read once, and again only after a change.
+
+        :raises CheckpointNotFoundError: There is no such job.
+        """
+        view = self._store.describe(job_id)
+        if self._close_abandoned(view) is not None:
+            view = self._store.describe(job_id)
+        return view if self._settle_run(view) is None else self._store.describe(job_id)
+
     def close_abandoned(self, job_id: JobId) -> tuple[AttemptRef, ...]:
         """
         Close the attempts whose drivers died without closing them, and return these attempts.
@@ -170,14 +184,17 @@ class JobMaintenance(StoredJobs):
 
         :raises CheckpointNotFoundError: There is no such job.
         """
-        view = self._store.describe(job_id)
+        return self._close_abandoned(self._store.describe(job_id)) or ()
+
+    def _close_abandoned(self, view: JobView) -> tuple[AttemptRef, ...] | None:
+        """Return the closed attempts, or ``None`` if no row needed a transaction."""
         # Airflow is queried before the transaction, as foreign code must not run while a row is locked.
         silent = [a for a in view.attempts if is_silent(view, a, view.read_at) and self._is_given_up(view, a)]
         if not silent:
-            return ()
+            return None
         # The transaction updates seen_at in the job's row, which the next call compares with.
         abandoned = {AttemptRef.of(a) for a in silent if is_silent(view, a, view.job.seen_at)}
-        with self._store.transaction(job_id) as tx:
+        with self._store.transaction(view.job.job_id) as tx:
             now = tx.view()
             closed = [a for a in now.attempts if AttemptRef.of(a) in abandoned and is_silent(now, a, tx.now)]
             for attempt in closed:
@@ -194,15 +211,18 @@ class JobMaintenance(StoredJobs):
 
         :raises CheckpointNotFoundError: There is no such job.
         """
-        view = self._store.describe(job_id)
+        return self._settle_run(self._store.describe(job_id)) or ()
+
+    def _settle_run(self, view: JobView) -> tuple[int, ...] | None:
+        """Return the discarded checkpoints, or ``None`` if no row needed a transaction."""
         # Airflow is queried before the transaction, as foreign code must not run while a row is locked.
         results = ((attempt, self._runs.ended_as(attempt.owner)) for attempt in ended_attempts(view))
         ended = {a.operator_id: status_of(a, status) for a, status in results if status is not None}
         affected = {o for o in ended if any(c.properties.discard_on(ended[o]) for c in view.of_operator(o))}
         unserved = frozenset(self._unserved_requests(view))
         if not affected and not unserved:
-            return ()
-        with self._store.transaction(job_id) as tx:
+            return None
+        with self._store.transaction(view.job.job_id) as tx:
             now = tx.view()
             # A changed operator has a new attempt: its run may have been cleared.
             unchanged = {o.operator_id for o in now.operators if o in view.operators}
@@ -377,7 +397,8 @@ def report_of(
 ) -> _Reported[Report] | None:
     """Return the report of one job as :func:`each_job`, or ``None`` if the job was removed."""
     try:
-        return _Reported(work(job_id))
+        with one_large_at_a_time():
+            return _Reported(work(job_id))
     except StateCheckError as error:
         is_of_job = vars(error).get("job_id") == job_id
         if isinstance(error, _OF_ALL_JOBS) and not is_of_job:

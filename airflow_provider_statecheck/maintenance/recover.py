@@ -12,10 +12,11 @@ import hashlib
 import logging
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
 
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_UID,
     METADATA_FILE,
@@ -56,6 +57,7 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
     UNREADABLE,
     CheckpointDocument,
+    InlineStateHandle,
     document_uris,
     read_metadata,
 )
@@ -244,8 +246,12 @@ def _has(found: list[FoundCheckpoint], uid: str) -> bool:
 
 def _claimed(found: list[FoundCheckpoint]) -> tuple[tuple[str, str], ...]:
     # A checkpoint references files of a savepoint only if its operator claimed the savepoint.
-    references = ((_SAVEPOINT.match(uri), c.document.uid) for c in found for uri in document_uris(c.document))
-    return tuple(dict.fromkeys((match.group(), uid) for match, uid in references if match))
+    return tuple(dict.fromkeys((savepoint, c.document.uid) for c in found for savepoint in c.named_savepoints))
+
+
+def _savepoints_in(document: CheckpointDocument) -> tuple[str, ...]:
+    references = map(_SAVEPOINT.match, document_uris(document))
+    return tuple(dict.fromkeys(match.group() for match in references if match))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,6 +262,12 @@ class FoundCheckpoint:
     metadata_size: int
     metadata_sha256: str
     document: CheckpointDocument
+    """Its metadata without the handles, which would take too much memory for all checkpoints of a job."""
+    full_size_bytes: int
+    counts: dict[str, int]
+    summary: CheckpointSummary | None
+    named_savepoints: tuple[str, ...]
+    """Savepoints whose files it references."""
 
     @property
     def metadata_uri(self) -> str:
@@ -342,6 +354,8 @@ def _read_savepoints(
 
 
 def _read(storage: CheckpointStorage, directory: str) -> FoundCheckpoint:
+    from airflow_provider_statecheck.state.reading.checkpoint_contents import summary_of
+
     uri = f"{directory}/{METADATA_FILE}"
     document, data = read_metadata(storage, uri)
     if not _has_own_ids(document):
@@ -349,7 +363,22 @@ def _read(storage: CheckpointStorage, directory: str) -> FoundCheckpoint:
             f"Expected job and operator names that match their ids in {uri}, found others.", uri=uri
         )
     digest = hashlib.sha256(data).hexdigest()
-    return FoundCheckpoint(location=directory, metadata_size=len(data), metadata_sha256=digest, document=document)
+    return FoundCheckpoint(
+        location=directory,
+        metadata_size=len(data),
+        metadata_sha256=digest,
+        document=_without_handles(document),
+        full_size_bytes=document.named_bytes,
+        counts={"snapshots": len(named_snapshots(document.snapshots)), "operators": len(document.operator_states)},
+        summary=summary_of(document),
+        named_savepoints=_savepoints_in(document),
+    )
+
+
+def _without_handles(document: CheckpointDocument) -> CheckpointDocument:
+    parts = tuple(map(_without_handles, document.parts))
+    none = InlineStateHandle(value={})
+    return replace(document, snapshots=(), state=none, operator_states=(), master_states=(), parts=parts)
 
 
 def _has_own_ids(document: CheckpointDocument) -> bool:
@@ -486,8 +515,6 @@ def _ended_attempt(tx: JobTransaction, operator: OperatorRecord, storage_base: s
 
 
 def _row(tx: JobTransaction, job_id: JobId, found: FoundCheckpoint) -> CheckpointRecord:
-    from airflow_provider_statecheck.state.reading.checkpoint_contents import summary_of
-
     document = found.document
     return CheckpointRecord(
         job_id=job_id,
@@ -505,9 +532,9 @@ def _row(tx: JobTransaction, job_id: JobId, found: FoundCheckpoint) -> Checkpoin
         metadata_uri=found.metadata_uri,
         metadata_size=found.metadata_size,
         metadata_sha256=found.metadata_sha256,
-        full_size_bytes=document.named_bytes,
-        counts={"snapshots": len(named_snapshots(document.snapshots)), "operators": len(document.operator_states)},
-        summary=summary_of(document),
+        full_size_bytes=found.full_size_bytes,
+        counts=found.counts,
+        summary=found.summary,
         # The result of the commit is unknown, so the next attempt commits the output again.
         has_open_commit=document.has_commit,
     )

@@ -7,12 +7,13 @@ from typing import Any
 
 from airflow.utils.db_manager import BaseDBManager
 
-from airflow_provider_statecheck.metadata.tables import METADATA
+from airflow_provider_statecheck.metadata.provider_tables import ProviderTables
+from airflow_provider_statecheck.metadata.tables import METADATA, VERSION_TABLE
 from airflow_provider_statecheck.overriding import override
 
 _HERE = Path(__file__).parent
 
-VERSION_TABLE = "alembic_version_statecheck"
+_NO_TABLES = "base"
 REVISION_HEADS = {"0.1.0": "0001_0_1_0"}
 
 
@@ -31,7 +32,7 @@ class StatecheckDBManager(BaseDBManager):
         """
         Downgrade the tables to an earlier revision.
 
-        :param to_revision: Target revision; ``base`` removes all tables.
+        :param to_revision: Target revision; ``base`` removes all tables, with the one of the version.
         :param from_revision: First revision of the printed statements. The default is the newest revision.
         :param show_sql_only: Print the statements instead of running them.
         """
@@ -41,3 +42,6 @@ class StatecheckDBManager(BaseDBManager):
         # Without a database, alembic needs both revisions.
         revision = f"{from_revision or 'heads'}:{to_revision}" if show_sql_only else to_revision
         command.downgrade(config, revision, sql=show_sql_only)
+        if to_revision == _NO_TABLES and not show_sql_only:
+            # Alembic leaves the table of the version, without a row.
+            ProviderTables(self.session.get_bind()).drop()

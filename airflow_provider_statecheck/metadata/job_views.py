@@ -32,7 +32,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     time_of_job,
 )
 from airflow_provider_statecheck.checkpoint.savepoint_restore import newest_readable
-from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobView, LatestCheckpoints
+from airflow_provider_statecheck.checkpoint.store import JobView, LatestCheckpoints
 from airflow_provider_statecheck.metadata import statements
 from airflow_provider_statecheck.metadata.record_rows import (
     Record,
@@ -69,7 +69,7 @@ def view_of(connection: Connection, job: JobRecord, now: datetime) -> JobView:
     def merged(table: RecordTable[Record], *queries: Select[Any]) -> Iterable[Record]:
         return {table.key_of(row): row for query in queries for row in rows_of(table, query)}.values()
 
-    checkpoints = merged(CHECKPOINTS, statements.UNDISCARDED_CHECKPOINTS, statements.page_of(CheckpointPage()))
+    checkpoints = merged(CHECKPOINTS, statements.UNDISCARDED_CHECKPOINTS, statements.NEWEST_CHECKPOINTS)
     requests = merged(REQUESTS, statements.ALL_OPEN_REQUESTS, statements.RECENT_REQUESTS)
     return JobView(
         job=job,

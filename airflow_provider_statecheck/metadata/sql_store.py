@@ -195,7 +195,7 @@ class SqlJobStore:
             before = self._visible_job(connection, job_id)
             view = view_of(connection, before, self._clock.now())
             # Each transition increments the version; an equal one means that none was committed between the statements.
-            return view if self._visible_job(connection, job_id).rows_version == before.rows_version else None
+            return view if version_of(connection, job_id) == before.rows_version else None
 
     def _visible_job(self, connection: Connection, job_id: JobId) -> JobRecord:
         row = connection.execute(statements.VISIBLE_JOB, keys(job_id=job_id)).one_or_none()

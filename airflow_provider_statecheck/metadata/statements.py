@@ -330,6 +330,9 @@ def page_of(page: CheckpointPage) -> Select[Any]:
     return query.order_by(_checkpoint.checkpoint_id.desc()).limit(page.limit)
 
 
+NEWEST_CHECKPOINTS = page_of(CheckpointPage())
+
+
 def runs_of(checkpoint_ids: Sequence[int]) -> Select[Any]:
     """Return the query for the runs of checkpoints of a job."""
     is_given = and_(given(_checkpoint.job_id), _checkpoint.checkpoint_id.in_(checkpoint_ids))

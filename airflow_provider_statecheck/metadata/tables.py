@@ -142,6 +142,9 @@ def _caller_of(values: dict[str, Any]) -> Caller | UserCaller:
     return cast("Caller | UserCaller", of_fields(UserCaller if "user" in values else Caller, values))
 
 
+VERSION_TABLE = "alembic_version_statecheck"
+"""Table with the revision of the others."""
+
 METADATA = MetaData(
     naming_convention={
         "ix": "idx_%(table_name)s_%(column_0_N_name)s",

@@ -401,6 +401,6 @@ def _present(record: CheckpointRecord) -> Iterator[None]:
     except CheckpointNotFoundError as error:
         raise UnknownKvStateIdError(
             f"Expected the files of checkpoint {record.checkpoint_id}, found them deleted, because newer checkpoints "
-            f"subsumed it; query the latest checkpoint.",
+            f"replaced it; query the latest checkpoint.",
             checkpoint_id=record.checkpoint_id,
         ) from error

@@ -113,7 +113,7 @@ class KvStateServer:
         except CheckpointNotFoundError as error:
             raise UnknownKvStateIdError(
                 f"Expected the state files of checkpoint {address.checkpoint_id} at {address.pointer}, found that they are "
-                f"deleted; look the location up again, because a newer checkpoint may have subsumed it.",
+                f"deleted; look the location up again, because a newer checkpoint may have replaced it.",
                 kv_state_id=address.kv_state_id,
             ) from error
 

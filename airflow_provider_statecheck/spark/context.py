@@ -136,7 +136,8 @@ class StageContext:
         """
         Start a try in a notebook or a plain script, without Airflow.
 
-        A try resumes after one that failed or was killed, and starts from the beginning after one that finished.
+        A try resumes after one that failed or was killed, and starts from the beginning after one that finished. If the
+        program has configured no logging, its log lines are written to stderr.
 
         :param job: Name of the job, the unit of recovery.
         :param checkpoint_dir: Directory for checkpoints: a path or any fsspec URI that the Spark driver can reach.

@@ -17,6 +17,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     PendingCheckpoint,
     RegisterAttempt,
 )
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
@@ -109,18 +110,14 @@ def describe_content(checkpoint: CheckpointRecord) -> str:
     counts = checkpoint.counts
     size = f"{checkpoint.full_size_bytes} bytes"
     if "splits" in counts:
-        return f"{counts['splits']} of {counts['of_splits']} splits, {size}"
+        return f"{counts['splits']} of {counts['of_splits']} parts of the input, {size}"
     snapshots, items = counts.get("snapshots", 0), counts.get("items", 0)
-    return f"{_counted(snapshots, 'snapshot')}, {_counted(items, 'finished item')}, {size}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{counted(snapshots, 'snapshot')}, {counted(items, 'finished item')}, {size}"
 
 
 def _discard_reason(checkpoint: CheckpointRecord) -> str:
     if checkpoint.status is CheckpointStatus.SUBSUMED:
-        return "subsumed"
+        return "replaced by a newer one"
     return f"not completed ({checkpoint.failure_message})"
 
 
@@ -163,8 +160,8 @@ def _resumption(registration: RegisterAttempt) -> str:
 def fenced_line(job_name: str, epoch: int, newer_epoch: int) -> str:
     """Return the last line of a fenced attempt, which is not retried."""
     return (
-        f"Attempt {epoch} of job {job_name!r} is fenced: attempt {newer_epoch} has replaced it; new checkpoints of "
-        f"attempt {epoch} are rejected."
+        f"Attempt {newer_epoch} of job {job_name!r} has replaced attempt {epoch}, whose new checkpoints are rejected (it is "
+        f"fenced)."
     )
 
 

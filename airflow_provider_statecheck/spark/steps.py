@@ -367,6 +367,7 @@ class StageSteps(StageCheckpointer):
         """
         self.require_room(step)
         self.report_restored()
+        log.info("Step %s: computing", describe(step))
         stopwatch = self.stopwatch()
         written = self.write(step, built(build), fingerprint, stopwatch)
         return self.save(step, written)

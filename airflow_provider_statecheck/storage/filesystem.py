@@ -400,9 +400,9 @@ class CheckpointStorage:
     def _asking(
         self, places: GuardedPlaces, uri: str, operation: Callable[[Any, str], Result], seconds: float
     ) -> Result:
-        places.require(uri)
         # The clients of some stores connect when they are created.
-        return places.ask(uri, lambda: operation(*self._place_of(uri)), seconds, probe=self._probe(uri))
+        probe = None if is_local(uri) else self._probe(uri)
+        return places.ask_allowed(uri, lambda: operation(*self._place_of(uri)), seconds, probe=probe)
 
     def _probe(self, uri: str) -> Callable[[], object]:
         """Return a short call to the host of a URI that does not depend on its path."""

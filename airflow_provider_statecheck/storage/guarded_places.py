@@ -46,6 +46,24 @@ class GuardedPlaces:
         elif not self._covers(uri):
             raise self.allowed.refused(uri)
 
+    def ask_allowed(
+        self, uri: str, action: Callable[[], Result], seconds: float, *, probe: Callable[[], object] | None = None
+    ) -> Result:
+        """
+        Return the result of a call to the host of a URI in an allowed location; most calls check the location themselves.
+
+        :param probe: As for :meth:`ask`.
+        :raises LocationNotAllowedError: as :meth:`require`.
+        :raises StorageError: as :meth:`require` and :meth:`ask`.
+        """
+        for place in self._own(uri) if is_local(uri) else ():
+            # One call for both, because each one needs a thread.
+            done = self.ask(uri, partial(_if_covered, place, uri, action), seconds, probe=probe)
+            if done is not None:
+                return done[0]
+        self.require(uri)
+        return self.ask(uri, action, seconds, probe=probe)
+
     def ask(
         self,
         uri: str,
@@ -94,6 +112,11 @@ class GuardedPlaces:
 def look_at(host: str) -> None:
     """Ask the server of a local location for a fact that no client caches."""
     os.statvfs(os.path.realpath(host.partition("://")[2] or "/"))
+
+
+def _if_covered(place: str, uri: str, action: Callable[[], Result]) -> tuple[Result] | None:
+    """Return the result of a call, or ``None`` if the location does not contain the URI, after resolving symbolic links."""
+    return (action(),) if _only(place).covers(uri) else None
 
 
 def _only(place: str) -> AllowedLocations:

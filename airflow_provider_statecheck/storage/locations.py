@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Self
 
 from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE, canonical_scheme, checkpoint_id_of
@@ -18,6 +19,8 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError, Lo
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, URI
 
 SETTING = "allowed_locations"
+_KEPT_PLACES = 256
+"""Number of URIs whose normal forms are kept, as each call asks for them several times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +98,13 @@ class AllowedLocations:
         return sorted(same, key=lambda known: (not place.startswith(known), -len(known)))
 
     def _with(self, places: Iterable[str]) -> Self:
-        new = [] if self.is_fixed else [place for place in dict.fromkeys(places) if not self.covers(place)]
+        new = [] if self.is_fixed else [place for place in dict.fromkeys(places) if not self._names(place)]
         return type(self)((*self.places, *new)) if new else self
+
+    def _names(self, place: str) -> bool:
+        # Nothing is opened: the location may be on a server that does not answer.
+        has_dots = bool({".", ".."} & set(place.split("/")))
+        return not has_dots and place.startswith(self.places)
 
     def fixed(self) -> Self:
         """Return these locations, to which no others can be added."""
@@ -127,6 +135,7 @@ def root_of_host(uri: str) -> str:
     return f"{scheme}{separator}{rest.partition('/')[0]}/"
 
 
+@lru_cache(_KEPT_PLACES)
 def _place_below(uri: str) -> str:
     """
     Return the location of all files below a URI.

@@ -14,7 +14,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -52,6 +55,8 @@ LARGEST_METADATA = 32 * 1024 * 1024
 """Largest size in bytes of a metadata file, which holds the handles of 100,000 state files or more."""
 LARGEST_VALUES = 32 * 1024 * 1024
 """Largest size in bytes of the file with the values of a stage."""
+
+_LARGE_METADATA = 1024 * 1024
 
 UNREADABLE = (CorruptStateError, CheckpointNotFoundError, IncompatibleCheckpointError)
 """Errors of a missing, damaged or incompatible file, in contrast to an unavailable storage."""
@@ -230,6 +235,31 @@ def _require_readable(body: bytes, uri: str) -> None:
         ) from error
 
 
+_LARGE_OF_BLOCK: ContextVar[ExitStack | None] = ContextVar("_LARGE_OF_BLOCK", default=None)
+_ONE_LARGE = threading.RLock()
+
+
+@contextmanager
+def one_large_at_a_time() -> Iterator[None]:
+    """
+    Let a block read large metadata only while no such block in another thread has read some, until its end.
+
+    Maintenance works on several jobs at the same time, and the metadata of each may take a hundred times its usual memory.
+    """
+    with ExitStack() as large:
+        token = _LARGE_OF_BLOCK.set(large)
+        try:
+            yield
+        finally:
+            _LARGE_OF_BLOCK.reset(token)
+
+
+def _wait_if_large(size: int) -> None:
+    large = _LARGE_OF_BLOCK.get()
+    if size > _LARGE_METADATA and large is not None:
+        large.enter_context(_ONE_LARGE)
+
+
 def decode_metadata(data: bytes, *, uri: str) -> CheckpointDocument:
     """
     Return the checkpoint that a metadata file describes.
@@ -281,6 +311,7 @@ def read_metadata(storage: CheckpointStorage, uri: str) -> tuple[CheckpointDocum
     :raises CorruptStateError: if the file was changed or is too large, or is no file.
     :raises IncompatibleCheckpointError: if it is not a metadata file of a known version.
     """
+    _wait_if_large(storage.size(uri))
     data = storage.read_limited(uri, LARGEST_METADATA)
     return decode_metadata(data, uri=uri), data
 
@@ -322,6 +353,7 @@ def load_whole(storage: CheckpointStorage, checkpoint: CheckpointRecord) -> Chec
     """Read and verify metadata as :func:`load_document`; return all parts of a savepoint of the whole job."""
     if checkpoint.metadata_uri is None:
         raise CheckpointNotFoundError(f"Checkpoint {checkpoint.checkpoint_id} has no metadata; it was never completed.")
+    _wait_if_large(checkpoint.metadata_size)
     # An earlier attempt may have used another checkpoint directory, so the location comes from the row.
     data = storage.allowing(checkpoint.location, checkpoint.metadata_uri).read_verified(
         checkpoint.metadata_uri,
@@ -371,10 +403,14 @@ class DocumentCache:
     Cache of checkpoint metadata. Entries stay valid because checkpoints are immutable.
 
     :param storage_of: Returns the storage of a checkpoint.
+    :param keeps_large: Whether to keep documents of large files, as all do but maintenance, which reads the files of any job.
     """
 
-    def __init__(self, storage_of: Callable[[CheckpointRecord], CheckpointStorage]) -> None:
+    def __init__(
+        self, storage_of: Callable[[CheckpointRecord], CheckpointStorage], *, keeps_large: bool = True
+    ) -> None:
         self._storage_of = storage_of
+        self._keeps_large = keeps_large
         self._documents: dict[int, CheckpointDocument] = {}
 
     def remember(self, checkpoint_id: int, document: CheckpointDocument) -> None:
@@ -391,9 +427,13 @@ class DocumentCache:
 
     def load(self, checkpoint: CheckpointRecord) -> CheckpointDocument:
         """Return the document of a completed checkpoint; raises as :func:`load_document`."""
-        if checkpoint.checkpoint_id not in self._documents:
-            self.remember(checkpoint.checkpoint_id, load_document(self._storage_of(checkpoint), checkpoint))
-        return self._documents[checkpoint.checkpoint_id]
+        known = self._documents.get(checkpoint.checkpoint_id)
+        if known is not None:
+            return known
+        loaded = load_document(self._storage_of(checkpoint), checkpoint)
+        if self._keeps_large or checkpoint.metadata_size <= _LARGE_METADATA:
+            self.remember(checkpoint.checkpoint_id, loaded)
+        return loaded
 
     def named_uris(self, checkpoints: tuple[CheckpointRecord, ...]) -> frozenset[str] | None:
         """

@@ -9,6 +9,7 @@ call remains until the client gives up; it does not keep the process from ending
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -16,9 +17,11 @@ from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.overriding import override
 
 Result = TypeVar("Result")
 
@@ -33,6 +36,8 @@ _SILENT_SECONDS = 300.0
 """Time for which a host that did not answer is not asked again."""
 _ANSWERED_SECONDS = 60.0
 """Time after an answer in which a host is not tested."""
+_IDLE_SECONDS = 10.0
+"""Time for which a thread waits for the next call. The start of a thread takes as long as a call to a fast storage."""
 
 
 def seconds_for(size: int) -> float:
@@ -72,7 +77,7 @@ class HostPatience:
         """
         self._require_not_silent(host)
         seconds = min(seconds, self.longest_seconds)
-        answer = _started(host, action)
+        answer = _started(action)
         try:
             return answer.result(seconds)
         except TimeoutError:
@@ -97,7 +102,7 @@ class HostPatience:
 
     def _answers(self, host: str, probe: Callable[[], object]) -> bool:
         try:
-            _started(host, lambda: _ignoring_errors(probe)).result(min(PROBE_SECONDS, self.longest_seconds))
+            _started(lambda: _ignoring_errors(probe)).result(min(PROBE_SECONDS, self.longest_seconds))
         except TimeoutError:
             return False
         self._answered_at[host] = self.monotonic()
@@ -123,12 +128,48 @@ class HostPatience:
             )
 
 
-def _started(host: str, action: Callable[[], Result]) -> Future[Result]:
+def _started(action: Callable[[], Result]) -> Future[Result]:
     answer: Future[Result] = Future()
     run = copy_context().run
-    # A thread of its own for each call: a pool would wait for the calls that do not answer.
-    threading.Thread(target=run, args=(_answer, action, answer), name=f"statecheck-{host}", daemon=True).start()
+    try:
+        caller = _IDLE.pop()
+    except IndexError:
+        caller = _Caller()
+        caller.start()
+    caller.calls.put(lambda: run(_answer, action, answer))
     return answer
+
+
+class _Caller(threading.Thread):
+    """
+    Makes calls, one after the other.
+
+    A call never waits for another one: only a thread without a call is in ``_IDLE``. Those that wait for a host that never
+    answers remain, and do not keep the process from ending, unlike those of a pool.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(name="statecheck-call", daemon=True)
+        self.calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+
+    @override
+    def run(self) -> None:
+        while True:
+            try:
+                call = self.calls.get(timeout=_IDLE_SECONDS)
+            except Empty:
+                with suppress(ValueError):
+                    _IDLE.remove(self)
+                    return
+                continue  # it was just taken for a call
+            call()
+            # The result of the call would live until the next one.
+            del call
+            _IDLE.append(self)
+
+
+_IDLE: list[_Caller] = []
+os.register_at_fork(after_in_child=_IDLE.clear)
 
 
 def _answer(action: Callable[[], Result], answer: Future[Result]) -> None:

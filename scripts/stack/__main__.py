@@ -1,8 +1,9 @@
-"""Commands ``python -m scripts.stack up | status | logs | down``, each with a target in the Makefile."""
+"""Commands ``python -m scripts.stack up | status | logs | cli | down``, each with a target in the Makefile."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -32,7 +33,8 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m scripts.stack", description=__doc__)
-    parser.add_argument("command", choices=["up", "status", "logs", "down"])
+    parser.add_argument("command", choices=["up", "status", "logs", "cli", "down"])
+    parser.add_argument("airflow", nargs=argparse.REMAINDER, help="with cli: arguments of the command airflow")
     parser.add_argument("--folder", type=Path, default=ROOT / ".stack", help="folder of the processes")
     parser.add_argument("--service", help="show the log of this service only")
     parser.add_argument("--lines", type=int, default=20, help="number of lines of each log")
@@ -51,9 +53,24 @@ def _run(arguments: argparse.Namespace) -> bool:
         return stack.status()
     if arguments.command == "logs":
         stack.logs(arguments.service, arguments.lines)
+    elif arguments.command == "cli":
+        return _run_airflow(folder, services, arguments.airflow)
     else:
         stack.down()
     return True
+
+
+def _run_airflow(folder: Path, services: list[Service], arguments: list[str]) -> bool:
+    """Run a command of Airflow with the database, the store and the credentials of the scheduler."""
+    if not folder.exists():
+        raise StackError(f"expected the services in {folder}, found none; run make up first")
+    environment = _scheduler(services).environment
+    done = subprocess.run(["airflow", *arguments], env=os.environ | environment, cwd=folder, check=False)
+    return done.returncode == 0
+
+
+def _scheduler(services: list[Service]) -> Service:
+    return next(service for service in services if service.name == "scheduler")
 
 
 def prepare(folder: Path) -> None:
@@ -81,7 +98,12 @@ def _show_addresses(folder: Path, services: list[Service], choices: Mapping[str,
             say(f"{service.name:<14} http://localhost:{service.port}")
     say(f"PostgreSQL     localhost:{choices['POSTGRES_PORT']}, database airflow, user airflow")
     say(f"S3 store       http://localhost:{choices['STORE_PORT']}, bucket {choices['STORE_BUCKET']}")
+    dags = Path(_scheduler(services).environment["AIRFLOW__CORE__DAGS_FOLDER"]).resolve()
+    say(f"Your own Dags  {dags}, read every few seconds")
     say(f"Data, logs     {folder}/data, {folder}/logs")
+    say(
+        'Command line   make cli ARGS="jobs", for airflow statecheck with the database and the store of this installation'
+    )
     say("Next: make status, make logs, make down; docs/operate/docker.md has experiments with failures.")
 
 

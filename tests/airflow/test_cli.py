@@ -71,7 +71,7 @@ def test_a_job_is_listed_collected_verified_and_removed(stage: WrittenStage, air
     shown = statecheck("checkpoints", JOB, "-o", "json")
     assert [row["status"] for row in rows(shown)] == ["subsumed", "subsumed", "completed"]
 
-    collected = statecheck("gc", JOB, "-o", "json")
+    collected = statecheck("gc", JOB, "--yes", "-o", "json")
     assert (collected.returncode, len(rows(collected)[0]["directories"])) == (0, 4)
     assert stage.directories(JOB) == {"chk-3", "step_2"}
 

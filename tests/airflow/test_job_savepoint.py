@@ -75,7 +75,7 @@ class Pipelines(Examples):
     def collected_savepoint(self, job: str) -> CheckpointRecord:
         """Let garbage collection take the savepoint of a job, and return it when it is complete."""
         for _ in range(MOST_COLLECTIONS):
-            self.statecheck("gc", f"test/{job}")
+            self.statecheck("gc", f"test/{job}", "--yes")
             taken = [c for c in self.job(job).checkpoints if c.properties.is_savepoint and c.completed_at is not None]
             if taken:
                 return taken[0]
@@ -115,7 +115,7 @@ def test_a_run_that_is_put_back_and_a_fork_give_the_output_of_an_undisturbed_run
         with pipelines.at_next_gate(reached):
             pipelines.statecheck("savepoint", "test/disturbed", "--no-wait")
         with pipelines.at_next_gate(reached):
-            pipelines.statecheck("gc", "test/disturbed")
+            pipelines.statecheck("gc", "test/disturbed", "--yes")
             (pipelines.work / "wrong").touch()
         assert pipelines.end() == SUCCESS, pipelines.log
     (pipelines.work / "wrong").unlink()

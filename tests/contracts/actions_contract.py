@@ -419,7 +419,7 @@ class ActionsContract(RunsWithTasks):
         assert grant.candidates == ()
         (done,) = self.listed()
         assert (done.request_key, done.status) == (asked.request_key, RequestStatus.COMPLETED)
-        assert done.message == "the job and its 1 attempts were removed"
+        assert done.message == "the job was removed with 1 attempt"
 
     def test_a_requested_removal_waits_until_the_files_are_deleted(self, clock: ManualClock) -> None:
         self.work(day(1), 2, FAILED)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from airflow.dag_processing.dagbag import DagBag
+from airflow.sdk.exceptions import AirflowFailException
 from airflow.serialization.serialized_objects import DagSerialization
+from jinja2 import Template
 
 FOLDER = Path(__file__).parents[2] / "dags"
 FILES = sorted(FOLDER.glob("*.py"))
@@ -68,3 +74,45 @@ def test_every_dag_comes_back_from_its_serialised_form(airflow_db: Path, bag: Da
     for dag in bag.dags.values():
         back = DagSerialization.from_dict(DagSerialization.to_dict(dag))
         assert back.task_ids == dag.task_ids
+
+
+def example(name: str) -> Any:
+    """Return the module of an example."""
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run_of(date: datetime | None) -> dict[str, Any]:
+    return {"dag_run": SimpleNamespace(logical_date=date), "ds": None if date is None else f"{date:%Y-%m-%d}"}
+
+
+TODAY = datetime(2026, 11, 30, 12, tzinfo=UTC)
+
+
+@pytest.mark.airflow
+@pytest.mark.parametrize("date", [None, TODAY])
+def test_a_run_of_today_has_input_and_leaves_the_days_of_the_data_to_their_job(
+    airflow_db: Path, monkeypatch, date
+) -> None:
+    """Its state would reach today, and the runs of all earlier days would be refused."""
+    balances = example("example_running_balances")
+    context = run_of(date) | {"params": {"day": balances.DAY.resolve()}}
+    monkeypatch.setattr(balances, "get_current_context", lambda: context)
+    assert balances.day_of_the_run() == ["1992-01-02"]
+    assert Template(balances.JOB).render(context) == "customer_balances/by_hand"
+    context |= run_of(datetime(1995, 3, 1, tzinfo=UTC))
+    assert balances.day_of_the_run() == ["1995-03-01"]
+    assert Template(balances.JOB).render(context) == "customer_balances"
+
+
+@pytest.mark.airflow
+@pytest.mark.parametrize("date", [None, TODAY])
+def test_a_run_outside_the_year_of_the_backfill_is_refused_before_it_reads(airflow_db: Path, monkeypatch, date) -> None:
+    backfill = example("example_backfill_year")
+    monkeypatch.setattr(backfill, "get_current_context", lambda: run_of(date))
+    with pytest.raises(AirflowFailException, match="start this Dag as a backfill of 2013"):
+        backfill.month_of_the_run()

@@ -181,7 +181,7 @@ RIGHTS: dict[Route, Right] = {
     **_calls("attempts", ATTEMPT, "confirm-restore", "trigger", "acknowledge", "decline", "confirm-discards"),
     **_calls("attempts", ATTEMPT, "confirm-commits", "finish"),
     **_calls("maintenance", MAINTAIN, "confirm-discards", "close-abandoned", "settle-run", "forget", "refusal"),
-    **_calls("maintenance", MAINTAIN, "retire", "remove"),
+    **_calls("maintenance", MAINTAIN, "settle", "retire", "remove"),
     **_calls("maintenance", _always("maintenance", "login_of_maintenance"), "drop-tokens"),
     **_calls("savepoints", MAINTAIN, "request", "begin", "end", "pin", "dispose", "restore"),
     **_calls("aligned", JOIN, "lead"),

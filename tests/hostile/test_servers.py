@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,38 @@ def test_silent_host_is_asked_again_later_and_others_are_asked_meanwhile() -> No
     assert patience.call("s3://b", lambda: 7) == 7
     now[0] += 301
     assert patience.call("s3://a", lambda: 8) == 8
+    release.set()
+
+
+def test_eight_threads_wait_for_a_silent_host_together_and_not_in_turn() -> None:
+    patience, release, asked = HostPatience(longest_seconds=0.3), threading.Event(), []
+
+    def call() -> object:
+        asked.append(1)
+        return release.wait(30)
+
+    def ask(_: int) -> str:
+        with pytest.raises(StorageError) as caught:
+            patience.call("s3://a", call, probe=call)
+        return str(caught.value)
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(8) as threads:
+        errors = list(threads.map(ask, range(40)))
+    # In turn they would take 8 times as long for the call, and again for the short one.
+    assert time.monotonic() - began < 8 * 0.3
+    assert len(asked) <= 2 * 8
+    assert sum("did not answer" in error for error in errors) >= 40 - 8
+    release.set()
+
+
+def test_calls_to_a_host_that_answers_share_threads_with_none_that_waits() -> None:
+    patience, release = HostPatience(longest_seconds=0.05), threading.Event()
+    names = {patience.call("s3://a", threading.get_ident) for _ in range(100)}
+    assert len(names) < 10, "a thread makes one call after the other"
+    with pytest.raises(StorageError):
+        patience.call("s3://b", release.wait)
+    assert [patience.call("s3://a", lambda: 7) for _ in range(100)] == [7] * 100
     release.set()
 
 

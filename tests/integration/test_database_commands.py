@@ -133,8 +133,10 @@ class Airflow:
 
     def revision(self) -> str | None:
         """Return the revision that our tables are stamped with."""
+        if not inspect(self.engine).has_table("alembic_version_statecheck"):
+            return None
         with self.engine.connect() as connection:
-            return connection.execute(text("SELECT version_num FROM alembic_version_statecheck")).scalar_one_or_none()
+            return str(connection.execute(text("SELECT version_num FROM alembic_version_statecheck")).scalar_one())
 
     def keeps_its_own(self) -> bool:
         """Tell whether the row in Airflow's own table is there."""
@@ -187,6 +189,23 @@ def test_migrate_keeps_rows_downgrade_drops_its_own_and_reset_drops_all(airflow:
     assert airflow.revision() == HEAD
     assert airflow.rows() == dict.fromkeys(TABLES, 0)
     assert not airflow.keeps_its_own()
+
+
+def test_uninstall_leaves_nothing_of_ours_and_migrate_begins_anew(airflow: Airflow) -> None:
+    airflow.run("db", "migrate")
+    airflow.fill()
+    assert airflow.status_of("statecheck", "uninstall") == 2, "a script has to add --yes"
+    airflow.run("statecheck", "uninstall", "--dry-run")
+    assert airflow.rows() == EVERYTHING
+
+    airflow.run("statecheck", "uninstall", "--yes")
+    assert (airflow.tables(), airflow.revision()) == (set(), None)
+    assert airflow.keeps_its_own()
+    airflow.run("statecheck", "uninstall", "--yes")
+    assert "Nothing to remove" in airflow.output
+
+    airflow.run("db", "migrate")
+    assert (airflow.rows(), airflow.revision()) == (dict.fromkeys(TABLES, 0), HEAD)
 
 
 def test_reset_drops_rows_and_leaves_tables_to_work_with(airflow: Airflow) -> None:

@@ -32,6 +32,8 @@ from airflow_provider_statecheck.maintenance.job_maintenance import (
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import ATTEMPTS, CHECKPOINTS, JOB_DAGS, JOBS, OPERATORS, Caller
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.locations import AllowedLocations
+from airflow_provider_statecheck.storage.patience import HostPatience
 from tests.conformance.databases import own_schema
 from tests.contracts.maintenance_contract import NoTokens
 from tests.messages import complete_checkpoint, make_acknowledgement, make_owner, make_registration
@@ -145,7 +147,9 @@ def test_collection_of_200_jobs_waits_for_their_storage_side_by_side(tmp_path: P
     names = [f"job {number}" for number in range(200)]
     for name in names:
         stage.run(name)
-    remote = CheckpointStorage(_Remote(), storage.base_uri)
+    # As in the command, whose calls have deadlines.
+    configured = AllowedLocations.only([storage.base_uri])
+    remote = CheckpointStorage(_Remote(), storage.base_uri).guarded(configured, HostPatience())
     began = time.perf_counter()
     reports = list(
         each_job(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.checkpoint.records import AttemptRecord, CheckpointRecord
 
 BARS = 40
@@ -147,7 +148,7 @@ def timeline(
     axis = _Axis(begin, end)
     lanes = tuple(_lane(place, attempt, checkpoints, axis, now) for place, attempt in enumerate(shown))
     return Timeline(
-        summary=f"{len(shown)} attempts, newest first: " + "; ".join(lane.title for lane in lanes),
+        summary=f"{counted(len(shown), 'attempt')}, newest first: " + "; ".join(lane.title for lane in lanes),
         begin=begin,
         end=end,
         lanes=lanes,
@@ -181,7 +182,7 @@ def _chart(
         for place, checkpoint in enumerate(completed)
     )
     summary = (
-        f"{title} of the newest {len(bars)} completed checkpoints: "
+        f"{title} of the newest {counted(len(bars), 'completed checkpoint')}: "
         f"{text_of(min(values))} to {text_of(max(values))}, newest {text_of(values[-1])}"
     )
     return BarChart(title=title, summary=summary, highest=text_of(max(values)), bars=bars)
@@ -222,7 +223,7 @@ def _lane(
     ended = now if attempt.is_running else attempt.ended_at or now
     return Lane(
         epoch=attempt.epoch,
-        title=f"attempt {attempt.epoch} {status}{restored}, {len(taken)} completed checkpoints",
+        title=f"attempt {attempt.epoch} {status}{restored}, {counted(len(taken), 'completed checkpoint')}",
         status=status,
         x=x,
         width=max(round(axis.percent(ended) - x, 3), _LEAST_WIDTH),

@@ -32,6 +32,7 @@ from airflow_provider_statecheck.checkpoint.job_list import (
     rank_of,
     status_of,
 )
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.checkpoint.records import (
     ActionRecord,
     AttemptOwner,
@@ -47,7 +48,12 @@ from airflow_provider_statecheck.checkpoint.records import (
     RequestStatus,
 )
 from airflow_provider_statecheck.checkpoint.retention import Custody, custody_of
-from airflow_provider_statecheck.checkpoint.statistics import CheckpointStatsSnapshot, snapshot_of
+from airflow_provider_statecheck.checkpoint.statistics import (
+    CheckpointStatsSnapshot,
+    OperatorStatistics,
+    Refusal,
+    snapshot_of,
+)
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
 from airflow_provider_statecheck.maintenance.actions import RequestedAction, requested_action
@@ -120,11 +126,25 @@ class OperatorSection:
     size_chart: BarChart | None
     duration_chart: BarChart | None
     timeline: Timeline | None
+    refusals: tuple[Refusal, ...]
 
     @property
     def anchor(self) -> str:
         """Return the id of the section in the page."""
         return f"operator-{self.row.record.operator_id}"
+
+    @property
+    def without_checkpoint(self) -> str:
+        """Return why there is no checkpoint to restore, and where the next attempt starts."""
+        if self.row.status != AttemptStatus.FINISHED:
+            return "A retry starts from the beginning."
+        completed = self.statistics.counts.completed
+        if not completed:
+            return "The task succeeded without a checkpoint; another run of it starts from the beginning."
+        return (
+            f"The task succeeded, and its {counted(completed, 'completed checkpoint')} {'is' if completed == 1 else 'are'} no "
+            "longer needed and not retained; if it is cleared, it starts from the beginning."
+        )
 
     @property
     def restored(self) -> CheckpointSummary | None:
@@ -236,6 +256,7 @@ def _section(view: JobView, row: OperatorRow) -> OperatorSection:
         size_chart=size_chart(checkpoints),
         duration_chart=duration_chart(checkpoints),
         timeline=timeline(attempts, checkpoints, view.read_at),
+        refusals=OperatorStatistics.in_view(view, operator.operator_id).refusals,
     )
 
 
@@ -291,6 +312,11 @@ class OperatorRow:
     def is_stage(self) -> bool:
         """Return whether a stage runs the operator, in contrast to the coordinator of aligned checkpoints."""
         return not self.record.is_of_job
+
+    @property
+    def can_be_saved(self) -> bool:
+        """Return whether a savepoint can be taken: of a running attempt, or as a copy of the newest checkpoint."""
+        return self.status == AttemptStatus.RUNNING or self.newest is not None
 
     @property
     def next_restore(self) -> int | None:

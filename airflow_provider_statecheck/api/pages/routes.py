@@ -218,6 +218,7 @@ def task_page(
     run_id: str,
     task_id: str,
     jobs: JobsDep,
+    services: ServicesDep,
     map_index: Annotated[str, Query(description="Index of a mapped task instance")] = "",
 ) -> Response:
     """Return the page of a task instance, which Airflow's UI shows for every task, with or without checkpoints."""
@@ -229,6 +230,7 @@ def task_page(
     refreshes = state in _LIVE_STATES or any(job.is_changing for job in shown)
     name = f"{dag_id}.{task_id}" + (f" [{index}]" if index >= 0 else "")
     more: dict[str, Any] = {"jobs": shown, "unreadable": unreadable, "refreshes": refreshes}
+    more |= {"refused": [] if shown else jobs.refusals(task.coordinates), "now": services.clock.now()}
     return render(request, "task.html", task=task, name=name, state=state, **more)
 
 

@@ -7,8 +7,7 @@ from typing import Any
 from airflow import settings
 from alembic import context
 
-from airflow_provider_statecheck.metadata.db_manager import VERSION_TABLE
-from airflow_provider_statecheck.metadata.tables import METADATA
+from airflow_provider_statecheck.metadata.tables import METADATA, VERSION_TABLE
 
 _OPTIONS: dict[str, Any] = {
     "target_metadata": METADATA,

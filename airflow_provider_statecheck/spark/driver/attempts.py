@@ -25,6 +25,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     operator_id_of,
     uids_before,
 )
+from airflow_provider_statecheck.checkpoint.log_records import show_logs_of_script
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt, RestoreSource
 from airflow_provider_statecheck.checkpoint.records import SCRIPT_PREFIX, AttemptOwner, OnOverlap
 from airflow_provider_statecheck.checkpoint.secrets import remember_secrets
@@ -176,6 +177,7 @@ def open_attempt(
     :param given: Arguments of :meth:`StageContext.open` or :func:`run_stage` by name.
     :raises InvalidConfigurationError: if an argument is invalid; nothing was written then.
     """
+    show_logs_of_script()
     values = {**_DEFAULTS, **values_of_script(given)}
     values |= {name: default for name, default in (("uid", "stage"), ("renamed_uids", {})) if values[name] is None}
     _require_valid(values)

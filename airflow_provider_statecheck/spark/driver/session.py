@@ -135,7 +135,8 @@ def _launch_jvm(conf: Mapping[str, str]) -> None:
     from pyspark.java_gateway import launch_gateway
 
     forget_dead_jvm()
-    logging.getLogger("py4j").setLevel(logging.ERROR)
+    # A dead JVM makes each of its calls log a traceback; the error itself reaches the caller.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     _default_worker_python(conf, conf.get("spark.master"))
     if SparkContext._gateway is None:
         start = SparkConf(loadDefaults=False).setAll([(k, conf[k]) for k in NEEDED_AT_START if k in conf])

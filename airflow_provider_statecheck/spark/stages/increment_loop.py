@@ -19,6 +19,7 @@ from airflow_provider_statecheck.checkpoint.checkpoint_summary import Checkpoint
 from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.messages import PendingCheckpoint
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.exceptions import CheckpointDeclinedError, CoordinatorError, StoppedWithSavepointError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
@@ -326,7 +327,7 @@ class SinkCommits:
     def texts(self) -> tuple[str, ...]:
         """Return a text about the uncommitted committables of each checkpoint, oldest first."""
         counts = ((checkpoint_id, len(each)) for checkpoint_id, each in sorted(self._open.items()))
-        return tuple(f"checkpoint {i}: {n} {'committable' if n == 1 else 'committables'}" for i, n in counts)
+        return tuple(f"output of checkpoint {i}: {counted(n, 'piece')}" for i, n in counts)
 
     def commit(self, completed: int, monotonic: Callable[[], float] = time.monotonic) -> None:
         """

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections import namedtuple
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any
+from typing import Any, NoReturn
 
 
 def find_name(names: Sequence[str], wanted: str, *, is_case_sensitive: bool) -> int | None:
@@ -31,7 +32,9 @@ def row_type(names: tuple[str, ...]) -> Any:
 
     Columns whose names are not identifiers of a named tuple are attributes of these names, and of positional ones.
     """
-    return _with_all_names(_named_tuple(names), names)
+    kind = _with_all_names(_named_tuple(names), names)
+    kind.__getattr__ = _unknown_column
+    return kind
 
 
 def _named_tuple(names: tuple[str, ...]) -> Any:
@@ -47,6 +50,13 @@ def _with_all_names(kind: Any, names: tuple[str, ...]) -> Any:
     columns = {name: property(itemgetter(at)) for name, at in first.items() if name not in own and name[:2] != "__"}
     methods = {"__slots__": (), "__repr__": _text, "_replace": _replaced}
     return type("Row", (kind,), {**columns, **methods, "_fields": names})
+
+
+def _unknown_column(row: Any, name: str) -> NoReturn:
+    """Raise the error for a name that is none of the columns; Python calls this for no other name."""
+    near = difflib.get_close_matches(name, row._fields, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise AttributeError(f"Expected one of the columns {', '.join(row._fields)}, found {name!r}{hint}", name=name)
 
 
 def _text(row: Any) -> str:

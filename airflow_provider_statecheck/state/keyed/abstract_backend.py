@@ -59,6 +59,10 @@ Acc = TypeVar("Acc")
 Handle = TypeVar("Handle")
 
 
+_SHOWN_KEY = 100
+"""Characters of a key in an error."""
+
+
 @dataclass(frozen=True, slots=True)
 class StateSize:
     """Number of keys and size of one state in a snapshot, as far as the backend knows them."""
@@ -215,6 +219,13 @@ class AbstractKeyedStateBackend(ABC):
         """
         self._context.require()
         return self._context.key
+
+    @property
+    def key_in_progress(self) -> str:
+        """Return the text of the current key, shortened; empty without one."""
+        if self._context.key_group < 0:
+            return ""
+        return f"{self._context.key!r:.{_SHOWN_KEY}}"
 
     @property
     def current_key_group(self) -> int:

@@ -109,6 +109,7 @@ MAINTENANCE_ROUTES = {
     ("POST", "/v1/maintenance/confirm-discards"): Rule(Stage.maintenance_token, lambda s: {"checkpoint_ids": [1]}),
     ("POST", "/v1/maintenance/close-abandoned"): Rule(Stage.maintenance_token),
     ("POST", "/v1/maintenance/settle-run"): Rule(Stage.maintenance_token),
+    ("POST", "/v1/maintenance/settle"): Rule(Stage.maintenance_token),
     ("POST", "/v1/maintenance/forget"): Rule(Stage.maintenance_token),
     ("POST", "/v1/maintenance/refusal"): Rule(Stage.maintenance_token),
     ("POST", "/v1/maintenance/retire"): Rule(Stage.maintenance_token),
@@ -141,7 +142,7 @@ OF_ANY_TASK = {("POST", "/v1/aligned/lead")}
 """Routes of maintenance that every task may take for its own attempt."""
 READS_OF_ITS_JOB = {route for route in RULES if "{job_id}" in route[1]}
 # The stage of these tests runs and is young, so that nothing of it may be closed, retired or dropped.
-MILD = ("close-abandoned", "settle-run", "refusal", "retire", "remove", "drop-tokens")
+MILD = ("close-abandoned", "settle-run", "settle", "refusal", "retire", "remove", "drop-tokens")
 KEEPS_WHAT_RUNS = {("POST", f"/v1/maintenance/{verb}") for verb in MILD}
 RENEWS = {("POST", "/v1/token/renew")}
 # A token that was given at this moment is not extended by a renewal at the same moment.

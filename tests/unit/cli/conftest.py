@@ -18,12 +18,14 @@ from airflow_provider_statecheck.cli import (
     maintenance_commands,
     savepoint_commands,
     state_commands,
+    uninstall_command,
 )
 from airflow_provider_statecheck.cli.definition import get_statecheck_commands
 from airflow_provider_statecheck.maintenance.job_restore import JobRestoring
 from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints
 from airflow_provider_statecheck.maintenance.recover import JobRecovery
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding
+from airflow_provider_statecheck.metadata.provider_tables import ProviderTables
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.messages import ManualClock
@@ -83,12 +85,14 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WrittenSt
     for module in (maintenance_commands, savepoint_commands):
         monkeypatch.setattr(module, "maintenance_gateway", lambda: stage.maintenance)
         monkeypatch.setattr(module, "job_savepoints", lambda **_: taking)
-        monkeypatch.setattr(module, "storage_opener", lambda conn_id: CheckpointStorage.open)
-    for module in (maintenance_commands, state_commands):
+    for module in (maintenance_commands, savepoint_commands, state_commands):
+        monkeypatch.setattr(module, "pointer_storage_opener", lambda conn_id, *given: CheckpointStorage.open)
+    monkeypatch.setattr(uninstall_command, "maintenance_gateway", lambda: stage.maintenance)
+    monkeypatch.setattr(uninstall_command, "provider_tables", lambda: ProviderTables(engine))
+    for module in (maintenance_commands, state_commands, uninstall_command):
         monkeypatch.setattr(module, "guarded_storage_opener", lambda conn_id, *given: CheckpointStorage.open)
     monkeypatch.setattr(savepoint_commands, "savepoint_gateway", lambda: stage.savepoints)
     monkeypatch.setattr(savepoint_commands, "configured_savepoint_dir", lambda: f"file://{tmp_path}/savepoints")
-    monkeypatch.setattr(state_commands, "storage_opener", lambda conn_id: CheckpointStorage.open)
     monkeypatch.setattr(state_commands, "airflow_gateway", lambda conn_id: stage.coordinator)
     monkeypatch.setattr(state_commands, "maintenance_gateway", lambda: stage.maintenance)
     monkeypatch.setattr(maintenance_commands, "job_rows", lambda: store)

@@ -25,7 +25,7 @@ OF_A_JOB = {
     "items": ("show", BAD, "--items"),
     "state names": ("state", "names", BAD),
     "state get": ("state", "get", BAD, "totals", "EUR"),
-    "gc": ("gc", BAD),
+    "gc": ("gc", BAD, "--yes"),
     "prune": ("prune", BAD, "--yes"),
     "rewind": ("rewind", BAD, "--before", "2026-01-01", "--yes"),
     "restore": ("restore", BAD, "--from", "memory://savepoints/savepoint-1", "--yes"),
@@ -81,7 +81,12 @@ def test_the_list_of_jobs_goes_on_and_shows_the_others(bad: str, run: Run) -> No
 
 @pytest.mark.parametrize(
     "arguments",
-    [("gc", "--all"), ("gc", BAD, GOOD), ("prune", BAD, GOOD, "--yes"), ("prune", "--older-than", "1d", "--yes")],
+    [
+        ("gc", "--all", "--yes"),
+        ("gc", BAD, GOOD, "--yes"),
+        ("prune", BAD, GOOD, "--yes"),
+        ("prune", "--older-than", "1d", "--yes"),
+    ],
     ids=" ".join,
 )
 def test_maintenance_does_its_work_for_the_others_and_ends_with_1(
@@ -95,3 +100,12 @@ def test_maintenance_does_its_work_for_the_others_and_ends_with_1(
     assert "2 jobs" in outcome.err
     if arguments[:2] == ("prune", BAD):
         assert GOOD not in [job.name for job in stage.store.jobs()]
+
+
+def test_uninstall_removes_tables_with_bad_rows_but_no_row_that_names_files(
+    bad: str, run: Run, stage: WrittenStage
+) -> None:
+    outcome = run("uninstall", "--storage", "--yes")
+    assert (outcome.status, bad in outcome.err) == (1, True)
+    assert BAD in [job.name for job in stage.store.jobs()]
+    assert run("uninstall", "--yes").status == 0

@@ -4,16 +4,19 @@ import io
 import json
 import os
 import sys
+import threading
+import time
 from typing import Any
 
 import pytest
 from airflow.utils import yaml
+from fsspec.implementations.memory import MemoryFileSystem
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.messages import DeclineCheckpoint, TriggerCheckpoint
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.cli import maintenance_commands
+from airflow_provider_statecheck.cli import maintenance_commands, savepoint_commands, state_commands
 from airflow_provider_statecheck.exceptions import (
     CommitStateUnknownError,
     CoordinatorUnavailableError,
@@ -23,6 +26,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.hooks import connection
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.patience import HostPatience
 from tests.unit.cli.conftest import InterruptedTerminal, Terminal, parse, rows
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
@@ -86,7 +90,7 @@ class TestJobs:
             stage.attempt(job)
         outcome = run("jobs", "--name", "Sales/", "--sort", "name", "--limit", "2", "-o", "json")
         assert [row["name"] for row in rows(outcome)] == ["sales/1", "sales/2"]
-        assert outcome.err == "1 more jobs; raise --limit to list them.\n"
+        assert outcome.err == "1 more job; raise --limit to list them.\n"
         reverse = run("jobs", "--status", "running", "--sort", "name", "--reverse", "-o", "json")
         assert [row["name"] for row in rows(reverse)] == ["sales/3", "sales/2", "sales/1", "other"]
         for arguments in (("--status", "failed"), ("--dag-id", "nightly")):
@@ -168,7 +172,7 @@ class TestCheckpoints:
         assert run("checkpoints", job_id_of(JOB), "-o", "json").out == run("checkpoints", JOB, "-o", "json").out
         assert len(rows(run("checkpoints", job_id_of(job_id_of(JOB)), "-o", "json"))) == 1
 
-    @pytest.mark.parametrize("command", [("state", "show"), ("dispose",), ("restore", JOB, "--yes", "--from")])
+    @pytest.mark.parametrize("command", [("state", "show"), ("dispose", "--yes"), ("restore", JOB, "--yes", "--from")])
     def test_ends_with_2_for_a_text_that_is_no_pointer(self, stage, run, command):
         stage.run()
         outcome = run(*command, "savepoint-1")
@@ -233,7 +237,7 @@ class TestGc:
         stage.run()
         stage.run("other")
         before = sum(stage.files().values())
-        outcome = run("gc", "--all", "-o", "json")
+        outcome = run("gc", "--yes", "--all", "-o", "json")
         found = rows(outcome)
         assert (outcome.status, {row["job"] for row in found}) == (0, {JOB, "other"})
         assert sum(row["bytes"] for row in found) == before - sum(stage.files().values())
@@ -242,7 +246,7 @@ class TestGc:
     def test_touches_the_named_jobs_alone(self, stage, run):
         stage.run()
         stage.run("other")
-        assert run("gc", JOB).status == 0
+        assert run("gc", "--yes", JOB).status == 0
         assert (stage.statuses()[1], stage.statuses("other")[1]) == ("subsumed", "SUBSUMED")
 
     def test_a_dry_run_changes_nothing(self, stage, run):
@@ -256,7 +260,7 @@ class TestGc:
     def test_says_what_it_keeps(self, stage, run):
         stage.run()
         stage.attempt()
-        (row,) = rows(run("gc", JOB, "-o", "json"))
+        (row,) = rows(run("gc", "--yes", JOB, "-o", "json"))
         assert row["retained"] == ["operator 'aggregate': attempt 2 (dag.task) has not ended; it pins checkpoint 3"]
 
     def test_ends_with_3_and_goes_on_where_the_storage_of_one_job_does_not_answer(
@@ -267,7 +271,7 @@ class TestGc:
         away = type(stage)(CheckpointStorage.open(str(tmp_path / "away")), stage.clock, stage.store)
         away.run("away")
         lose_storage(monkeypatch, "/away")
-        outcome = run("gc", "--all", "-o", "json")
+        outcome = run("gc", "--yes", "--all", "-o", "json")
         assert outcome.status == 3
         assert [bool(row["problems"]) for row in rows(outcome)] == [True, False]
         assert stage.statuses()[1] == "subsumed"
@@ -275,12 +279,12 @@ class TestGc:
     def test_ends_with_1_where_something_could_not_be_deleted(self, stage, run, monkeypatch):
         stage.run()
         monkeypatch.setattr("airflow_provider_statecheck.storage.discarding.EffectDiscards.discard", lambda *_: ())
-        assert run("gc", "--all").status == 1
+        assert run("gc", "--yes", "--all").status == 1
 
     @pytest.mark.parametrize("arguments", [(), (JOB, "--all"), ("nothing",)], ids=["none", "both", "unknown"])
     def test_ends_with_2_where_it_is_not_clear_which_jobs(self, stage, run, arguments):
         stage.run()
-        outcome = run("gc", *arguments)
+        outcome = run("gc", "--yes", *arguments)
         assert (outcome.status, len(outcome.err.splitlines())) == (2, 1)
         assert stage.statuses()[1] == "SUBSUMED"
 
@@ -322,7 +326,7 @@ class TestPrune:
             monkeypatch.setattr("sys.stdin", Terminal(answer))
             outcome = run("prune", "--test-jobs")
             assert (outcome.status, len(stage.maintenance.jobs())) == (0, left), answer
-            assert "Remove these rows and files? [y/N]" in outcome.err
+            assert "Remove these database rows and files? [y/N]" in outcome.err
 
     @pytest.mark.parametrize(("answer", "shown"), [("y\n", 1), ("n\n", 0)])
     def test_only_what_was_changed_is_on_stdout(self, stage, run, monkeypatch, answer, shown):
@@ -365,7 +369,7 @@ class TestPrune:
         assert len(stage.maintenance.jobs()) == 1
 
 
-ALL = [("jobs",), ("checkpoints", JOB), ("verify", JOB), ("gc", "--all"), ("prune", "--yes")]
+ALL = [("jobs",), ("checkpoints", JOB), ("verify", JOB), ("gc", "--all", "--yes"), ("prune", "--yes")]
 DATABASE_ERRORS = [EnvironmentNotReadyError, CoordinatorUnavailableError, CommitStateUnknownError]
 
 
@@ -419,11 +423,55 @@ def test_recover_opens_the_given_directory_and_configured_locations_alone(stage,
         opener("file:///etc")
 
 
+class Silent(MemoryFileSystem):  # type: ignore[misc]
+    """A storage that never answers."""
+
+    protocol = "silent"
+    cachable = False
+
+    def info(self, path: str, **_: Any) -> Any:
+        threading.Event().wait(30)
+
+    ls = find = cat_file = rm_file = pipe_file = rm = info
+
+
+NOWHERE = "silent://host/saved/savepoint-000000-0123456789ab"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("verify", NOWHERE),
+        ("verify", NOWHERE, "--deep"),
+        ("restore", JOB, "--from", NOWHERE),
+        ("dispose", NOWHERE),
+        ("rescale", NOWHERE, "--max-parallelism", "64"),
+        ("recover", "silent://host/base"),
+        ("show", NOWHERE),
+        ("state", "show", NOWHERE),
+    ],
+    ids=" ".join,
+)
+def test_a_storage_that_the_user_names_and_that_never_answers_ends_the_command_at_the_deadline(
+    stage, run, monkeypatch, command
+):
+    stage.run()
+    monkeypatch.setitem(sys.modules["fsspec.registry"]._registry, "silent", Silent)
+    monkeypatch.setattr(connection, "PATIENCE", HostPatience(longest_seconds=0.1))
+    for module in (maintenance_commands, savepoint_commands, state_commands):
+        for name in ("guarded_storage_opener", "pointer_storage_opener"):
+            monkeypatch.setattr(module, name, getattr(connection, name), raising=False)
+    began = time.monotonic()
+    outcome = run(*command)
+    assert time.monotonic() - began < 10
+    assert (outcome.status != 0, "answer" in f"{outcome.out}{outcome.err}") == (True, True)
+
+
 def test_a_dry_run_of_recover_makes_nothing(stage, run):
     lost(stage)
     outcome = run("recover", stage.storage.base_uri, "--dry-run")
     assert (outcome.status, stage.maintenance.jobs()) == (0, ())
-    assert "1 of 1 jobs would be recovered" in outcome.err
+    assert "1 of 1 job would be recovered" in outcome.err
 
 
 def test_a_dry_run_refuses_the_directory_of_another_program_as_the_run_does(stage, run):
@@ -432,7 +480,7 @@ def test_a_dry_run_refuses_the_directory_of_another_program_as_the_run_does(stag
     stage.storage.write_bytes(foreign, b"not a checkpoint")
     dry, real = (run("recover", stage.storage.base_uri, *options, "-o", "json") for options in (("--dry-run",), ()))
     assert (dry.status, dry.out) == (real.status, real.out)
-    assert (dry.status, "0 of 1 jobs would be recovered" in dry.err, stage.maintenance.jobs()) == (1, True, ())
+    assert (dry.status, "0 of 1 job would be recovered" in dry.err, stage.maintenance.jobs()) == (1, True, ())
     assert "found 20260801" in dry.out
 
 
@@ -462,12 +510,12 @@ def test_gc_with_quarantine_deletes_an_orphan_a_day_later(stage, run):
     dead = stage.attempt()
     stage.snapshot(dead, "orphan")
     dead.finish(AttemptStatus.FAILED)
-    outcome = run("gc", JOB, "--quarantine", "-o", "json")
+    outcome = run("gc", "--yes", JOB, "--quarantine", "-o", "json")
     (row,) = rows(outcome)
     assert (outcome.status, row["directories"], len(row["quarantined"])) == (0, [], 1)
     stage.clock.advance(DAY)
-    assert rows(run("gc", JOB, "--quarantine", "--quarantine-age", "2d", "-o", "json"))[0]["directories"] == []
-    (row,) = rows(run("gc", JOB, "--quarantine", "-o", "json"))
+    assert rows(run("gc", "--yes", JOB, "--quarantine", "--quarantine-age", "2d", "-o", "json"))[0]["directories"] == []
+    (row,) = rows(run("gc", "--yes", JOB, "--quarantine", "-o", "json"))
     assert (len(row["directories"]), row["quarantined"]) == (1, [])
 
 
@@ -476,10 +524,10 @@ def test_an_age_without_a_quarantine_is_refused_and_deletes_nothing(stage, run):
     stage.snapshot(dead, "orphan")
     dead.finish(AttemptStatus.FAILED)
     before = stage.files()
-    outcome = run("gc", JOB, "--quarantine-age", "7d")
+    outcome = run("gc", "--yes", JOB, "--quarantine-age", "7d")
     assert (outcome.status, "add --quarantine" in outcome.err, stage.files()) == (2, True, before)
 
 
 def test_a_quarantine_shorter_than_a_day_is_wrong_usage(stage, run):
     stage.run()
-    assert run("gc", JOB, "--quarantine", "--quarantine-age", "1h").status == 2
+    assert run("gc", "--yes", JOB, "--quarantine", "--quarantine-age", "1h").status == 2

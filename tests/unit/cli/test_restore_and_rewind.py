@@ -229,7 +229,7 @@ def test_what_is_taken_back_stays_on_storage_although_the_clock_was_set_back(thr
     before = three_days.files()
     for run_key in (day(4).run_key, SECOND):
         run("rewind", JOB, "--before", run_key, "--yes")
-        run("gc", JOB)
+        run("gc", "--yes", JOB)
         assert three_days.files() == before
 
 

@@ -148,7 +148,7 @@ def test_an_interrupted_command_names_its_request_which_gc_goes_on_with(
     stage.clock.advance(1)
     stage.take(attempt)
     attempt.finish(AttemptStatus.FINISHED)
-    run("gc", JOB)
+    run("gc", "--yes", JOB)
     assert [row.status for row in savepoints(stage)] == [CheckpointStatus.COMPLETED]
 
 
@@ -234,7 +234,7 @@ def test_garbage_collection_takes_the_savepoints_that_wait(stage: WrittenStage, 
     attempt.finish(AttemptStatus.FAILED)
     assert run("gc", JOB, "--dry-run").status == 0
     assert len(savepoints(stage)) == 1
-    assert run("gc", JOB).status == 0
+    assert run("gc", "--yes", JOB).status == 0
     assert [c.status.value for c in savepoints(stage)] == ["aborted", "completed"]
 
 
@@ -242,10 +242,10 @@ def test_a_copy_whose_process_died_is_taken_anew_when_its_time_is_over(finished:
     operator = finished.coordinator.describe(job_id_of(JOB)).operators[0]
     asked = finished.savepoints.request(make_savepoint_request(operator))
     finished.savepoints.begin(operator.job_id, asked.request_key, "memory://dead", new_key())
-    run("gc", JOB)
+    run("gc", "--yes", JOB)
     assert [c.status.value for c in savepoints(finished)] == ["pending"]
     finished.clock.advance(25 * 3600)
-    run("gc", JOB)
+    run("gc", "--yes", JOB)
     assert [c.status.value for c in savepoints(finished)] == ["aborted", "completed"]
 
 
@@ -270,7 +270,7 @@ def test_a_savepoint_below_a_file_fails_and_does_not_keep_its_job(
 ) -> None:
     (tmp_path / "file").write_text("")
     assert run("savepoint", JOB, "--target", f"{tmp_path}/file").status == 1
-    assert run("gc", JOB).status == 0
+    assert run("gc", "--yes", JOB).status == 0
     assert run("prune", JOB, "--yes").status == 0
 
 
@@ -281,7 +281,7 @@ def test_a_savepoint_of_a_job_goes_on_when_the_storage_answers_again(
         patch.setattr(CheckpointStorage, "copy_file", full_disk)
         outcome = run("savepoint", JOB, "--output", "json")
     assert (outcome.status, "the disk is full" in outcome.err) == (3, True)
-    assert run("gc", JOB).status == 0
+    assert run("gc", "--yes", JOB).status == 0
     assert [c.status.value for c in savepoints(finished)] == ["completed"]
 
 
@@ -300,7 +300,7 @@ def test_a_place_that_is_none_is_refused_before_the_request(
     outcome = run("savepoint", JOB, *options, "--target", target)
     assert (outcome.status, outcome.out, said in outcome.err) == (2, "", True)
     assert finished.coordinator.describe(job_id_of(JOB)).requests == ()
-    assert run("gc", JOB).status == 0
+    assert run("gc", "--yes", JOB).status == 0
     assert run("prune", JOB, "--yes").status == 0
 
 
@@ -308,11 +308,11 @@ def test_a_failed_savepoint_on_an_unknown_filesystem_keeps_no_job_from_its_remov
     finished: WrittenStage, run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     failed = failed_on_unknown_filesystem(finished)
-    outcome = run("gc", JOB)
+    outcome = run("gc", "--yes", JOB)
     assert (outcome.status, caplog.text.count("there is no filesystem for s4://lake/savepoints/")) == (0, 1)
     assert finished.statuses()[failed.checkpoint_id] == "ABORTED"  # its writer may not have ended
     finished.clock.advance(SAVEPOINT_TIMEOUT.total_seconds())
-    assert run("gc", JOB, "--dry-run").status == run("gc", JOB).status == 0
+    assert run("gc", JOB, "--dry-run").status == run("gc", "--yes", JOB).status == 0
     assert finished.statuses()[failed.checkpoint_id] == "aborted"
     assert run("prune", JOB, "--yes").status == 0
 
@@ -324,7 +324,7 @@ def test_a_savepoint_that_was_written_on_a_filesystem_unknown_here_keeps_its_job
     with finished.store.transaction(failed.job_id) as tx:
         written = replace(failed, status=CheckpointStatus.DISPOSED, metadata_uri=f"{failed.location}/_metadata")
         tx.update_checkpoint(written, expected=CheckpointStatus.ABORTED)
-    outcome = run("gc", JOB)
+    outcome = run("gc", "--yes", JOB)
     assert (outcome.status, "found 's4'" in outcome.err + outcome.out) == (1, True)
     assert run("prune", JOB, "--yes").status == 1
 
@@ -342,7 +342,7 @@ def failed_on_unknown_filesystem(stage: WrittenStage) -> CheckpointRecord:
 
 def test_a_disposed_savepoint_is_gone_with_its_row_confirmed(finished: WrittenStage, run: Run) -> None:
     pointer = taken(finished, run)
-    outcome = run("dispose", pointer, "-o", "json")
+    outcome = run("dispose", "--yes", pointer, "-o", "json")
     assert (outcome.status, "deleted" in outcome.err) == (0, True)
     [shown] = rows(outcome)
     assert (shown["pointer"], shown["bytes"] > 0) == (pointer, True)
@@ -361,14 +361,14 @@ def test_a_savepoint_is_disposed_without_its_job(finished: WrittenStage, run: Ru
     pointer = taken(finished, run)
     assert run("prune", JOB, "--yes").status == 0
     assert local_path(pointer).exists()
-    assert run("dispose", pointer).status == 0
+    assert run("dispose", "--yes", pointer).status == 0
     assert not local_path(pointer).exists()
 
 
 def test_a_savepoint_is_disposed_when_its_state_is_gone_already(finished: WrittenStage, run: Run) -> None:
     pointer = taken(finished, run)
     finished.storage.delete_directory(f"{pointer}/shared")
-    assert run("dispose", pointer).status == 0
+    assert run("dispose", "--yes", pointer).status == 0
     assert not local_path(pointer).exists()
 
 
@@ -376,7 +376,7 @@ def test_a_savepoint_is_disposed_when_its_state_is_gone_already(finished: Writte
 def test_a_savepoint_whose_metadata_is_damaged_is_disposed(finished: WrittenStage, run: Run, content: bytes) -> None:
     pointer = taken(finished, run)
     (local_path(pointer) / "_metadata").write_bytes(content)
-    assert run("dispose", pointer).status == 0
+    assert run("dispose", "--yes", pointer).status == 0
     assert not local_path(pointer).exists()
     assert [(c.status.value, c.awaits_discard) for c in savepoints(finished)] == [("disposed", False)]
 
@@ -387,9 +387,9 @@ def test_a_dispose_that_was_cut_short_goes_on(
     pointer = taken(finished, run)
     with monkeypatch.context() as patch:
         patch.setattr(CheckpointStorage, "delete_directory", full_disk)
-        assert run("dispose", pointer).status == 3
+        assert run("dispose", "--yes", pointer).status == 3
     assert not (local_path(pointer) / "_metadata").exists()
-    assert run("dispose", pointer).status == 0
+    assert run("dispose", "--yes", pointer).status == 0
     assert not local_path(pointer).exists()
 
 
@@ -402,21 +402,21 @@ def test_a_savepoint_that_was_deleted_by_hand_is_disposed_and_verified_no_more(
     assert run("verify", JOB).status == 1
     dry = run("dispose", pointer, "--dry-run")
     assert (dry.status, "with no files would be deleted" in dry.err, run("verify", JOB).status) == (0, True, 1)
-    assert run("dispose", pointer).status == 0
+    assert run("dispose", "--yes", pointer).status == 0
     assert [(c.status.value, c.awaits_discard) for c in savepoints(finished)] == [("disposed", False)]
     assert run("verify", JOB).status == 0
-    assert run("dispose", pointer).status == 2
+    assert run("dispose", "--yes", pointer).status == 2
 
 
 def test_an_unknown_savepoint_is_not_found(finished: WrittenStage, run: Run, tmp_path: Path) -> None:
-    outcome = run("dispose", f"file://{tmp_path}/savepoint-000000-000000000000")
+    outcome = run("dispose", "--yes", f"file://{tmp_path}/savepoint-000000-000000000000")
     assert (outcome.status, "found no files" in outcome.err) == (2, True)
 
 
 def test_a_checkpoint_of_a_job_is_not_disposed(finished: WrittenStage, run: Run) -> None:
     before = finished.files()
     pointer = finished.coordinator.describe(job_id_of(JOB)).checkpoints[0].location
-    assert run("dispose", pointer).status == 2
+    assert run("dispose", "--yes", pointer).status == 2
     assert finished.files() == before
 
 
@@ -434,7 +434,7 @@ def test_a_claimed_savepoint_is_not_disposed(finished: WrittenStage, run: Run) -
         ConfirmRestore(attempt=grant.attempt, checkpoint_id=grant.candidates[0].checkpoint_id, claim=True)
     )
     for options in ((), ("--dry-run",)):
-        outcome = run("dispose", pointer, *options)
+        outcome = run("dispose", "--yes", pointer, *options)
         assert (outcome.status, "claimed" in outcome.err, "deleted" in outcome.err) == (1, True, False)
     assert local_path(pointer).exists()
 

@@ -40,8 +40,7 @@ class Account:
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StatefulJob]:
-    monkeypatch.setattr(state_commands, "storage_opener", lambda conn_id: CheckpointStorage.open)
+def job(tmp_path: Path) -> Iterator[StatefulJob]:
     descriptors: list[Any] = [
         ValueStateDescriptor("account", Account),
         ListStateDescriptor("tags", int),

@@ -21,6 +21,7 @@ from airflow_provider_statecheck.cli import (
     maintenance_commands,
     savepoint_commands,
     state_commands,
+    uninstall_command,
 )
 from airflow_provider_statecheck.get_provider_info import get_provider_info
 from airflow_provider_statecheck.spark.attempt import StageAttempt
@@ -147,7 +148,7 @@ def test_one_checkpoint_is_told_with_its_steps_loops_sources_and_states(stage: W
         ("step", "scored", "computed, 12 parts, 61 %", 0.0, 0.0, None, 0),
         ("loop", "days", "3 of 5 items finished", 7.5, None, None, None),
         ("loop", "ranks", "4 iterations finished", 0.0, None, None, None),
-        ("source", "orders", "1 of 2 splits read", None, None, None, None),
+        ("source", "orders", "1 of 2 parts of the input read", None, None, None, None),
         ("value state", "totals/sum", "bigint", None, None, 7, None),
         ("open commit", "balances: 3 files", "", None, None, None, None),
     ]
@@ -279,6 +280,7 @@ MODULES = (
     maintenance_commands,
     savepoint_commands,
     state_commands,
+    uninstall_command,
 )
 
 

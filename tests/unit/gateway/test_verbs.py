@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -11,7 +13,12 @@ import pytest
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus, RowsVersion
 from airflow_provider_statecheck.checkpoint.store import CheckpointPage
-from airflow_provider_statecheck.exceptions import CoordinatorError
+from airflow_provider_statecheck.exceptions import (
+    CoordinatorError,
+    CoordinatorUnavailableError,
+    StateCheckError,
+    TokenExpiredError,
+)
 from airflow_provider_statecheck.gateway.http import GivenToken, HttpCalls, HttpClient
 from airflow_provider_statecheck.gateway.verbs import COORDINATOR, verbs_of
 
@@ -87,6 +94,71 @@ def test_a_reply_of_another_form_is_one_of_another_version() -> None:
     remote, _ = calls(["3"])
     with pytest.raises(CoordinatorError, match="the same version of the provider"):
         remote.rename_job(Rename(job_id=JOB))
+
+
+class Meeting:
+    """Credentials of eight threads that call at the same time."""
+
+    def __init__(self, error: StateCheckError | None = None) -> None:
+        self.barrier = threading.Barrier(8)
+        self.obtained = 0
+        self._error = error
+
+    def obtain(self) -> str:
+        self.obtained += 1
+        # The others arrive while this one waits for the reply.
+        threading.Event().wait(0.5)
+        if self._error is not None:
+            raise self._error
+        return f"token {self.obtained}"
+
+    def call(self, remote: Any) -> object:
+        self.barrier.wait()
+        try:
+            return remote.rename_job(Rename(job_id=JOB))
+        except StateCheckError as error:
+            return error
+
+
+def test_threads_wait_together_for_one_token() -> None:
+    client: Any = Answering([3])
+    meeting = Meeting()
+    remote = HttpCalls(verbs_of(Interface, "jobs-of-test"), client, meeting)
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(meeting.call, [remote] * 8)) == [(3,)] * 8
+    assert (meeting.obtained, {token for *_, token in client.sent}) == (1, {"token 1"})
+
+
+def test_threads_wait_together_and_not_in_turn_for_a_server_that_does_not_answer() -> None:
+    silent = CoordinatorUnavailableError("found no server")
+    meeting = Meeting(silent)
+    remote = HttpCalls(verbs_of(Interface, "jobs-of-test"), Answering([3]), meeting)  # type: ignore[arg-type]
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(meeting.call, [remote] * 8)) == [silent] * 8
+    assert meeting.obtained == 1
+    meeting._error = None
+    assert remote.rename_job(Rename(job_id=JOB)) == (3,), "the next call tries again"
+
+
+def test_an_expired_token_is_replaced_once_for_all_threads() -> None:
+    client: Any = Expiring()
+    meeting = Meeting()
+    remote = HttpCalls(verbs_of(Interface, "jobs-of-test"), client, meeting)
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(meeting.call, [remote] * 8)) == [(3,)] * 8
+    assert meeting.obtained == 2
+
+
+class Expiring(Answering):
+    """A client that knows only the second token."""
+
+    def __init__(self) -> None:
+        super().__init__([3])
+
+    def post(self, path: str, body: Any, token: str | None = None) -> Any:
+        if token != "token 2":
+            raise TokenExpiredError("expired")
+        return super().post(path, body, token)
 
 
 def test_a_call_without_an_argument_is_not_sent() -> None:

@@ -72,7 +72,7 @@ class World:
         self.states: dict[str, list[Any]] = {}
         """Files of keyed state, of which a checkpoint shares one with the one before it."""
         self.count = 0
-        commits = ("confirm_discards", "close_abandoned", "settle_run", "forget", "request", "begin", "end", "dispose")
+        commits = ("confirm_discards", "settle", "forget", "request", "begin", "end", "dispose")
         unknown = CommitStateUnknownError
         self.maintenance: Any = _Counted(self.stage.maintenance, self.plan, commits, unknown)
         self.saving: Any = _Counted(self.stage.savepoints, self.plan, commits, unknown)

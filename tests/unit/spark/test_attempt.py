@@ -148,7 +148,7 @@ def test_the_last_words_of_a_replaced_attempt_promise_no_retry(stage, caplog):
             replaced.take_checkpoint(CheckpointContent())
         replaced.fail(stale.value)
     assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == [
-        "Attempt 1 of job 'sales' is fenced: attempt 2 has replaced it; new checkpoints of attempt 1 are rejected."
+        "Attempt 2 of job 'sales' has replaced attempt 1, whose new checkpoints are rejected (it is fenced)."
     ]
 
 

@@ -115,3 +115,37 @@ def test_any_other_error_is_none_of_a_disk():
     with pytest.raises(ValueError, match="no") as raised, disk_failures_named("file:///c"):
         raise error
     assert raised.value is error
+
+
+def test_the_time_follows_the_length_of_the_text():
+    """A message of a user may have any number of blank lines and of words that begin like a frame of the JVM."""
+    for filling in ("\n", "\n \n", "at a.b", "\n\tat a", " at "):
+        found = raised_for(f"{TRACE}{OWN}.UnfitOutputError: Expected a.{filling * 500_000}\nat org.X(X.scala:1)")
+        assert str(found).startswith("Expected a.")
+        assert "org.X" not in str(found)
+
+
+def test_an_error_of_the_user_is_logged_with_its_place_and_without_the_frames_of_libraries(caplog):
+    text = """An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "/x/pyspark/worker.py", line 1, in main
+    process()
+  File "/x/airflow_provider_statecheck/spark/stages/executor/vertex_task.py", line 9, in process
+    emitted = function(rows[position], context)
+              ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+  File "/home/ann/dags/balances.py", line 12, in process_element
+    yield value.acount
+          ^^^^^^^^^^^^
+AttributeError: Expected one of the columns account, amount, found 'acount'; did you mean account?
+In the function 'balance', for the key 'a3'
+
+JVM stacktrace:
+org.apache.spark.SparkException
+\tat org.apache.spark.X.y(X.scala:1)"""
+    assert type(raised_for(text)) is RuntimeError
+    assert [record.getMessage() for record in caplog.records] == [
+        "AttributeError: Expected one of the columns account, amount, found 'acount'; did you mean account?",
+        "In the function 'balance', for the key 'a3'",
+        '  File "/home/ann/dags/balances.py", line 12, in process_element',
+        "    yield value.acount",
+    ]

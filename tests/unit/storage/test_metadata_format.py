@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,12 +21,15 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.json_text import MOST_VALUES
 from airflow_provider_statecheck.storage.metadata_file import (
+    LARGEST_METADATA,
     CheckpointDocument,
     InlineStateHandle,
     decode_metadata,
     document_uris,
     encode_metadata,
+    read_metadata,
     read_values,
 )
 from airflow_provider_statecheck.storage.state_json import MAX_DEPTH, decode_state, encode_state
@@ -113,6 +117,37 @@ def test_deepest_state_that_can_be_saved_comes_back() -> None:
     restored = travelled(document).state
     assert isinstance(restored, InlineStateHandle)
     assert decode_state(restored.value) == value
+
+
+def _largest(**state: Any) -> CheckpointDocument:
+    return make_document(snapshots=(), state=InlineStateHandle(value=state))
+
+
+def _filled(state: Callable[[int], Any], limit: int, measure: Callable[[bytes], int]) -> tuple[CheckpointDocument, ...]:
+    """Return documents that are as large as a limit, and one larger."""
+    own = measure(encode_metadata(_largest(x=state(1)), uri=METADATA_URI))
+    return tuple(_largest(x=state(limit - own + 1 + more)) for more in (0, 1))
+
+
+@pytest.mark.parametrize("kind", ["bytes", "values"])
+def test_metadata_is_written_up_to_the_size_that_is_read_and_refused_above_it(tmp_path: Path, kind: str) -> None:
+    """Otherwise a job could complete a checkpoint that it cannot restore."""
+    uri = METADATA_URI
+    if kind == "bytes":
+        # The header may have as many bytes as are set aside for it.
+        documents = _filled(lambda n: "a" * n, LARGEST_METADATA - 128, lambda data: len(data.partition(b"\n")[2]))
+    else:
+        documents = _filled(
+            lambda n: [0] * n, MOST_VALUES, lambda data: data.count(b",") + data.count(b"[") + data.count(b"{")
+        )
+    fits, exceeds = documents
+    data = encode_metadata(fits, uri=uri)
+    storage = CheckpointStorage.open(tmp_path.as_uri())
+    written = f"{storage.base_uri}/_metadata"
+    storage.write_bytes(written, data)
+    assert read_metadata(storage, written)[0].state == fits.state
+    with pytest.raises(InvalidConfigurationError, match="use fewer snapshots, states or subtasks"):
+        encode_metadata(exceeds, uri=uri)
 
 
 def test_header_says_what_it_is_and_the_body_is_canonical_json() -> None:

@@ -284,7 +284,7 @@ def _require_ledger(target: CheckpointStorage) -> None:
     ledgers = ledger_storage(target)
     if not ledgers.list_files(ledgers.base_uri):
         raise InvalidConfigurationError(
-            f"Expected output of a ParquetSink in {target!r}, found no ledger; correct the path, or run the upstream stage first."
+            f"Expected output of a ParquetSink in {target!r}, found no log of its commits; correct the path, or run the upstream stage first."
         )
 
 

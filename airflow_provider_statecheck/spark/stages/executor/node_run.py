@@ -217,6 +217,13 @@ class NodeRun:
             operator=self._operator_backend.schemas(),
         )
 
+    @property
+    def place(self) -> str:
+        """Return where the function is, for an error that it raised: its uid, and the key if one is in progress."""
+        keyed = self.__dict__.get("keyed_backend")
+        key = "" if keyed is None else keyed.key_in_progress
+        return f"In the function {self.task.uid!r}{f', for the key {key}' if key else ''}"
+
     def close(self) -> None:
         """Close the function and release its state backends."""
         try:

@@ -11,7 +11,7 @@ import json
 import time
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -25,6 +25,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     StreamStateHandle,
     streams_of_subtask,
 )
+from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.lazy import pa, pc
 from airflow_provider_statecheck.spark.stages.executor.aggregate_run import AggregateRun
 from airflow_provider_statecheck.spark.stages.executor.elements import (
@@ -163,8 +164,14 @@ class VertexTask:
                     writer.write(elements.table())
                 elif not self.is_last:
                     yield from self._data_batches(elements)
+                elif self._declares_output and len(elements):
+                    elements.table()  # finds rows that do not fit output=, as a sink would
             report = self._report(subtask, chain, task_input, writer)
         yield self._message_batch([*task_input.messages, report.encode()])
+
+    @property
+    def _declares_output(self) -> bool:
+        return bool(self.operators) and getattr(self.operators[-1].node, "output", None) is not None
 
     def _process(self, chain: FunctionChain, task_input: _TaskInput) -> Iterator[Elements]:
         yield from chain.process(task_input.batches(), self.order)
@@ -287,12 +294,14 @@ class FunctionChain:
                 yield self._process_from(0, _elements(batch))
             return
         for table in tables_by_key_group(batches, order):
-            yield self._process_from(1, self._runs[0].process_keyed(table))
+            with _placed(self._runs[0]):
+                first = self._runs[0].process_keyed(table)
+            yield self._process_from(1, first)
 
     def end(self) -> Iterator[Elements]:
         """Process the end of the input in each function; yield the output of the last function."""
         for position, run in enumerate(self._runs):
-            for elements in run.end():
+            for elements in _ended(run):
                 yield self._process_from(position + 1, elements)
 
     @property
@@ -322,8 +331,26 @@ class FunctionChain:
 
     def _process_from(self, position: int, elements: Elements) -> Elements:
         for run in self._runs[position:]:
-            elements = run.process(elements)
+            with _placed(run):
+                elements = run.process(elements)
         return elements
+
+
+@contextmanager
+def _placed(run: NodeRun) -> Iterator[None]:
+    """Add to an error of the user's function where it was raised; the driver logs it with the error."""
+    try:
+        yield
+    except StateCheckError:
+        raise
+    except Exception as error:
+        error.add_note(run.place)
+        raise
+
+
+def _ended(run: NodeRun) -> Iterator[Elements]:
+    with _placed(run):
+        yield from run.end()
 
 
 def _run_type(task: NodeTask) -> type[NodeRun]:

@@ -126,6 +126,7 @@ class MadeJob:
         full: int = 1 << 22,
         seconds: float = 2,
         summary: CheckpointSummary | None = None,
+        has_commit: bool = False,
         **changes: Any,
     ) -> int:
         """Complete a checkpoint, and return its id."""
@@ -133,7 +134,14 @@ class MadeJob:
         pending = self.coordinator.trigger(TriggerCheckpoint(attempt=self.attempt, request_key=new_key(), **changes))
         self.clock.advance(seconds)
         self.coordinator.acknowledge(
-            make_acknowledgement(self.attempt, pending, state_size_bytes=new, full_size_bytes=full, summary=summary)
+            make_acknowledgement(
+                self.attempt,
+                pending,
+                state_size_bytes=new,
+                full_size_bytes=full,
+                summary=summary,
+                has_commit=has_commit,
+            )
         )
         return pending.checkpoint_id
 

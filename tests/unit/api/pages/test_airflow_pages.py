@@ -8,6 +8,7 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.metadata.tables import Caller
 from airflow_provider_statecheck.plugins.statecheck import StatecheckPlugin
 from tests.messages import make_owner
@@ -58,7 +59,10 @@ def test_attempts_of_the_task_carry_the_number_of_their_try(site: Site) -> None:
 def test_a_task_without_checkpoints_says_how_to_have_them(site: Site) -> None:
     page = site.read(TASK)
     assert page.one("h1").text == "nightly.features"
-    assert "has taken no checkpoints." in page.text
+    assert (
+        "has not begun to take checkpoints. If the coordinator refused the task, the last lines of its log say why"
+        in page.text
+    )
     assert "@task.checkpointed_spark" in page.one("pre").text
     assert page.links()["features"] == TASK
 
@@ -333,3 +337,24 @@ def test_the_list_updates_itself_while_a_job_on_it_runs(jobs: Site) -> None:
 @pytest.mark.parametrize(("query", "status"), [("?after=x", 400), ("?sort=x", 404), ("?status=x", 404)])
 def test_an_address_that_is_not_of_a_list_is_refused(site: Site, query: str, status: int) -> None:
     site.read(f"/jobs{query}", status=status)
+
+
+def test_a_refused_task_shows_the_reason_and_the_remedy_and_so_does_its_job(site: Site) -> None:
+    holder = site.job("balances").begin()
+    holder.checkpoint()
+    twin = Caller(dag_id="nightly", run_id="run-1", task_id="twin")
+    refused = site.job("balances", task=twin)
+    with pytest.raises(InvalidConfigurationError):
+        refused.begin(dag_uids={"features": ("aggregate",)})
+    with pytest.raises(InvalidConfigurationError) as error:
+        refused.begin(dag_uids={"features": ("aggregate",)})
+    tab = site.read("/dags/nightly/runs/run-1/tasks/twin")
+    assert str(error.value) in tab.one("pre").text
+    assert "takes no checkpoints" not in tab.text
+    assert "has not begun" not in tab.text
+    of_job = site.read(f"/jobs/{holder.attempt.job_id}")
+    assert [" ".join(each.text.split()) for each in of_job.one("details").all("pre")] == [
+        " ".join(str(error.value).split())
+    ]
+    other = site.read("/dags/nightly/runs/run-1/tasks/never")
+    assert str(error.value) not in other.text

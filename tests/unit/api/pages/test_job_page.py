@@ -9,6 +9,7 @@ import pytest
 from airflow_provider_statecheck.api.pages.job_figures import OPERATORS_ON_PAGE
 from airflow_provider_statecheck.api.pages.routes import LARGEST_SECTIONS
 from airflow_provider_statecheck.checkpoint import messages
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.fencing import SILENCE
 from airflow_provider_statecheck.checkpoint.ids import operator_id_of
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
@@ -266,7 +267,7 @@ _EXPECTED = frozenset(
         *("aria-label", "aria-labelledby", "aria-hidden", "tabindex", "data-refresh-seconds", "datetime"),
         *("data-relative", "type", "data-copy", "data-label", "data-airflow", "data-try", "target", "scope", "x"),
         *("y", "width", "height", "rx", "cx", "cy", "r", "method", "value", "selected", "maxlength", "aria-sort"),
-        "max",
+        *("max", "title"),
     ]
 )
 """Attributes of the templates: a value that ended its attribute would make another one."""
@@ -377,3 +378,41 @@ def test_a_row_that_cannot_be_read_is_told_on_the_pages_of_its_job_its_run_and_a
         assert told in page
         assert "aggregate" in page
     assert told in site.client.get(f"{ROOT}{path_of(bad)}").text
+
+
+class TestOperatorWithoutCheckpoint:
+    """What the page says depends on what has happened, and a button is offered only for what can succeed."""
+
+    def test_of_a_finished_task_says_that_its_checkpoints_are_no_longer_needed(self, site: Site) -> None:
+        job = site.job().begin()
+        for _ in range(4):
+            job.checkpoint()
+        job.end()
+        write_bad_value(
+            site.store, job.name, "UPDATE statecheck_checkpoint SET status = 'subsumed' WHERE job_id = :job"
+        )
+        page = site.read(path_of(job))
+        assert "its 4 completed checkpoints are no longer needed" in page.text
+        assert "A retry starts" not in page.text
+
+    def test_of_a_running_task_says_where_a_retry_starts(self, site: Site) -> None:
+        assert "A retry starts from the beginning." in site.read(path_of(site.job().begin())).text
+
+    def test_offers_a_savepoint_only_while_an_attempt_runs(self, site: Site) -> None:
+        site.user.edits = ("nightly",)
+        job = site.job().begin()
+        assert "Take a savepoint" in site.read(path_of(job)).text
+        job.end()
+        page = site.read(path_of(job))
+        assert "Take a savepoint" not in page.text
+        assert "The task succeeded without a checkpoint" in page.text
+
+
+def test_output_is_listed_as_unpublished_only_until_it_is_published(site: Site) -> None:
+    job = site.job().begin()
+    summary = CheckpointSummary(open_commits=("output of checkpoint 1: 2 pieces",))
+    number = job.checkpoint(summary=summary, has_commit=True)
+    pages = (path_of(job), f"{path_of(job)}/checkpoints/{number}")
+    assert all("output of checkpoint 1" in site.read(page).text for page in pages)
+    job.coordinator.confirm_commits(job.attempt, (number,))
+    assert not any("output of checkpoint 1" in site.read(page).text for page in pages)

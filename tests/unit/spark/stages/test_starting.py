@@ -13,6 +13,7 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
 from airflow_provider_statecheck.checkpoint.transitions import mark_subsumed
 from airflow_provider_statecheck.exceptions import NoRestorableCheckpointError, SourceChangedError
+from airflow_provider_statecheck.maintenance.recover import JobRecovery, Recoveries
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
@@ -20,6 +21,7 @@ from airflow_provider_statecheck.spark.connectors.files.source import JsonSource
 from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState, driver_state
 from airflow_provider_statecheck.spark.stages.starting import StageStart, start_of
 from airflow_provider_statecheck.state.reading.checkpoint_states import STAGE, RunValues
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.messages import make_owner
 from tests.unit.written_stage import JOB, WrittenStage
 
@@ -159,6 +161,32 @@ def test_run_after_those_that_started_over_and_stopped_half_way_starts_over_too(
     assert files.run(THIRD, 2) == ["a", "b", "c"]
     files.write("a", text="{} {} {}")
     assert files.run("2026-01-04") == ["a", "b", "c", "d"]
+
+
+def recovered(files: FileStage) -> FileStage:
+    """Return the stage with rows that were recovered from its files."""
+    stage = WrittenStage(files.stage.storage)
+    recoveries = Recoveries(JobRecovery(stage.store), CheckpointStorage.open)
+    [job] = recoveries.recover(stage.storage.base_uri)
+    assert (job.is_recovered, job.problems) == (True, ())
+    files.stage = stage
+    return files
+
+
+@pytest.mark.parametrize("run", [SECOND, THIRD])
+@pytest.mark.parametrize("is_retained", [False, True])
+def test_no_run_starts_over_after_a_recovery_because_earlier_runs_are_unknown(
+    files: FileStage, run: str, is_retained: bool
+) -> None:
+    half_way(files)
+    for each in files.completed():
+        if each.run_key == FIRST and not is_retained:
+            files.stage.storage.delete_directory(each.location)
+    again = recovered(files)
+    files.write("c", text="{} {}")
+    with pytest.raises(NoRestorableCheckpointError, match="before the recovered ones"):
+        again.run(run)
+    assert again.run(run, on_change="ignore")[:2] == ["a", "b"], "the state of all runs is still there"
 
 
 def test_file_that_a_run_read_before_it_stopped_half_way_is_not_lost(files: FileStage) -> None:

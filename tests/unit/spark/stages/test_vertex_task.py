@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
+from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL, EMPTY_MESSAGE, ROWS_COLUMN
 from airflow_provider_statecheck.spark.stages.executor.node_run import NodeTask, StateCapture, SubtaskContext
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport, VertexTask
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
-from airflow_provider_statecheck.spark.stages.stage import AggregateNode, MapNode, Sum
+from airflow_provider_statecheck.spark.stages.stage import AggregateNode, MapNode, ProcessNode, Sum
 from airflow_provider_statecheck.state.backends import MemoryStateBackend
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor
 from airflow_provider_statecheck.state.functions.user_functions import (
     BoundedOneInput,
     CheckpointedFunction,
     FlatMapFunction,
+    KeyedProcessFunction,
 )
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -138,3 +142,49 @@ def test_end_of_the_input_passes_the_following_functions_and_is_in_the_state(tmp
     ]
     assert [len(each) for each in offsets] in ([], [0])
     assert report.rows == 0
+
+
+class Failing(KeyedProcessFunction[Any, Any, Any]):
+    """Fails at one of its keys."""
+
+    def process_element(self, value: Any, context: Any) -> Any:
+        if value.id == 2:
+            raise ZeroDivisionError("no total")
+        yield value.id, value.total
+
+
+FAILING = NodeTask(
+    uid="stage/failing",
+    node=ProcessNode(uid="failing", function=Failing(), output="id long, total long"),
+    output_schema=SCHEMA,
+    key_serializer=KeySerializer((KeyField("id", pa.int64()),)),
+)
+
+
+def test_an_error_of_a_function_has_its_uid_and_the_key(tmp_path: Path) -> None:
+    table = pa.table({KEY_GROUP_COLUMN: pa.array([0, 0], pa.int32()), "id": [1, 2], "total": [10, 20]})
+    with pytest.raises(ZeroDivisionError, match="no total") as error:
+        run(task_of(tmp_path, FAILING), table)
+    assert error.value.__notes__ == ["In the function 'stage/failing', for the key 2"]
+    mapped = NodeTask(
+        uid="stage/map", node=MapNode(uid="map", function=lambda row: row.nothing, output=None), output_schema=SCHEMA
+    )
+    with pytest.raises(AttributeError, match="Expected one of the columns id, total") as wrong_name:
+        run(task_of(tmp_path, mapped, order=()), table.drop_columns([KEY_GROUP_COLUMN]))
+    assert wrong_name.value.__notes__ == ["In the function 'stage/map'"]
+
+
+@pytest.mark.parametrize(
+    ("emitted", "fits"), [((1, 2), True), ((1, "x"), False), ((1, 2, 3), False), ({"ID2": 1}, False)]
+)
+def test_declared_output_is_checked_without_a_sink_too(tmp_path: Path, emitted: Any, fits: bool) -> None:
+    node = MapNode(uid="map", function=lambda row: emitted, output="id long, total long")
+    task = task_of(tmp_path, NodeTask(uid="stage/map", node=node, output_schema=SCHEMA), order=(), is_last=True)
+    with nullcontext() if fits else pytest.raises(UnsupportedStateError, match="Expected elements with the columns"):
+        run(task, pa.table({"id": [1], "total": [10]}))
+
+
+def test_output_that_is_not_declared_and_not_read_is_free(tmp_path: Path) -> None:
+    node = MapNode(uid="map", function=lambda row: None, output=None)
+    task = task_of(tmp_path, NodeTask(uid="stage/map", node=node, output_schema=SCHEMA), order=(), is_last=True)
+    run(task, pa.table({"id": [1], "total": [10]}))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 from collections import namedtuple
 from typing import Any, NamedTuple
 
@@ -114,3 +116,15 @@ def test_row_has_its_columns_under_any_names() -> None:
     schema = pa.schema([(name, pa.int64()) for name in ("a.b", "class")])
     emitted = row_type(("class", "a.b"))(1, 2)
     assert table_of([emitted], schema).to_pylist() == [{"a.b": 2, "class": 1}]
+
+
+@pytest.mark.parametrize("names", [("account", "amount"), ("account", "the amount", "count", "class")])
+def test_a_name_that_is_no_column_is_answered_with_the_columns(names: tuple[str, ...]) -> None:
+    row = row_type(names)(*range(len(names)))
+    with pytest.raises(AttributeError) as error:
+        row.acount  # noqa: B018 - is what fails
+    assert str(error.value) == f"Expected one of the columns {', '.join(names)}, found 'acount'; did you mean account?"
+    assert not hasattr(row, "nothing_like_it")
+    assert row.account == 0
+    assert pickle.loads(pickle.dumps(tuple(row))) == tuple(row)
+    assert copy.copy(row) == row

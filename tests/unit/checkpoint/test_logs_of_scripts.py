@@ -1,0 +1,27 @@
+"""Log lines in a program that has configured no logging, and in one that has."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+SHOW = "import logging; from airflow_provider_statecheck.checkpoint.log_records import show_logs_of_script as show; "
+LOG = "logging.getLogger('airflow_provider_statecheck.spark.status_log').info('restored %s', 7); "
+
+
+def stderr_of(program: str) -> str:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr
+
+
+def test_a_plain_script_shows_them_once_on_stderr() -> None:
+    shown = stderr_of(f"{SHOW} show(); show(); {LOG}")
+    assert shown.count("restored 7") == shown.count("\n") == 1
+
+
+def test_a_program_with_its_own_logging_decides_itself() -> None:
+    configure = "logging.basicConfig(level=logging.{}, format='own %(message)s'); "
+    assert stderr_of(f"{SHOW} {configure.format('WARNING')} show(); {LOG}") == ""
+    assert stderr_of(f"{SHOW} {configure.format('INFO')} show(); {LOG}") == "own restored 7\n"
+    assert stderr_of(f"{SHOW} show(); {configure.format('INFO')} {LOG}") == "own restored 7\n"
+    level = "logging.getLogger('airflow_provider_statecheck').setLevel(logging.ERROR); "
+    assert stderr_of(f"{SHOW} {level} show(); {LOG}") == ""
