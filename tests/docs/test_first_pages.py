@@ -13,8 +13,8 @@ from tests.docs.pages import ROOT, Block, blocks_of, name_of
 from tests.unit.test_packaging import PROJECT
 
 README = ROOT / "README.md"
-FOLDERS = ("start",)
-PAGES = [page for folder in FOLDERS for page in sorted((ROOT / "docs" / folder).glob("*.md"))]
+PAGES = sorted((ROOT / "docs" / "start").glob("*.md"))
+FOR_USERS = [*PAGES, *sorted((ROOT / "docs" / "use").glob("*.md"))]
 MOST_WORDS = 1200
 MOST_LINES = 120
 BY_NAME = {"killed"}
@@ -28,7 +28,7 @@ def prose(page: Path) -> str:
     return _FENCE.sub("", page.read_text())
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", FOR_USERS, ids=name_of)
 def test_a_page_has_at_most_so_many_words(page: Path) -> None:
     assert len(page.read_text().split()) <= MOST_WORDS
 
@@ -49,7 +49,7 @@ def is_tried(block: Block) -> bool:
     return block.language in ("python", "bash", "ini", "json", "toml")
 
 
-@pytest.mark.parametrize("page", [README, *PAGES], ids=name_of)
+@pytest.mark.parametrize("page", [README, *FOR_USERS], ids=name_of)
 def test_each_block_is_run_or_says_that_it_is_a_fragment(page: Path) -> None:
     assert [block.name for block in blocks_of(page) if not is_tried(block)] == []
 
