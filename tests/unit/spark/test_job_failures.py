@@ -134,9 +134,9 @@ Traceback (most recent call last):
     emitted = function(rows[position], context)
               ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
   File "/home/ann/dags/balances.py", line 12, in process_element
-    yield value.acount
+    yield value.accnt
           ^^^^^^^^^^^^
-AttributeError: Expected one of the columns account, amount, found 'acount'; did you mean account?
+AttributeError: Expected one of the columns account, amount, found 'accnt'; did you mean account?
 In the function 'balance', for the key 'a3'
 
 JVM stacktrace:
@@ -144,8 +144,8 @@ org.apache.spark.SparkException
 \tat org.apache.spark.X.y(X.scala:1)"""
     assert type(raised_for(text)) is RuntimeError
     assert [record.getMessage() for record in caplog.records] == [
-        "AttributeError: Expected one of the columns account, amount, found 'acount'; did you mean account?",
+        "AttributeError: Expected one of the columns account, amount, found 'accnt'; did you mean account?",
         "In the function 'balance', for the key 'a3'",
         '  File "/home/ann/dags/balances.py", line 12, in process_element',
-        "    yield value.acount",
+        "    yield value.accnt",
     ]

@@ -122,8 +122,8 @@ def test_row_has_its_columns_under_any_names() -> None:
 def test_a_name_that_is_no_column_is_answered_with_the_columns(names: tuple[str, ...]) -> None:
     row = row_type(names)(*range(len(names)))
     with pytest.raises(AttributeError) as error:
-        row.acount  # noqa: B018 - is what fails
-    assert str(error.value) == f"Expected one of the columns {', '.join(names)}, found 'acount'; did you mean account?"
+        row.accnt  # noqa: B018 - is what fails
+    assert str(error.value) == f"Expected one of the columns {', '.join(names)}, found 'accnt'; did you mean account?"
     assert not hasattr(row, "nothing_like_it")
     assert row.account == 0
     assert pickle.loads(pickle.dumps(tuple(row))) == tuple(row)
