@@ -1,8 +1,9 @@
 """
 LRU cache with a bound in bytes, and reads that do not wait, for event loops.
 
-A read of cached data takes microseconds, less than the way to a thread and back. Whether everything is cached is known only
-during the read, so the places that would wait for a file, for rows or for another thread call :func:`about_to_wait`.
+A read of cached data takes microseconds, less than the way to a thread and back. Whether everything is cached is known
+only during the read, so the places that would wait for a file, for rows or for another thread call
+:func:`about_to_wait`.
 """
 
 from __future__ import annotations

@@ -179,8 +179,8 @@ def _value(key: str, argument: Any, section: Mapping[str, str]) -> Any:
         return OPTIONS[key].checked(key, raw)
     if key == _REQUIRED:
         raise InvalidConfigurationError(
-            f"Expected {key} as an argument or in the section [{SECTION}] of Airflow's configuration, found neither; set "
-            f"AIRFLOW__STATECHECK__{key.upper()}.",
+            f"Expected {key} as an argument or in the section [{SECTION}] of Airflow's configuration, found neither; "
+            f"set AIRFLOW__STATECHECK__{key.upper()}.",
             key=key,
         )
     return OPTIONS[key].default

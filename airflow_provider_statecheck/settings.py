@@ -1,8 +1,9 @@
 """
 The settings of stages and servers, each described once.
 
-The configuration, the commands and the documentation take them from here. Signatures and docstrings, which people and type
-checkers read, are written out; a test compares them. Every Airflow process loads this module, so it imports nothing.
+The configuration, the commands and the documentation take them from here. Signatures and docstrings, which people and
+type checkers read, are written out; a test compares them. Every Airflow process loads this module, so it imports
+nothing.
 """
 
 from __future__ import annotations
@@ -100,8 +101,8 @@ class Setting(NamedTuple):
 
 
 _NEXT_RUN = (
-    "A new run continues from the state of the last one. Names that are dates, such as ``2026-01-05``, are ordered, and a run "
-    "before the last one is refused."
+    "A new run continues from the state of the last one. Names that are dates, such as ``2026-01-05``, are ordered, "
+    "and a run before the last one is refused."
 )
 _SETTINGS = (
     Setting(
@@ -139,8 +140,8 @@ _SETTINGS = (
         "storage_conn_id",
         Kind.TEXT,
         Place.SECTION | TASKS,
-        "Airflow connection with the credentials for ``checkpoint_dir``. Without it, every process uses the credentials of its "
-        "environment.",
+        "Airflow connection with the credentials for ``checkpoint_dir``. Without it, every process uses the "
+        "credentials of its environment.",
         example="aws_default",
     ),
     Setting(
@@ -179,8 +180,8 @@ _SETTINGS = (
         "retained_runs",
         Kind.INTEGER,
         OPTION,
-        "Number of earlier runs whose last checkpoint is retained in addition to ``num_retained``, for a job that continues from "
-        "run to run. As many runs can be run again.",
+        "Number of earlier runs whose last checkpoint is retained in addition to ``num_retained``, for a job that "
+        "continues from run to run. As many runs can be run again.",
         default=1,
     ),
     Setting(
@@ -203,17 +204,17 @@ _SETTINGS = (
         "overhead_budget",
         Kind.NUMBER,
         Place.SECTION | Place.TASK | Place.SCRIPT,
-        "Maximum share of a stage's time that checkpointing may take, above 0 and up to 1. Beyond it, optional checkpoints and "
-        "snapshots are delayed. Without a value nothing is delayed.",
+        "Maximum share of a stage's time that checkpointing may take, above 0 and up to 1. Beyond it, optional "
+        "checkpoints and snapshots are delayed. Without a value nothing is delayed.",
         example="0.05",
     ),
     Setting(
         "checkpoint_interval",
         Kind.DURATION,
         OPTION,
-        "Interval of periodic checkpoints, or ``auto``, which derives it from the cost of checkpoints and the failures of the "
-        "job. Without a value, a loop takes a checkpoint after its configured number of items, and a stage with state after "
-        "each increment.",
+        "Interval of periodic checkpoints, or ``auto``, which derives it from the cost of checkpoints and the "
+        "failures of the job. Without a value, a loop takes a checkpoint after its configured number of items, and a "
+        "stage with state after each increment.",
         example="5 min",
         flink="checkpoint_interval",
     ),
@@ -230,9 +231,9 @@ _SETTINGS = (
         "externalized_checkpoint_retention",
         Kind.CHOICE,
         Place.SECTION | TASKS,
-        "Retention of checkpoints after the end of a run: ``RETAIN_ON_CANCELLATION`` retains them after a failure and if a user "
-        "marks the run as failed, ``DELETE_ON_CANCELLATION`` after a failure only, ``NO_EXTERNALIZED_CHECKPOINTS`` never. A job "
-        "with a fixed name always retains them.",
+        "Retention of checkpoints after the end of a run: ``RETAIN_ON_CANCELLATION`` retains them after a failure and "
+        "if a user marks the run as failed, ``DELETE_ON_CANCELLATION`` after a failure only, "
+        "``NO_EXTERNALIZED_CHECKPOINTS`` never. A job with a fixed name always retains them.",
         default="RETAIN_ON_CANCELLATION",
         flink="externalized_checkpoint_retention",
     ),
@@ -248,14 +249,15 @@ _SETTINGS = (
         "from_savepoint",
         Kind.TEXT,
         ARGUMENT,
-        "Pointer to a savepoint, or to a checkpoint of another job. The stage starts from it if it has no checkpoint of its own "
-        "to restore; of a savepoint of a whole job, from the part with its uid.",
+        "Pointer to a savepoint, or to a checkpoint of another job. The stage starts from it if it has no checkpoint "
+        "of its own to restore; of a savepoint of a whole job, from the part with its uid.",
     ),
     Setting(
         "from_checkpoint",
         Kind.TEXT,
         ARGUMENT,
-        "For a fork: the checkpoint of ``job`` to start from, as an id, ``run:<run>`` or ``before:<run>``, or a pointer.",
+        "For a fork: the checkpoint of ``job`` to start from, as an id, ``run:<run>`` or ``before:<run>``, or a "
+        "pointer.",
         of_place=((TASKS, "A run is named by its logical date or run id."),),
     ),
     Setting(
@@ -272,24 +274,24 @@ _SETTINGS = (
         "claim_mode",
         Kind.CHOICE,
         ARGUMENT,
-        "Owner of the restored savepoint or checkpoint: with ``no_claim`` (default) its previous owner keeps it, with ``claim`` "
-        "this job takes it over.",
+        "Owner of the restored savepoint or checkpoint: with ``no_claim`` (default) its previous owner keeps it, with "
+        "``claim`` this job takes it over.",
         default="no_claim",
     ),
     Setting(
         "renamed_uids",
         Kind.MAPPING,
         ARGUMENT,
-        "For a stage whose uid changed: the old uid and the new one. The stage takes over the operator of the old uid in its "
-        "job, and a savepoint of it. Keep the argument as long as the job exists.",
+        "For a stage whose uid changed: the old uid and the new one. The stage takes over the operator of the old uid "
+        "in its job, and a savepoint of it. Keep the argument as long as the job exists.",
         of_place=((Place.STAGE_SCRIPT, "It also names functions of the stage whose uid has changed."),),
     ),
     Setting(
         "allow_non_restored_state",
         Kind.TRUTH,
         ARGUMENT,
-        "Start with empty state if the savepoint belongs to other stages, or if the stage is new in a job from which another "
-        "stage was removed.",
+        "Start with empty state if the savepoint belongs to other stages, or if the stage is new in a job from which "
+        "another stage was removed.",
         default=False,
         of_place=((Place.STAGE_SCRIPT, "Also drop the state of functions that no longer exist."),),
     ),
@@ -304,8 +306,8 @@ _SETTINGS = (
         "data_inline_threshold",
         Kind.SIZE,
         OPTION,
-        "Maximum size of a small value of a stage that is stored in the metadata of a checkpoint instead of a separate file, up "
-        "to 1 MiB.",
+        "Maximum size of a small value of a stage that is stored in the metadata of a checkpoint instead of a "
+        "separate file, up to 1 MiB.",
         default="20 KiB",
         flink="data_inline_threshold",
     ),
@@ -313,17 +315,17 @@ _SETTINGS = (
         "allowed_locations",
         Kind.LOCATIONS,
         OPTION,
-        "URIs where checkpoints and savepoints may reference files, in addition to the bucket or host (for local paths the "
-        "directory) of ``checkpoint_dir``, ``savepoint_dir`` and a given pointer: a list, or text with commas. A reference to any "
-        "other location is rejected before it is opened.",
+        "URIs where checkpoints and savepoints may reference files, in addition to the bucket or host (for local "
+        "paths the directory) of ``checkpoint_dir``, ``savepoint_dir`` and a given pointer: a list, or text with "
+        "commas. A reference to any other location is rejected before it is opened.",
         example="s3://archive, file:///mnt/old-checkpoints",
     ),
     Setting(
         "on_clear",
         Kind.CHOICE,
         OPTION,
-        "Behaviour of a cleared task: ``resume_unchanged`` keeps the steps whose code did not change (after a success, its run "
-        "starts again), ``resume`` keeps every step, ``restart`` starts its run again.",
+        "Behaviour of a cleared task: ``resume_unchanged`` keeps the steps whose code did not change (after a "
+        "success, its run starts again), ``resume`` keeps every step, ``restart`` starts its run again.",
         default="resume_unchanged",
         of_place=((SCRIPTS, "A script that starts again counts as a cleared task."),),
     ),
@@ -331,7 +333,8 @@ _SETTINGS = (
         "on_overlap",
         Kind.CHOICE,
         Place.SECTION | TASKS,
-        "Behaviour while the same operator of the job still runs for another run: ``fail`` at once, or ``wait`` for its end.",
+        "Behaviour while the same operator of the job still runs for another run: ``fail`` at once, or ``wait`` for "
+        "its end.",
         default="fail",
     ),
     Setting(
@@ -352,33 +355,33 @@ _SETTINGS = (
         "maintenance_dags",
         Kind.NAMES,
         Place.SECTION,
-        "Comma-separated ids of the Dags whose tasks may take savepoints of whole jobs, restore jobs in place, and remove rows "
-        "of ended attempts, checkpoints and jobs.",
+        "Comma-separated ids of the Dags whose tasks may take savepoints of whole jobs, restore jobs in place, and "
+        "remove rows of ended attempts, checkpoints and jobs.",
         default="statecheck_maintenance",
     ),
     Setting(
         "read_other_jobs",
         Kind.TRUTH,
         Place.SECTION,
-        "Whether tasks may read jobs on which their Dag does not work: rows, pointers and, where state is served, queryable state "
-        "and snapshots. With [core] multi_team, they read jobs of their own team only. Sensors and hooks that wait for the job of "
-        "another Dag need it. Only the api-server reads this option.",
+        "Whether tasks may read jobs on which their Dag does not work: rows, pointers and, where state is served, "
+        "queryable state and snapshots. With [core] multi_team, they read jobs of their own team only. Sensors and "
+        "hooks that wait for the job of another Dag need it. Only the api-server reads this option.",
         default=True,
     ),
     Setting(
         "serve_state",
         Kind.TRUTH,
         Place.SECTION,
-        "Whether the api-server serves queryable state. It needs read access to ``checkpoint_dir`` with ``storage_conn_id``. "
-        "Otherwise, run airflow statecheck serve-state on another machine.",
+        "Whether the api-server serves queryable state. It needs read access to ``checkpoint_dir`` with "
+        "``storage_conn_id``. Otherwise, run airflow statecheck serve-state on another machine.",
         default=True,
     ),
     Setting(
         "state_requests_per_second",
         Kind.NUMBER,
         Place.SECTION,
-        "Maximum number of requests for queryable state per second, for each process of a server: on the api-server for each "
-        "task and user, on other servers for each token; 0 for any number.",
+        "Maximum number of requests for queryable state per second, for each process of a server: on the api-server "
+        "for each task and user, on other servers for each token; 0 for any number.",
         default=0.0,
         example="50.0",
     ),

@@ -1,9 +1,9 @@
 """
 C2: growth of the coordinators with the operators of a job and the subtasks of an operator, on PostgreSQL.
 
-The peer is the expected complexity. The number of statements of a checkpoint is independent of the subtasks, and of the other
-operators of the job for a checkpoint of one operator. It is linear in the operators of an aligned checkpoint. Times are
-compared with 1 s.
+The peer is the expected complexity. The number of statements of a checkpoint is independent of the subtasks, and of the
+other operators of the job for a checkpoint of one operator. It is linear in the operators of an aligned checkpoint.
+Times are compared with 1 s.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """
 C3: the check of a job's version before each read of queryable state, on SQLite and PostgreSQL.
 
-The peer reads the same columns by primary key on an open connection of the driver, without a pool, a transaction or error
-mapping. A second case reads the newest checkpoints of a changed job with many operators, compared with the whole view of it.
+The peer reads the same columns by primary key on an open connection of the driver, without a pool, a transaction or
+error mapping. A second case reads the newest checkpoints of a changed job with many operators, compared with the whole
+view of it.
 """
 
 from __future__ import annotations

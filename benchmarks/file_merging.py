@@ -1,8 +1,8 @@
 """
 F1: checkpoints with merged state files, compared with one file for each state.
 
-Both sides save the keyed state of 4 functions with 3 states each in 16 subtasks, in one thread, on local files and on an S3
-server. A subtask of a function is a Spark task and writes one merged file.
+Both sides save the keyed state of 4 functions with 3 states each in 16 subtasks, in one thread, on local files and on
+an S3 server. A subtask of a function is a Spark task and writes one merged file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
 G1: growth of the time and memory of K1 with the data: TPC-H scales 1, 3 and 10 in the same number of increments.
 
-There is no peer. The time for the largest table is compared with that for the smallest, multiplied by the ratio of the rows
-to the power of ``EXPONENT``. The memory is the maximum of the Python processes of Spark's tasks.
+There is no peer. The time for the largest table is compared with that for the smallest, multiplied by the ratio of the
+rows to the power of ``EXPONENT``. The memory is the maximum of the Python processes of Spark's tasks.
 """
 
 from __future__ import annotations

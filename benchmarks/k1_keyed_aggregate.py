@@ -2,8 +2,8 @@
 K1: sum, count and maximum by key over TPC-H lineitem, with one file per increment and a checkpoint after each.
 
 Each side has a warm session. A measurement is one run over the whole input without earlier state, and the output is
-discarded. Flink reads CSV, and our side reads the same CSV in this case. The time of Flink is the reported run time of the
-job, without the start of its cluster.
+discarded. Flink reads CSV, and our side reads the same CSV in this case. The time of Flink is the reported run time of
+the job, without the start of its cluster.
 """
 
 from __future__ import annotations

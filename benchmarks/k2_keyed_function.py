@@ -1,9 +1,9 @@
 """
 K2: a Python function by key with a value in state, on two files of TPC-H lineitem, compared with Spark and PyFlink.
 
-A peer that exceeds the time limit is stopped, and its measurement is the limit; the ratio is then a lower bound. PyFlink
-reads CSV, and our side reads the same CSV in this case. The state cache of PyFlink is large enough for all keys, and its time
-is the reported run time of the job.
+A peer that exceeds the time limit is stopped, and its measurement is the limit; the ratio is then a lower bound.
+PyFlink reads CSV, and our side reads the same CSV in this case. The state cache of PyFlink is large enough for all
+keys, and its time is the reported run time of the job.
 """
 
 from __future__ import annotations

@@ -68,7 +68,11 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def in_turn(ours: Callable[[], float], peer: Callable[[], float], pairs: int) -> list[list[float]]:
-    """Measure both sides ``pairs`` times, alternating the first side of a pair; an additional first pair is a warm-up."""
+    """
+    Measure both sides ``pairs`` times, alternating the first side of a pair.
+
+    An additional first pair is a warm-up.
+    """
     readings: list[list[float]] = []
     for i in range(pairs + 1):
         mine, theirs = (ours(), peer()) if i % 2 == 0 else tuple(reversed((peer(), ours())))

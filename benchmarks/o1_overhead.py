@@ -1,9 +1,9 @@
 """
 O1: overhead of checkpoints in a stage, compared with the same stage with only its final checkpoint.
 
-Measured with the automatic interval, which skips checkpoints that cost more than they may save, and with an interval of ten
-seconds. Both sides write the changes of the state after each increment, which passes the state to the next one. The ratio is
-the time without checkpoints divided by the time with checkpoints.
+Measured with the automatic interval, which skips checkpoints that cost more than they may save, and with an interval of
+ten seconds. Both sides write the changes of the state after each increment, which passes the state to the next one. The
+ratio is the time without checkpoints divided by the time with checkpoints.
 """
 
 from __future__ import annotations

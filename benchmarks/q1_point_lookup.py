@@ -1,10 +1,10 @@
 """
 Q1: look-up of one key of 5 million in the latest checkpoint, in process, compared with DuckDB and RocksDB.
 
-A look-up of ours is ``StateProxy.get``: it checks the version of the job in SQLite, finds the location, and reads the value.
-Warm look-ups find the index and the block in memory. Cold ones begin with a new proxy and empty caches; the files are in the
-cache of the operating system. The peers read the same rows, sorted by key, and answer the same random keys. All sides run in
-this process and are measured in turn; a reading is the median of its look-ups, in microseconds.
+A look-up of ours is ``StateProxy.get``: it checks the version of the job in SQLite, finds the location, and reads the
+value. Warm look-ups find the index and the block in memory. Cold ones begin with a new proxy and empty caches; the
+files are in the cache of the operating system. The peers read the same rows, sorted by key, and answer the same random
+keys. All sides run in this process and are measured in turn; a reading is the median of its look-ups, in microseconds.
 """
 
 from __future__ import annotations

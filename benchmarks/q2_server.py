@@ -1,8 +1,9 @@
 """
 Servers of Q2, each with an empty route and in a process on one core.
 
-``python -m benchmarks.q2_server SETTINGS`` prints the URL. The settings are JSON: ``core``, ``options`` of the storage, and
-either ``api_url`` and ``max_staleness_seconds`` of a stand-alone server, or ``database`` of the app of an api-server.
+``python -m benchmarks.q2_server SETTINGS`` prints the URL. The settings are JSON: ``core``, ``options`` of the storage,
+and either ``api_url`` and ``max_staleness_seconds`` of a stand-alone server, or ``database`` of the app of an
+api-server.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 Q2: one key of 5 million over HTTP with 16 clients, compared with an empty route of the same server.
 
 A client sends its next request when the reply has arrived, so both times are those of a busy server. The server has one
-core, and the clients share the other one with the api-server that a stand-alone server asks. Object storage is simulated on
-the same machine. The first requests of a new server are cold: it has read neither metadata nor indexes nor blocks.
+core, and the clients share the other one with the api-server that a stand-alone server asks. Object storage is
+simulated on the same machine. The first requests of a new server are cold: it has read neither metadata nor indexes nor
+blocks.
 """
 
 from __future__ import annotations

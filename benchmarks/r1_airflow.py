@@ -82,7 +82,7 @@ class PrivateAirflow:
         :param dag: Id of the Dag.
         :param files: Folder with the input.
         :param kill_at: Moment at which the driver is killed with SIGKILL, unless its work ends earlier.
-        :raises RuntimeError: The run failed.
+        :raises RuntimeError: if the run failed.
         """
         self._runs += 1
         folder = self._work / f"run-{self._runs}"

@@ -2,8 +2,8 @@
 R1: a job of five steps whose driver is killed at 90 % of its work and retried by Airflow.
 
 Our operator takes snapshots of four steps. The peer is the same work with Spark's operator as one Spark job without
-intermediate results, whose retry starts from the beginning. A measurement is the time from the start of the first try to the
-end of the work. The undisturbed run is measured immediately before it.
+intermediate results, whose retry starts from the beginning. A measurement is the time from the start of the first try
+to the end of the work. The undisturbed run is measured immediately before it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """
 R2: time of a retry until a function first reads its state of 1 GB, compared with reading the same bytes with pyarrow.
 
-A measurement is the time from the start of the retry in a warm session until a function has the state of its first batch of
-rows. A separate case includes the start of the process and of Spark. The peer reads all files of the checkpoint concurrently
-and discards them. Local files are in the cache of the operating system, which favours the peer, because our side reads only
-few of the bytes. The object store is simulated on the same machine.
+A measurement is the time from the start of the retry in a warm session until a function has the state of its first
+batch of rows. A separate case includes the start of the process and of Spark. The peer reads all files of the
+checkpoint concurrently and discards them. Local files are in the cache of the operating system, which favours the peer,
+because our side reads only few of the bytes. The object store is simulated on the same machine.
 """
 
 from __future__ import annotations

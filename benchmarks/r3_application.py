@@ -16,7 +16,11 @@ from benchmarks.r3_plain import scored
 
 
 def main(files: str, output: str, marks: str) -> None:
-    """Compute the parts that are not in a checkpoint; the output, for the comparison of rows, is written after the end."""
+    """
+    Compute the parts that are not in a checkpoint.
+
+    The output, for the comparison of rows, is written after the end.
+    """
     mark(marks, BEGIN)
     spark: Any = SparkSession.builder.getOrCreate()
     with StageContext.current(spark) as checkpoint:

@@ -71,7 +71,7 @@ def repeated_rows(marks: list[Mark], rows: int, *, resumes: bool) -> int:
     :param marks: Marks of a run.
     :param rows: Number of rows.
     :param resumes: Whether a later try must continue the work of the earlier one, instead of processing all rows.
-    :raises RuntimeError: A try processed a row twice, no try processed it, or the last try processed the wrong rows.
+    :raises RuntimeError: if a try processed a row twice, no try processed it, or the last try processed the wrong rows.
     """
     tries = calls_per_try(marks, rows)
     counts = Counter(int(most) for most in (calls.max() for calls in tries))
@@ -80,8 +80,8 @@ def repeated_rows(marks: list[Mark], rows: int, *, resumes: bool) -> int:
     is_right = again < rows if resumes and len(tries) > 1 else again == rows
     if max(counts) > 1 or total.min() < 1 or not is_right:
         raise RuntimeError(
-            f"Expected that each try calls the function at most once for each of {rows} rows, found {counts} as the most "
-            f"calls of a row per try, {total.min()} as the fewest in total, and {again} rows in the last try."
+            f"Expected that each try calls the function at most once for each of {rows} rows, found {counts} as the "
+            f"most calls of a row per try, {total.min()} as the fewest in total, and {again} rows in the last try."
         )
     return int((total > 1).sum())
 

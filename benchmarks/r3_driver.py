@@ -29,7 +29,8 @@ class RestartedDriver:
     """
     Program that continues its work after it was killed.
 
-    :param module: Module to run, with the folders of the input, the output and the checkpoint and the file of the marks.
+    :param module: Module to run, with the folders of the input, the output and the checkpoint and the file of the
+        marks.
     :param python: Interpreter.
     :param work: Folder for the runs.
     """
@@ -47,7 +48,7 @@ class RestartedDriver:
 
         :param files: Folder with the input.
         :param kill_at: Moment at which the first try is killed with SIGKILL, unless its work ends earlier.
-        :raises RuntimeError: The last try failed.
+        :raises RuntimeError: if the last try failed.
         """
         self._runs += 1
         folder = self._work / f"run-{self._runs}"

@@ -70,7 +70,11 @@ def _airports(target: Path) -> Any:
 
 
 def _located(year: Any, airports: Any) -> Any:
-    """Return the flights with the place of their destination; four destinations in the Caribbean are not in the file."""
+    """
+    Return the flights with the place of their destination.
+
+    Four destinations in the Caribbean are not in the file.
+    """
     places = airports.select(["faa", "lat", "lon"]).rename_columns(["dest", "latitude", "longitude"])
     columns = ["year", "month", "day", "sched_dep_time", "carrier", "flight", "tailnum", "origin", "dest", "distance"]
     delay = pc.fill_null(pc.cast(year["arr_delay"], pa.float64()), 0.0)

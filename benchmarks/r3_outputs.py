@@ -36,7 +36,7 @@ class Outputs:
         Compare an output with the first one, scores up to the rounding of other versions of numpy.
 
         :param output: Folder with Parquet files, or with a table of Iceberg and its catalog.
-        :raises RuntimeError: The outputs differ, or a row is missing or repeated.
+        :raises RuntimeError: if the outputs differ, or a row is missing or repeated.
         """
         table = _table(output).sort_by("id")
         found = {name: table[name].to_numpy() for name in _COLUMNS}

@@ -52,7 +52,11 @@ def scores(airports: str, marks: str, ids: Any, latitude: Any, longitude: Any, d
 
 
 def _reachable(places: tuple[Any, Any], latitude: Any, longitude: Any, delay: Any) -> Any:
-    """Return the mean of a logistic function of the distance to all airports; a delay makes distant ones less useful."""
+    """
+    Return the mean of a logistic function of the distance to all airports.
+
+    A delay makes distant ones less useful.
+    """
     north, east = (
         np.subtract.outer(mine, theirs) / 2 for mine, theirs in zip((latitude, longitude), places, strict=True)
     )

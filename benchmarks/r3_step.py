@@ -1,10 +1,10 @@
 """
 R3: one row-wise step of two minutes whose driver is killed after 90 % of the rows.
 
-Our operator computes the step part by part, and its retry by Airflow computes the missing parts. The peers are the same step
-with Spark's operator, whose retry starts from the beginning, and Ray Data and Daft with their checkpoints, which are started
-again at once without Airflow. A measurement is the time from the start of the first try to the end of the work. The
-undisturbed run is measured immediately before it.
+Our operator computes the step part by part, and its retry by Airflow computes the missing parts. The peers are the same
+step with Spark's operator, whose retry starts from the beginning, and Ray Data and Daft with their checkpoints, which
+are started again at once without Airflow. A measurement is the time from the start of the first try to the end of the
+work. The undisturbed run is measured immediately before it.
 """
 
 from __future__ import annotations

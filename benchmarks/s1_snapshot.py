@@ -1,8 +1,8 @@
 """
 S1: a snapshot of a wide DataFrame, compared with a plain write and with Spark's checkpoint.
 
-In the case of S3, Spark's Hadoop has no S3 filesystem, and Python writes on the executors. The peer is one process without
-Spark that reads the same files with pyarrow and writes them to the same server.
+In the case of S3, Spark's Hadoop has no S3 filesystem, and Python writes on the executors. The peer is one process
+without Spark that reads the same files with pyarrow and writes them to the same server.
 """
 
 from __future__ import annotations

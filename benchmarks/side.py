@@ -44,7 +44,7 @@ class Side:
         Return the reply to a request, ``None`` if the process exceeded the time limit and was stopped.
 
         :param within: Time limit in seconds.
-        :raises RuntimeError: The process ended.
+        :raises RuntimeError: if the process ended.
         """
         process = self._started()
         assert process.stdin is not None

@@ -38,10 +38,11 @@ def require_same_figures(ours: Path, peer: Path, key: str) -> int:
     Compare the figures of all keys, prices up to the rounding of doubles.
 
     :param ours: Folder of Parquet files.
-    :param peer: Folder of Parquet files, or a CSV file. Of several rows of a key, the one with the highest count is used.
+    :param peer: Folder of Parquet files, or a CSV file. Of several rows of a key, the one with the highest count is
+        used.
     :param key: Name of the key column.
     :return: Number of keys.
-    :raises RuntimeError: The figures differ.
+    :raises RuntimeError: if the figures differ.
     """
     mine, theirs = _figures(ours, key), _figures(peer, key)
     same = len(mine) == len(theirs) and all(mine.column(name).equals(theirs.column(name)) for name in (key, "n"))

@@ -1,8 +1,8 @@
 """
 U1: the list of 1,000 jobs and the page of a job with 10,000 checkpoints, on SQLite and PostgreSQL.
 
-The peer is the limit of 0.3 s. Each reading is one request to the api-server's app in this process, by a user who may read all
-Dags but one; the 99th percentile is compared with the limit.
+The peer is the limit of 0.3 s. Each reading is one request to the api-server's app in this process, by a user who may
+read all Dags but one; the 99th percentile is compared with the limit.
 """
 
 from __future__ import annotations

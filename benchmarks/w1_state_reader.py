@@ -1,8 +1,8 @@
 """
 W1: reading the whole state of a function as a Spark DataFrame, compared with reading the same rows from Parquet.
 
-Both sides have a warm session and discard the rows. Spark writes the Parquet files from the DataFrame of the state, and their
-rows are compared once with the input.
+Both sides have a warm session and discard the rows. Spark writes the Parquet files from the DataFrame of the state, and
+their rows are compared once with the input.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """
 Add up the delays of a year twice, by airport and by carrier, and checkpoint both at the same flight.
 
-The task executes two operators in its own process, without Spark, and leads their checkpoints. After each month, one checkpoint
-contains the state of both. Fail the task at any point: the retry restores both and repeats the month that failed.
+The task executes two operators in its own process, without Spark, and leads their checkpoints. After each month, one
+checkpoint contains the state of both. Fail the task at any point: the retry restores both and repeats the month that
+failed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """
 Backfill a year, month by month, with state across runs.
 
-Each run reads the flights of its month and writes the flight hours since the start of the year for each aircraft that flew.
-As it needs the hours of the previous months, the runs are processed in order, one at a time, and none after a failed run.
+Each run reads the flights of its month and writes the flight hours since the start of the year for each aircraft that
+flew. As it needs the hours of the previous months, the runs are processed in order, one at a time, and none after a
+failed run.
 
 `airflow backfill create --dag-id example_backfill_year --from-date 2013-01-01 --to-date 2013-12-01` creates the twelve
 runs. They start when the Dag is unpaused.

@@ -1,9 +1,9 @@
 """
 Deduplicate flights that are delivered several times.
 
-Files arrive in a folder, and some contain rows of earlier files. Each run reads the new files and emits the flights that it
-sees for the first time. The state of a flight expires after sixty days by the dates of the runs, which limits the size of
-the state.
+Files arrive in a folder, and some contain rows of earlier files. Each run reads the new files and emits the flights
+that it sees for the first time. The state of a flight expires after sixty days by the dates of the runs, which limits
+the size of the state.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """
 Take a savepoint of a whole job every Friday evening.
 
-It holds one consistent checkpoint of each stage of the job `customer_balances`, whose stage `example_running_balances` runs
-each day. `airflow statecheck restore customer_balances --from <pointer>` puts the job back to it; the pointer is the result of
-the task. Add the id of this Dag to `[statecheck] maintenance_dags`.
+It holds one consistent checkpoint of each stage of the job `customer_balances`, whose stage `example_running_balances`
+runs each day. `airflow statecheck restore customer_balances --from <pointer>` puts the job back to it; the pointer is
+the result of the task. Add the id of this Dag to `[statecheck] maintenance_dags`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
 Run one stage for each airport of New York.
 
-The three stages are instances of one mapped task. The state of an instance belongs to its key, not to its position in the
-list, which lets you add and remove airports. Each instance fails and resumes independently.
+The three stages are instances of one mapped task. The state of an instance belongs to its key, not to its position in
+the list, which lets you add and remove airports. Each instance fails and resumes independently.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """
 Ask for the hours of a few aircraft in the state of a stage, without its output and without Spark.
 
-A stateful stage adds up the hours that each aircraft has flown. Its state has a queryable name, so a later task, another Dag
-or a service reads the entry of one aircraft from the latest completed checkpoint in milliseconds. An answer is available as
-soon as the first checkpoint of the stage is complete, while the stage still runs.
+A stateful stage adds up the hours that each aircraft has flown. Its state has a queryable name, so a later task,
+another Dag or a service reads the entry of one aircraft from the latest completed checkpoint in milliseconds. An answer
+is available as soon as the first checkpoint of the stage is complete, while the stage still runs.
 """
 
 from __future__ import annotations

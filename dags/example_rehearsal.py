@@ -2,8 +2,8 @@
 Rehearse a month on a copy of the state.
 
 Use this Dag to test new code or corrected flights before you change `example_backfill_year`. It computes a month in a
-separate job, from the state before that month, and writes to a separate folder. The state and the output of the other Dag
-do not change.
+separate job, from the state before that month, and writes to a separate folder. The state and the output of the other
+Dag do not change.
 """
 
 from __future__ import annotations

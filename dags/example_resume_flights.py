@@ -1,8 +1,8 @@
 """
 Build delay features for a year of flights; a retry resumes from the last completed checkpoint.
 
-Five steps are snapshots, and the twelve months of the report are items of a loop. Kill the driver at any point: the retry
-restores the finished steps and months, and computes the others.
+Five steps are snapshots, and the twelve months of the report are items of a loop. Kill the driver at any point: the
+retry restores the finished steps and months, and computes the others.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 Maintain the total spending of every customer across daily runs.
 
 The job has an explicit name, which keeps its state across runs. Each run reads the orders of its day, adds them to the
-totals, and writes the new totals of the customers who ordered. The retry of a failed day resumes from its last checkpoint,
-and the next day waits for it.
+totals, and writes the new totals of the customers who ordered. The retry of a failed day resumes from its last
+checkpoint, and the next day waits for it.
 
-The orders are of the years 1992 to 1998. A run that is started by hand without such a date adds the orders of the param `day`, in
-a job of its own.
+The orders are of the years 1992 to 1998. A run that is started by hand without such a date adds the orders of the param
+`day`, in a job of its own.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """
 Accumulate the delays of each aircraft over a year of flights; a retry resumes with the month that failed.
 
-A stateful stage reads the year month by month and writes one row for each flight. The state of an aircraft is the delay of
-its last leg and its total delay. After each month, a checkpoint contains the position of the source, the state and the
-output. Fail the task at any point: the retry restores all three, and each flight is counted and written exactly once.
+A stateful stage reads the year month by month and writes one row for each flight. The state of an aircraft is the delay
+of its last leg and its total delay. After each month, a checkpoint contains the position of the source, the state and
+the output. Fail the task at any point: the retry restores all three, and each flight is counted and written exactly
+once.
 """
 
 from __future__ import annotations

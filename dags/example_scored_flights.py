@@ -2,8 +2,8 @@
 Score a year of flights with a scikit-learn model, in parts; a retry computes only the parts that are missing.
 
 A model learns from every tenth day which flights arrive late, and estimates the risk of each flight with `mapInPandas`.
-Parts are some files of the flights; each checkpoint saves the finished ones. The coefficients of the model are a snapshot
-with plain numbers: nothing is pickled into a checkpoint.
+Parts are some files of the flights; each checkpoint saves the finished ones. The coefficients of the model are a
+snapshot with plain numbers: nothing is pickled into a checkpoint.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 Group the departures of each aircraft from New York into sessions.
 
 A session, here a stay, is a sequence of departures with less than a day between them. The stage reads the year month by
-month. A stay that is open at the end of a month remains in the state, and all open stays are emitted at the end of input.
+month. A stay that is open at the end of a month remains in the state, and all open stays are emitted at the end of
+input.
 """
 
 from __future__ import annotations

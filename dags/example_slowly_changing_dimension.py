@@ -1,8 +1,9 @@
 """
 Maintain the operators of each aircraft as a slowly changing dimension of type 2.
 
-The table has a row for each period in which an aircraft had the same operator, with the start and the end of the period. The
-state contains the current row. When the operator changes, the stage updates that row with its end and inserts a new row.
+The table has a row for each period in which an aircraft had the same operator, with the start and the end of the
+period. The state contains the current row. When the operator changes, the stage updates that row with its end and
+inserts a new row.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """
 Choose on Airflow's trigger form where a run starts, and what it leaves behind.
 
-Each run adds the delays of some months to the totals of every route. By default it continues from the newest checkpoint of
-the job `route_delays`. The form also offers a copy of the state at an earlier checkpoint, and a start without state; neither
-changes the state of `route_delays`. An entry that names no checkpoint fails the run before Spark starts.
+Each run adds the delays of some months to the totals of every route. By default it continues from the newest checkpoint
+of the job `route_delays`. The form also offers a copy of the state at an earlier checkpoint, and a start without state;
+neither changes the state of `route_delays`. An entry that names no checkpoint fails the run before Spark starts.
 """
 
 from __future__ import annotations

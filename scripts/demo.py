@@ -68,10 +68,12 @@ def main() -> int:
     airflow("db", "migrate")
     say(f"2/5 Copy real data: {prepare_data():,} flights from New York in 2013")
     say(
-        f"3/5 Run a task that computes {STEPS} DataFrames and writes a report for {MONTHS} months with Spark (Dag {DAG})"
+        f"3/5 Run a task that computes {STEPS} DataFrames and writes a report for {MONTHS} months with Spark (Dag "
+        f"{DAG})"
     )
     say(
-        f"    A checkpoint saves each of these {STEPS + MONTHS} pieces of work. After {KILL_AT} of them, Spark is killed, as if its"
+        f"    A checkpoint saves each of these {STEPS + MONTHS} pieces of work. After {KILL_AT} of them, Spark is "
+        "killed, as if its"
     )
     say("    machine were lost, and Airflow tries the task again.")
     killed = Run("2026-01-01", kill=True)
@@ -244,12 +246,14 @@ def show_times(view: JobView, other: JobView) -> None:
     first, second = (duration(a) for a in view.attempts[-2:])
     whole = duration(other.attempts[-1])
     say(
-        f"    The first try ran {first:.1f} s until it was killed, the second {second:.1f} s; without a failure the task takes {whole:.1f} s."
+        f"    The first try ran {first:.1f} s until it was killed, the second {second:.1f} s; without a failure the "
+        f"task takes {whole:.1f} s."
     )
     summary = view.attempts[-1].restored_summary
     if summary is not None and summary.seconds_saved:
         say(
-            f"    Saved by the checkpoint: {summary.seconds_saved:.1f} s of computing, which the second try did not repeat."
+            f"    Saved by the checkpoint: {summary.seconds_saved:.1f} s of computing, which the second try did not "
+            "repeat."
         )
 
 

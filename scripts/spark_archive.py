@@ -1,8 +1,8 @@
 """
 Archive of the classes that a Spark job loads, from which JVMs start in about half of the time.
 
-Usage: ``python -m scripts.spark_archive FILE``. A JVM with ``-XX:SharedArchiveFile=FILE`` ignores an archive that does not fit
-its version or its class path.
+Usage: ``python -m scripts.spark_archive FILE``. A JVM with ``-XX:SharedArchiveFile=FILE`` ignores an archive that does
+not fit its version or its class path.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ JOB = job_id_of(JOB_NAME)
 
 def future_of(coordinator: CheckpointCoordinator, request_key: str) -> CheckpointFuture:
     """Return the future of a request that any process has made, or that has no row."""
-    return coordinator._futures.of(request_key)
+    return coordinator.futures.of(request_key)
 
 
 def reason_of(future: CheckpointFuture) -> CheckpointFailureReason:

@@ -6,9 +6,9 @@ Where a secret can be read that must be read nowhere.
     places = [*files(logs_folder), *rows(engine), *command_lines(), *page(spark_url)]
     assert find([token], places) == []
 
-A place is a name and its bytes. Each secret is looked for as it is and as it would look in base64, in a URL, in JSON, or in
-the notation of Python. Take the
-command lines while the processes run: ``CommandLines`` collects them from a thread until it is left.
+A place is a name and its bytes. Each secret is looked for as it is and as it would look in base64, in a URL, in JSON,
+or in the notation of Python. Take the command lines while the processes run: ``CommandLines`` collects them from a
+thread until it is left.
 
 Nothing found says little by itself: plant a secret of your own beside the real one and see that it is found.
 """

@@ -33,7 +33,11 @@ def present(value: Value | None) -> Value:
 
 
 def make_owner(**changes: Any) -> AttemptOwner:
-    """Return the owner of an attempt; the task instance that ``airflow`` names in part has the coordinates of the others."""
+    """
+    Return the owner of an attempt.
+
+    The task instance that ``airflow`` names in part has the coordinates of the others.
+    """
     values: dict[str, Any] = {
         "logical_task": "dag/task",
         "run_key": "2026-01-01",

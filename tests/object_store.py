@@ -7,8 +7,8 @@ An S3 server of its own process, and a proxy before it that fails when a test sa
         store.faults.inject(Fault.SLOW_DOWN, method="PUT", key="_metadata", times=2)
         CheckpointStorage.open(f"s3://{store.bucket}/checkpoints", **store.storage_options)
 
-All that is in ``storage_options`` is plain data, and the endpoint is reached by TCP: another process, a JVM too, may use it.
-No fault waits by itself: a stalled request ends when its client gives up.
+All that is in ``storage_options`` is plain data, and the endpoint is reached by TCP: another process, a JVM too, may
+use it. No fault waits by itself: a stalled request ends when its client gives up.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
 Seeds of random cases.
 
-``make test`` tries some fixed seeds, and ``make soak`` new ones for a time. A failure names its seed, and ``SEED=<seed> make soak``
-with the arguments of the test repeats it.
+``make test`` tries some fixed seeds, and ``make soak`` new ones for a time. A failure names its seed, and ``SEED=<seed>
+make soak`` with the arguments of the test repeats it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
 The job store of production on SQLite files that have all tables.
 
-Each file is a copy of one empty database, and all engines of a process share the statements that SQLAlchemy has compiled.
-Otherwise most tests would spend more time on creating tables and compiling statements than on what they test.
+Each file is a copy of one empty database, and all engines of a process share the statements that SQLAlchemy has
+compiled. Otherwise most tests would spend more time on creating tables and compiling statements than on what they test.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def engine_on(path: Path) -> Engine:
 
 def write_bad_value(store: SqlJobStore, job: str, statement: str) -> None:
     """Execute a statement on the rows of a job, as an administrator may do."""
-    with store._engine.begin() as connection:
+    with store.engine.begin() as connection:
         assert connection.execute(text(statement), {"job": job_id_of(job)}).rowcount > 0
 
 

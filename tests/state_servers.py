@@ -1,9 +1,9 @@
 """
 Stand-alone servers of queryable state in processes of their own.
 
-``python -m tests.state_servers`` forks a server for each line on its standard input, which has the settings as JSON, and
-prints the process id and the URL. The servers serve as those of ``airflow statecheck serve-state``, which take longer to
-start because they import Airflow.
+``python -m tests.state_servers`` forks a server for each line on its standard input, which has the settings as JSON,
+and prints the process id and the URL. The servers serve as those of ``airflow statecheck serve-state``, which take
+longer to start because they import Airflow.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """
 Daemon of Spark's Python workers that has imported what they need before it forks them.
 
-A worker of the original daemon imports pandas and pyarrow, and compiles PySpark from its archive, for each of its tasks anew.
+A worker of the original daemon imports pandas and pyarrow, and compiles PySpark from its archive, for each of its tasks
+anew.
 """
 
 from __future__ import annotations

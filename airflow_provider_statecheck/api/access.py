@@ -1,7 +1,8 @@
 """
 Who may call what: authorization by the token of the caller.
 
-Calls with a message have a table of rules, which :func:`permitted` applies. Reads of one job are decided by ``job_access``.
+Calls with a message have a table of rules, which :func:`permitted` applies. Reads of one job are decided by
+``job_access``.
 """
 
 from __future__ import annotations
@@ -160,8 +161,8 @@ def _maintenance_task(call: Call, message: Any) -> Any:
     # The permission of the user was checked at the request that request_key names; a bare name has no such check.
     if getattr(message, "is_named", False):
         raise AccessDeniedError(
-            "Expected a job to remove because of its age or on the request of a user, found one to remove by name; remove it "
-            "on its page, or use 'airflow statecheck prune JOB'."
+            "Expected a job to remove because of its age or on the request of a user, found one to remove by name; "
+            "remove it on its page, or use 'airflow statecheck prune JOB'."
         )
     return message
 
@@ -175,8 +176,9 @@ def _disposing_task(call: Call, message: Any) -> Any:
             call.services.holders.require_workable(call.token.task, job_id, knows_job=False)
         except (AccessDeniedError, CheckpointNotFoundError):
             raise AccessDeniedError(
-                f"Expected a savepoint of jobs whose Dags the caller may all edit, found that {redact(message.pointer)} belongs to "
-                f"another job, or is restored by one; nothing was changed. Name another savepoint, or grant the permission."
+                "Expected a savepoint of jobs whose Dags the caller may all edit, found that "
+                f"{redact(message.pointer)} belongs to another job, or is restored by one; nothing was changed. Name "
+                "another savepoint, or grant the permission."
             ) from None
     return message
 
@@ -201,7 +203,8 @@ def _leader(call: Call, message: Any) -> Any:
         _maintenance_task(call, message)
     if not message.leader.is_of_job:
         raise AccessDeniedError(
-            "Expected a leader of aligned checkpoints, found an attempt of a stage; the stage needs the token of the attempt."
+            "Expected a leader of aligned checkpoints, found an attempt of a stage; the stage needs the token of the "
+            "attempt."
         )
     return message
 
@@ -217,7 +220,9 @@ _WHO_MAY: dict[str, Callable[[Call, Any], Any]] = {
     "aligned": _leader,
     "aligned/lead": _new_leader,
 }
-"""Who may send the messages of a folder, or of a path in it. Reads by a path need a ``JobAccess`` or the token of a task."""
+"""
+Who may send the messages of a folder, or of a path in it. Reads by a path need a ``JobAccess`` or the token of a task.
+"""
 _OF_NEW_JOBS = ("attempts/register", "aligned/lead")
 """Paths of messages that may be the first ones of their jobs."""
 
@@ -234,8 +239,8 @@ def _normalised(message: Any) -> Any:
 def _require_job_of_runs(call: Call, job_name: str) -> None:
     if is_test_job(job_name) and not call.takes_test_jobs:
         raise AccessDeniedError(
-            f"Expected a job whose name does not start with {TEST_NAMESPACE!r}, found {job_name!r}; rename the job, since test "
-            f"runs do not register at this server."
+            f"Expected a job whose name does not start with {TEST_NAMESPACE!r}, found {job_name!r}; rename the job, "
+            "since test runs do not register at this server."
         )
 
 
@@ -243,7 +248,8 @@ def _owner_of(caller: Caller, claimed: AttemptOwner) -> AttemptOwner:
     task = f"{caller.dag_id}/{caller.task_id}"
     if claimed.logical_task != task and not claimed.logical_task.startswith(f"{task}["):
         raise AccessDeniedError(
-            f"Expected a registration of task {task!r}, found one of {claimed.logical_task!r}; use the token of that task."
+            f"Expected a registration of task {task!r}, found one of {claimed.logical_task!r}; use the token of that "
+            "task."
         )
     return replace(claimed, run_id=caller.run_id, airflow=caller.pairs)
 
@@ -256,8 +262,8 @@ def dags_of(view: JobView) -> tuple[str, ...]:
     """
     if view.is_of_unknown_dag:
         raise AccessDeniedError(
-            f"Expected a known Dag for every operator of job {view.job.job_id}, found an operator without one, as after a "
-            f"recovery; use 'airflow statecheck checkpoints', or view this page after the tasks have run again."
+            f"Expected a known Dag for every operator of job {view.job.job_id}, found an operator without one, as "
+            "after a recovery; use 'airflow statecheck checkpoints', or view this page after the tasks have run again."
         )
     return view.dag_ids
 
@@ -267,6 +273,6 @@ def _reject_job_of_other_dag(caller: Caller, job_name: str, tasks: TaskDirectory
     first, slash, _ = job_name.partition("/")
     if slash and first != caller.dag_id and tasks.is_dag(first):
         raise AccessDeniedError(
-            f"Expected a job of Dag {caller.dag_id!r}, found {job_name!r}, whose name starts with the id of Dag {first!r}; "
-            f"rename the job."
+            f"Expected a job of Dag {caller.dag_id!r}, found {job_name!r}, whose name starts with the id of Dag "
+            f"{first!r}; rename the job."
         )

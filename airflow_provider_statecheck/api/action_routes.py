@@ -1,8 +1,8 @@
 """
 Routes for actions of Airflow users on the state of a job.
 
-A user must be permitted to edit the task instances of every Dag that works on the job. To a user who may not read the job,
-it does not exist. Airflow's audit log gets each request of a user who has the permission, with its outcome.
+A user must be permitted to edit the task instances of every Dag that works on the job. To a user who may not read the
+job, it does not exist. Airflow's audit log gets each request of a user who has the permission, with its outcome.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def require_own_page(request: Request) -> None:
         )
     if not _is_from_here(request):
         raise AccessDeniedError(
-            "Expected a request from a page of this server, found one from another site; open the page of the job in Airflow. "
-            "Behind a proxy that changes the host, set [api] base_url."
+            "Expected a request from a page of this server, found one from another site; open the page of the job in "
+            "Airflow. Behind a proxy that changes the host, set [api] base_url."
         )
 
 
@@ -184,8 +184,8 @@ class AuditEntries:
     """
     Entries of an action in Airflow's audit log, one for each Dag of the job.
 
-    They are written before the action, as Airflow does for its own routes, so that nothing happens without a record. The
-    outcome is added to them.
+    They are written before the action, as Airflow does for its own routes, so that nothing happens without a record.
+    The outcome is added to them.
     """
 
     def __init__(self, view: JobView, wanted: UserAction) -> None:

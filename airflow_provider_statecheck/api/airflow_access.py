@@ -75,12 +75,16 @@ _VERBS: dict[ResourceMethod, str] = {"GET": "read", "PUT": "edit", "POST": "crea
 
 class PermittedDags:
     """
-    Dags on which a user has a permission, such as to read their task instances. The auth manager is asked once for each.
+    Dags on which a user has a permission, such as to read their task instances.
 
-    Without an id there is no Dag, and no permission: auth managers take such a question as one about no Dag in particular.
+    The auth manager is asked once for each.
 
-    With ``[core] multi_team``, no user has the permission on a Dag that was deleted from Airflow: its team is unknown, and
-    the auth manager takes a Dag without a team as one of all teams. Airflow's lists leave out rows of such Dags too.
+    Without an id there is no Dag, and no permission: auth managers take such a question as one about no Dag in
+    particular.
+
+    With ``[core] multi_team``, no user has the permission on a Dag that was deleted from Airflow: its team is unknown,
+    and the auth manager takes a Dag without a team as one of all teams. Airflow's lists leave out rows of such Dags
+    too.
 
     :param method: ``GET`` for reading, ``PUT`` for editing, ``POST`` for creating.
     :param entity: What of the Dag, by default its task instances.
@@ -101,7 +105,8 @@ class PermittedDags:
         """
         Require the permission on every Dag that works on a job.
 
-        :raises AccessDeniedError: if the user lacks the permission on one of them, or if the Dag of an operator is unknown.
+        :raises AccessDeniedError: if the user lacks the permission on one of them, or if the Dag of an operator is
+            unknown.
         """
         self._require(dags_of(view))
 
@@ -137,8 +142,8 @@ class PermittedDags:
         if refused is not None:
             entities = self._entity.value.lower().replace("_", " ")
             raise AccessDeniedError(
-                f"Expected a user who may {_VERBS[self._method]} {entities}s of Dag {refused!r}, found one without this "
-                f"permission; grant it or use another user."
+                f"Expected a user who may {_VERBS[self._method]} {entities}s of Dag {refused!r}, found one without "
+                "this permission; grant it or use another user."
             )
 
     def _is_permitted(self, dag_id: str, team: str | None) -> bool:
@@ -273,8 +278,8 @@ def jobs_of_login(login: str, rows: JobStore) -> UserJobs:
     except (InvalidToken, ValueError, LookupError, TypeError, NoResultFound, AuthManagerRefreshTokenExpiredException):
         log.warning("The user who obtained a token cannot be determined any more.", exc_info=True)
         raise AccessDeniedError(
-            "Expected the token of a user who can still log in, found one of a user whom Airflow's auth manager does not know, or "
-            "whose login has expired; request a new token."
+            "Expected the token of a user who can still log in, found one of a user whom Airflow's auth manager does "
+            "not know, or whose login has expired; request a new token."
         ) from None
     return UserJobs(rows, user)
 
@@ -293,8 +298,8 @@ async def _user_of(request: Request, sent: str) -> BaseUser:
     except HTTPException as refusal:
         if not sent:
             raise AccessDeniedError(
-                "Expected a token in the header Authorization or a session of Airflow, found none; request a token or log "
-                "in first."
+                "Expected a token in the header Authorization or a session of Airflow, found none; request a token or "
+                "log in first."
             ) from None
         kind = TokenExpiredError if _has_expired(sent) else AccessDeniedError
         raise kind(

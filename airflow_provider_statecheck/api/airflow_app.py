@@ -51,8 +51,8 @@ def login(
     """
     Issue the token of a running task to an Airflow user who may edit task instances of its Dag.
 
-    The token reads only jobs that the user may read, and works only on jobs if the user may edit all their Dags, as each call
-    checks.
+    The token reads only jobs that the user may read, and works only on jobs if the user may edit all their Dags, as
+    each call checks.
     """
     PermittedDags(user, "PUT").require(task.dag_id)
     running = services.tasks.running(Caller(**asdict(task)))
@@ -77,7 +77,8 @@ def user_reader(
     """
     Issue a token that can only read one job and its state.
 
-    The user must be permitted to read the task instances of every Dag that works on the job; for others, it does not exist.
+    The user must be permitted to read the task instances of every Dag that works on the job; for others, it does not
+    exist.
     """
     job_id = jobs.view(request.job_id).job.job_id
     caller = UserCaller(user=jobs.user.get_id(), login=login_of(jobs.user))

@@ -1,8 +1,8 @@
 """
 Current tasks of Dags in Airflow's database.
 
-The coordinator asks for the tasks of another Dag to find out whether it still has an operator of the job. The answer is read
-from the rows of the Dag and from its newest serialized version; no Dag file is parsed.
+The coordinator asks for the tasks of another Dag to find out whether it still has an operator of the job. The answer is
+read from the rows of the Dag and from its newest serialized version; no Dag file is parsed.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class AirflowDags:
     """
     Current tasks of Dags by their rows in Airflow's database; needs access to the ORM.
 
-    :param has_files: Whether this process has the Dag files. Where ``dag.test()`` runs, no Dag processor marks Dags whose file
-        was deleted.
+    :param has_files: Whether this process has the Dag files. Where ``dag.test()`` runs, no Dag processor marks Dags
+        whose file was deleted.
     """
 
     def __init__(self, *, has_files: bool = False) -> None:
@@ -61,7 +61,11 @@ class AirflowDags:
 
 
 def _is_left_out(session: Session, model: DagModel) -> bool:
-    """Return whether the file of a Dag was parsed without the Dag; Airflow marks it as stale only about a minute later."""
+    """
+    Return whether the file of a Dag was parsed without the Dag.
+
+    Airflow marks it as stale only about a minute later.
+    """
     from airflow.models.dag import DagModel
     from sqlalchemy import func, select
 

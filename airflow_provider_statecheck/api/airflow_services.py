@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 
 
 _START_TIMEOUT = timedelta(minutes=5)
-"""Time for which a queued task is waited for; a task that no worker takes would block the later ones without a limit."""
+"""
+Time for which a queued task is waited for; a task that no worker takes would block the later ones without a limit.
+"""
 
 
 def airflow_services(
@@ -148,8 +150,8 @@ class AirflowTasks:
         ti_id = _of_task(caller, "id", _is_in("running"))
         if ti_id is None:
             raise AccessDeniedError(
-                f"Expected a running instance of task {caller.task_id!r} in run {caller.run_id!r} of Dag {caller.dag_id!r}, "
-                f"found none; only a running task gets a token."
+                f"Expected a running instance of task {caller.task_id!r} in run {caller.run_id!r} of Dag "
+                f"{caller.dag_id!r}, found none; only a running task gets a token."
             )
         return replace(caller, ti_id=str(ti_id))
 
@@ -226,7 +228,8 @@ class AirflowRuns:
             return None
         query = select(DagRun.state).where(DagRun.dag_id == task.dag_id, DagRun.run_id == task.run_id)
         with executing(), create_session() as session:
-            # The row does not show whether a user marked the run as failed; a failed run retains more than a cancelled one.
+            # The row does not show whether a user marked the run as failed; a failed run retains more than a cancelled
+            # one.
             status = job_status_of(session.scalar(query))
         return status if status.is_globally_terminal else None
 
@@ -299,8 +302,8 @@ def _running_task(session: Session, ti_id: str) -> TaskInstance:
     ti = session.get(TaskInstance, _uuid(ti_id), with_for_update={"of": TaskInstance})
     if ti is None or ti.state != "running":
         raise AccessDeniedError(
-            f"Expected a running task instance {ti_id}, found {'none' if ti is None else ti.state}; only a running task "
-            f"can get a token."
+            f"Expected a running task instance {ti_id}, found {'none' if ti is None else ti.state}; only a running "
+            "task can get a token."
         )
     return ti
 
@@ -313,8 +316,8 @@ def _consume_secret(session: Session, ti: TaskInstance, secret: str) -> None:
     written = backend.get(scope, CHALLENGE_KEY, session=session)
     if written is None or not _is_equal(_text(written), challenge_of(secret)):
         raise AccessDeniedError(
-            f"Expected the secret that task instance {ti.id} announced in its state store, found another or one that was "
-            f"used before; announce a new secret."
+            f"Expected the secret that task instance {ti.id} announced in its state store, found another or one that "
+            "was used before; announce a new secret."
         )
     backend.delete(scope, CHALLENGE_KEY, session=session)
 

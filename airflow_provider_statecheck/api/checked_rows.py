@@ -1,10 +1,11 @@
 """
 Permission to read one job, and its rows for requests that have checked the version of the job.
 
-Concurrent requests share a check. At an api-server, the caller of a request is authorized before. On a stand-alone server,
-the check is a call of the api-server with the token of the caller, and its reply says two things: the caller may read the
-job, and which checkpoints are its newest ones. The first concerns this caller only, the second is the same for all. Callers
-that were authorized a short time ago therefore share checks, and every caller is authorized by a check with its own token.
+Concurrent requests share a check. At an api-server, the caller of a request is authorized before. On a stand-alone
+server, the check is a call of the api-server with the token of the caller, and its reply says two things: the caller
+may read the job, and which checkpoints are its newest ones. The first concerns this caller only, the second is the same
+for all. Callers that were authorized a short time ago therefore share checks, and every caller is authorized by a check
+with its own token.
 
 The server of an Airflow deployment accepts tokens of this API and users of Airflow, a stand-alone server asks the API.
 Reads of state are frequent and short, so a granted permission is remembered for a few seconds. A refusal is not.
@@ -178,7 +179,7 @@ GRANT_SECONDS = REMEMBERED.total_seconds()
 """Time for which a caller that the api-server has authorized may share the checks of other callers."""
 AUTHORIZED = ""
 """In place of the token of a caller that is authorized without a check."""
-_MAX_JOBS = 1_000
+MAX_JOBS = 1_000
 _MAX_GRANTS = 100_000
 
 
@@ -210,7 +211,7 @@ class CheckedRows:
         self._read = read or self._read_rows
         self._max_staleness = max_staleness_seconds
         self._now = now
-        self._views = LruCache[JobId, _View](_MAX_JOBS, lambda _: 1)
+        self._views = LruCache[JobId, _View](MAX_JOBS, lambda _: 1)
         self._granted_at: dict[tuple[JobId, bytes], float] = {}
         self._calls = SharedCalls()
 

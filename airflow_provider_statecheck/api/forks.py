@@ -59,7 +59,11 @@ class ForkingTask:
 
 
 def forking_task(dag_id: str, task_id: str) -> ForkingTask | None:
-    """Return a task in the newest version of its Dag, also if the Dag has no such task; ``None`` if the Dag was removed."""
+    """
+    Return a task in the newest version of its Dag, also if the Dag has no such task.
+
+    ``None`` if the Dag was removed.
+    """
     with executing(), create_session(scoped=False) as session:
         model = session.get(DagModel, dag_id)
         dag = None if model is None else DBDagBag().get_latest_version_of_dag(dag_id, session=session)
@@ -110,7 +114,8 @@ def preview_fork(services: Services, wanted: UserAction) -> ActionPreview:
     """
     Return the effect of a fork without changing anything, with the params of its run.
 
-    :raises InvalidConfigurationError: if the Dag was removed, the task takes the checkpoint from no param, or Airflow ignores params.
+    :raises InvalidConfigurationError: if the Dag was removed, the task takes the checkpoint from no param, or Airflow
+        ignores params.
     :raises CheckpointNotFoundError: as ``JobActions.preview``.
     :raises NoRestorableCheckpointError: as ``JobActions.preview``.
     """
@@ -141,8 +146,8 @@ def _required(point: ForkPoint) -> tuple[ForkingTask, str]:
     if task is None or task.param is None:
         found = "that the Dag was removed" if task is None else "none or several"
         raise InvalidConfigurationError(
-            f"Expected task {point.task_id!r} of Dag {point.dag_id!r} to take from_checkpoint from one param, found {found}; add "
-            f"a param to the Dag and from_checkpoint to the task, as the page of the checkpoint shows."
+            f"Expected task {point.task_id!r} of Dag {point.dag_id!r} to take from_checkpoint from one param, found "
+            f"{found}; add a param to the Dag and from_checkpoint to the task, as the page of the checkpoint shows."
         )
     if task.has_import_errors:
         raise InvalidConfigurationError(
@@ -150,8 +155,8 @@ def _required(point: ForkPoint) -> tuple[ForkingTask, str]:
         )
     if not conf.getboolean("core", "dag_run_conf_overrides_params"):
         raise InvalidConfigurationError(
-            "Expected [core] dag_run_conf_overrides_params to be on, found it off, so that the run would work on the job itself; "
-            "turn it on."
+            "Expected [core] dag_run_conf_overrides_params to be on, found it off, so that the run would work on the "
+            "job itself; turn it on."
         )
     return task, task.param
 
@@ -184,7 +189,8 @@ def _start(session: Session, point: ForkPoint, wanted: UserAction, params: Mappi
     task, param = _required(point)
     if params is not None and param in params:
         raise InvalidConfigurationError(
-            f"Expected params without {param!r}, which the fork sets to the pointer of the checkpoint, found it; leave it out."
+            f"Expected params without {param!r}, which the fork sets to the pointer of the checkpoint, found it; leave "
+            "it out."
         )
     others = _params(task, param, _conf_of(point)) if params is None else params
     run_id = f"fork__{wanted.request_key}"
@@ -206,6 +212,6 @@ def _not_started(point: ForkPoint, error: Exception) -> InvalidConfigurationErro
     # The validation of a param adds its whole schema after the first line.
     reason = str(error).partition("\n")[0]
     return InvalidConfigurationError(
-        f"Expected Dag {point.dag_id!r} to accept a manual run with these params, found: {reason}; no run was started, correct "
-        f"this and confirm again."
+        f"Expected Dag {point.dag_id!r} to accept a manual run with these params, found: {reason}; no run was started, "
+        "correct this and confirm again."
     )

@@ -1,10 +1,11 @@
 """
 What the holders of tokens may do now: tasks while they run, users by their permissions.
 
-A token is the proof of who received it. What its holder may read and change is decided at each call: a task must still run,
-and a user who obtained a token for a task must still be permitted to edit the task instances of its Dag. The same holds for
-each job that a token reads or works on, until a token that a task obtained by itself is bound to an attempt: from then on, it
-is a token of this attempt. That of a user remains one of the user, as Dags of others may join a job at any time.
+A token is the proof of who received it. What its holder may read and change is decided at each call: a task must still
+run, and a user who obtained a token for a task must still be permitted to edit the task instances of its Dag. The same
+holds for each job that a token reads or works on, until a token that a task obtained by itself is bound to an attempt:
+from then on, it is a token of this attempt. That of a user remains one of the user, as Dags of others may join a job at
+any time.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ class JobsOfUser(Protocol):
 
 
 UserDirectory = Callable[[str, JobStore], JobsOfUser]
-"""Returns the jobs of a user, as ``Caller.login`` names it; raises an ``AccessDeniedError`` if there is no such user now."""
+"""
+Returns the jobs of a user, as ``Caller.login`` names it; raises an ``AccessDeniedError`` if there is no such user now.
+"""
 
 
 def no_users(login: str, rows: JobStore) -> NoReturn:
@@ -114,8 +117,8 @@ class Holders:
             return
         if token.attempt is None and not self.tasks.is_waiting(caller):
             raise AccessDeniedError(
-                "Expected the token of a task that runs or is deferred, found that this try of the task has ended; a token of an "
-                "ended task is not valid any more."
+                "Expected the token of a task that runs or is deferred, found that this try of the task has ended; a "
+                "token of an ended task is not valid any more."
             )
         if caller.login:
             self._jobs_of(caller).require_editable(caller.dag_id)
@@ -148,7 +151,8 @@ class Holders:
         """
         Require a task that may work on a job, whether or not an operator of the job is its own.
 
-        :param knows_job: Whether the caller knows that there is the job, or may open it. For other users, it need not exist.
+        :param knows_job: Whether the caller knows that there is the job, or may open it. For other users, it need not
+            exist.
         :raises AccessDeniedError: if the task, or the user who obtained its token, may not work on the job.
         :raises CheckpointNotFoundError: if the user who obtained the token may not read the job.
         """
@@ -167,8 +171,8 @@ class Holders:
             raise
         if not self._may_work_on(caller, view, jobs):
             raise AccessDeniedError(
-                f"Expected a job whose Dags the caller may all edit, found that task {caller.task_id!r} of Dag {caller.dag_id!r} "
-                f"may not work on job {job_id}; name another job, or grant the permission.",
+                f"Expected a job whose Dags the caller may all edit, found that task {caller.task_id!r} of Dag "
+                f"{caller.dag_id!r} may not work on job {job_id}; name another job, or grant the permission.",
                 job_id=job_id,
             )
 
@@ -207,14 +211,15 @@ class Holders:
         is_own = dag_id in view.dag_ids or view.job.name.startswith(f"{dag_id}/")
         if not is_own and not self.reads_other_jobs():
             raise AccessDeniedError(
-                f"Expected a job on which Dag {dag_id!r} works, found {view.job.name!r}; set [statecheck] read_other_jobs on the "
-                f"api-server to let tasks read the jobs of other Dags.",
+                f"Expected a job on which Dag {dag_id!r} works, found {view.job.name!r}; set [statecheck] "
+                "read_other_jobs on the api-server to let tasks read the jobs of other Dags.",
                 job_id=view.job.job_id,
             )
         is_unknown = view.is_of_unknown_dag and not is_own
         if self.tasks.has_teams() and (is_unknown or not others <= self.tasks.of_team(dag_id, others)):
             raise AccessDeniedError(
-                f"Expected a job of the team of Dag {dag_id!r}, found {view.job.name!r}; only tasks of its own team read a job.",
+                f"Expected a job of the team of Dag {dag_id!r}, found {view.job.name!r}; only tasks of its own team "
+                "read a job.",
                 job_id=view.job.job_id,
             )
 

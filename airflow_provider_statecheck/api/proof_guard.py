@@ -1,8 +1,8 @@
 """
 Guard of the proofs of tasks on Airflow's api-server.
 
-A task proves itself by what it wrote into its state store. Airflow's public API also lets users write there who may edit
-the task instance. They must not write a proof, with which they would act as the task.
+A task proves itself by what it wrote into its state store. Airflow's public API also lets users write there who may
+edit the task instance. They must not write a proof, with which they would act as the task.
 """
 
 from __future__ import annotations

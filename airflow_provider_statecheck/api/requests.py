@@ -4,8 +4,8 @@ Requests and replies: limits, message parsing, errors and security headers.
 Any client may send requests. The size of a body is therefore checked while it arrives, and the token before the message
 is parsed. Parsing runs in a thread, so it does not block other requests.
 
-Values of messages must fit the columns that store them. A field has the limit of the column with its name, or of the one
-that ``_STORED_AS`` names.
+Values of messages must fit the columns that store them. A field has the limit of the column with its name, or of the
+one that ``STORED_AS`` names.
 """
 
 from __future__ import annotations
@@ -177,8 +177,8 @@ def _message(kind: Any, body: bytes, most_values: int) -> Any:
     except (ValueError, RecursionError):
         # The parser's own text may quote a secret in the body.
         raise InvalidConfigurationError(
-            "Expected a message in JSON, found a body that is not JSON, is nested too deeply or has too many values; send valid "
-            "JSON."
+            "Expected a message in JSON, found a body that is not JSON, is nested too deeply or has too many values; "
+            "send valid JSON."
         ) from None
     require_storable(message)
     return message
@@ -297,7 +297,7 @@ class SecurityHeaders:
 _Path = tuple[str | int, ...]
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-_STORED_AS = {
+STORED_AS = {
     **dict.fromkeys(("job_name", "former_uids", "part"), "name"),
     **dict.fromkeys(("serves", "trigger_key"), "request_key"),
     **dict.fromkeys(("coordinator", "abort_key", "end_key"), "finalizer"),
@@ -311,7 +311,7 @@ _STORED_AS = {
 _NUMBERS = {"checkpoint_id", "before", "limit", "map_index"}
 """Parameters that are whole numbers."""
 _NUMBER_OUT_OF_RANGE = 2**63
-_NEVER_STORED = {"key", "keys", "namespace", "user_key"}
+NEVER_STORED = {"key", "keys", "namespace", "user_key"}
 """Fields that are compared with keys of state; these may contain U+0000, unlike the columns of a database."""
 
 
@@ -361,15 +361,15 @@ def _children(value: Any, name: str) -> Iterator[tuple[str | int, Any, str]]:
         yield from ((place, each, name) for place, each in enumerate(value))
     elif isinstance(value, Mapping):
         # Mappings are stored as JSON; their keys do not refer to columns.
-        of_entry = name if name in _NEVER_STORED else ""
+        of_entry = name if name in NEVER_STORED else ""
         for key, each in value.items():
             yield from (("a key", key, of_entry), (key, each, of_entry))
 
 
 def _expected(value: Any, name: str) -> str | None:
-    column = _STORED_AS.get(name, name)
+    column = STORED_AS.get(name, name)
     if isinstance(value, str):
-        if name in _NEVER_STORED:
+        if name in NEVER_STORED:
             return "text without lone surrogates" if _LONE_SURROGATE.search(value) else None
         return expected_text(value, TEXT_LENGTHS.get(column, LONGEST_TEXT))
     if isinstance(value, int | float):

@@ -1,15 +1,15 @@
 """
 Services behind the routes, and tokens: issue, checks and life cycle.
 
-A new token belongs to a task, which can read jobs and register one attempt with it while it runs. The registration binds the
-token to this attempt. From then on it is valid for this job, operator and epoch only; each call extends it while the attempt
-is open, even after the end of the Airflow task. It becomes invalid when a newer attempt registers, or ten minutes after the
-end of the attempt, which leaves time to confirm deletions.
+A new token belongs to a task, which can read jobs and register one attempt with it while it runs. The registration
+binds the token to this attempt. From then on it is valid for this job, operator and epoch only; each call extends it
+while the attempt is open, even after the end of the Airflow task. It becomes invalid when a newer attempt registers, or
+ten minutes after the end of the attempt, which leaves time to confirm deletions.
 
-A read token of a task is for a trigger, which cannot request tokens. It expires 15 minutes after it was issued or renewed,
-and is valid only while its task runs or is deferred. A read token of a user is for clients outside of Airflow. It
-expires after the requested time, at most a day, and cannot be renewed. What a holder may do is decided at each call, see
-``holders``.
+A read token of a task is for a trigger, which cannot request tokens. It expires 15 minutes after it was issued or
+renewed, and is valid only while its task runs or is deferred. A read token of a user is for clients outside of Airflow.
+It expires after the requested time, at most a day, and cannot be renewed. What a holder may do is decided at each call,
+see ``holders``.
 """
 
 from __future__ import annotations
@@ -313,8 +313,8 @@ class TokenKeeper:
         """
         if not token.is_read_only or isinstance(token.caller, UserCaller):
             raise AccessDeniedError(
-                "Expected a read token of a task, found a token of a user, of a task or of an attempt, which cannot be renewed; "
-                "request a new one."
+                "Expected a read token of a task, found a token of a user, of a task or of an attempt, which cannot "
+                "be renewed; request a new one."
             )
         expires_at = self._clock.now() + READ_LIFETIME
         self._store.extend(token, expires_at)
@@ -362,8 +362,8 @@ class TokenKeeper:
         is_own = owner is not None and owner.task == token.task.coordinates
         if not is_own or not self._store.bind(token, attempt, attempt_key, self._clock.now() + ATTEMPT_LIFETIME):
             raise AccessDeniedError(
-                f"Expected attempt {attempt.epoch} of job {attempt.job_id} to belong to the caller, found that it belongs "
-                f"to another task or token; register an attempt with a new key and a new token."
+                f"Expected attempt {attempt.epoch} of job {attempt.job_id} to belong to the caller, found that it "
+                "belongs to another task or token; register an attempt with a new key and a new token."
             )
 
     def require_tables(self) -> None:
@@ -379,8 +379,8 @@ class TokenKeeper:
         # Concurrent requests may exceed the limit slightly, which is harmless.
         if self._store.count_readers(caller, self._clock.now()) >= limit:
             raise AccessDeniedError(
-                f"Expected fewer than {limit} valid read tokens {whose}, found {limit} or more; {instead}wait until one has "
-                f"expired."
+                f"Expected fewer than {limit} valid read tokens {whose}, found {limit} or more; {instead}wait until "
+                "one has expired."
             )
 
     def _issue(
@@ -417,12 +417,13 @@ def _hash(token: str) -> str:
 
 def _require_open(state: TokenState, now: datetime) -> None:
     token = state.token
-    # A token issued while the clock was ahead would be valid too long. The expiry of an attempt's token is corrected instead.
+    # A token issued while the clock was ahead would be valid too long. The expiry of an attempt's token is corrected
+    # instead.
     is_from_future = token.attempt is None and is_too_far_ahead(token.created_at, now)
     if token.expires_at <= now or is_from_future:
         raise TokenExpiredError(
-            f"Expected a token that is valid at {now.isoformat()}, found one issued at {token.created_at.isoformat()} that "
-            f"expires at {token.expires_at.isoformat()}; request a new token."
+            f"Expected a token that is valid at {now.isoformat()}, found one issued at {token.created_at.isoformat()} "
+            f"that expires at {token.expires_at.isoformat()}; request a new token."
         )
     if token.attempt is not None and state.current_epoch not in (None, token.attempt.epoch):
         raise replaced(token.attempt.epoch, state.current_epoch or 0, f"{state.uid!r} in job {token.job_id}")

@@ -62,8 +62,8 @@ class ProxyReads:
         Return the answer to a query; raises as ``StateProxy.get``.
 
         :param answer: Makes the answer from the reply.
-        :param is_short: Whether the answer takes microseconds if all that it needs is cached. It is then made in the event
-            loop, otherwise in a thread.
+        :param is_short: Whether the answer takes microseconds if all that it needs is cached. It is then made in the
+            event loop, otherwise in a thread.
         """
         proxy = self._proxy()
         await self._check(query.job_id)
@@ -73,7 +73,11 @@ class ProxyReads:
         return await read_in_thread(lambda: answer(proxy.get(query)))
 
     async def names(self, job_id: JobId, as_of: AsOf) -> tuple[QueryableName, ...]:
-        """Return the queryable states of a job, first the served and then the refused ones; raises as ``StateProxy.names``."""
+        """
+        Return the queryable states of a job, first the served and then the refused ones.
+
+        Raises as ``StateProxy.names``.
+        """
         proxy = self._proxy()
         await self._check(job_id)
         return await read_in_thread(lambda: proxy.names(job_id, as_of))
@@ -101,8 +105,8 @@ class ServedJobs:
 
 
 SERVE_ELSEWHERE = (
-    "run 'airflow statecheck serve-state' on a machine that can read the checkpoint storage, and send requests for state to "
-    "that server."
+    "run 'airflow statecheck serve-state' on a machine that can read the checkpoint storage, and send requests for "
+    "state to that server."
 )
 
 
@@ -136,7 +140,11 @@ def _is_here(storage: CheckpointStorage, pointer: str) -> bool:
 
 
 async def preview_in_thread(read: Callable[[], Answer]) -> Answer:
-    """Return the result of a read with :func:`preview` as :func:`read_in_thread`; other previews wait, and no other reads."""
+    """
+    Return the result of a read with :func:`preview` as :func:`read_in_thread`.
+
+    Other previews wait, and no other reads.
+    """
     return await to_thread.run_sync(_reading, read, limiter=_limit_of_loop(MAX_PREVIEWS_AT_ONCE))
 
 
@@ -144,8 +152,8 @@ async def read_in_thread(read: Callable[[], Answer]) -> Answer:
     """
     Return the result of a read of the storage, which a thread makes.
 
-    The reads have threads of their own, so a slow storage does not stop the other routes of a server. Version checks use
-    the threads of those routes, which wait for the same database.
+    The reads have threads of their own, so a slow storage does not stop the other routes of a server. Version checks
+    use the threads of those routes, which wait for the same database.
 
     :raises EnvironmentNotReadyError: if the storage refuses this server.
     """
@@ -225,8 +233,8 @@ class RequestRate:
         remember(self._left, caller, (left - 1 if left >= 1 else left, now), _MAX_CALLERS)
         if left < 1:
             raise RequestLimitError(
-                f"Expected at most {rate:g} requests per second of this caller, found more; send the next one after the "
-                f"time in the header Retry-After, or ask for several keys at once.",
+                f"Expected at most {rate:g} requests per second of this caller, found more; send the next one after "
+                "the time in the header Retry-After, or ask for several keys at once.",
                 retry_after_seconds=(1 - left) / rate,
             )
 
@@ -250,8 +258,8 @@ def require_short(texts: Sequence[str]) -> None:
     length = sum(map(len, texts))
     if length > MAX_TEXT:
         raise RequestLimitError(
-            f"Expected a key, a namespace and a user key of at most {MAX_TEXT} characters together, found {length}; send "
-            f"them in the body of a POST request."
+            f"Expected a key, a namespace and a user key of at most {MAX_TEXT} characters together, found {length}; "
+            "send them in the body of a POST request."
         )
 
 
@@ -267,8 +275,8 @@ def small_json(parts: Iterable[str]) -> bytes:
         text += part.encode()
         if len(text) > MAX_ANSWER_BYTES:
             raise RequestLimitError(
-                f"Expected an answer of at most {MAX_ANSWER_BYTES} bytes, found a larger one; ask for fewer keys at once, or "
-                f"for one entry of a map with user_key, or read the state with read_state."
+                f"Expected an answer of at most {MAX_ANSWER_BYTES} bytes, found a larger one; ask for fewer keys at "
+                "once, or for one entry of a map with user_key, or read the state with read_state."
             )
     return bytes(text)
 

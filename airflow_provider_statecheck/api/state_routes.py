@@ -131,8 +131,8 @@ class KeyRoute(MessageRoute):
     """
     A route of a single key.
 
-    FastAPI takes longer to bind and validate the parameters than the read takes. The parameters that most requests have are
-    therefore bound here, and FastAPI binds the others.
+    FastAPI takes longer to bind and validate the parameters than the read takes. The parameters that most requests have
+    are therefore bound here, and FastAPI binds the others.
     """
 
     @override
@@ -216,8 +216,8 @@ async def values(
 def _present(reply: StateReply) -> Response:
     if reply.values[0] is ABSENT:
         raise UnknownKeyOrNamespaceError(
-            f"Expected state of {reply.name!r} for the key in checkpoint {reply.checkpoint_id}, found none; check the key, "
-            f"the namespace and the user key.",
+            f"Expected state of {reply.name!r} for the key in checkpoint {reply.checkpoint_id}, found none; check the "
+            "key, the namespace and the user key.",
             checkpoint_id=reply.checkpoint_id,
         )
     return _batch(reply)

@@ -1,8 +1,8 @@
 """
 Stand-alone server of queryable state, which reads the storage and asks the api-server.
 
-It opens no database and has no credentials for the api-server. Each request is preceded by a check of the version of its
-job with the token of the caller, which also authorizes the caller.
+It opens no database and has no credentials for the api-server. Each request is preceded by a check of the version of
+its job with the token of the caller, which also authorizes the caller.
 """
 
 from __future__ import annotations

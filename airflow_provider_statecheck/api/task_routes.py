@@ -1,7 +1,8 @@
 """
 Routes for tasks and drivers: tokens, and the calls of the interfaces of the coordinator.
 
-The latter are made from the tables of the clients, see ``gateway.verbs``; who may make them is the matter of ``access``.
+The latter are made from the tables of the clients, see ``gateway.verbs``; who may make them is the matter of
+``access``.
 """
 
 from __future__ import annotations
@@ -141,8 +142,8 @@ def _read(verb: Verb, services: Services, caller: Any, **arguments: Any) -> Any:
     if found is None and verb.reads_one_row:
         checkpoint_id = arguments["checkpoint_id"]
         raise CheckpointNotFoundError(
-            f"Expected checkpoint {checkpoint_id} of job {arguments['job_id']}, found no row of it; list the checkpoints of "
-            "the job to find its id.",
+            f"Expected checkpoint {checkpoint_id} of job {arguments['job_id']}, found no row of it; list the "
+            "checkpoints of the job to find its id.",
             checkpoint_id=checkpoint_id,
         )
     return found

@@ -76,7 +76,11 @@ class StepSummary(_Bounded):
 
     @property
     def parts_text(self) -> str:
-        """Return the progress of a step that is computed in parts, such as ``12 parts, 61 %``; empty for other steps."""
+        """
+        Return the progress of a step that is computed in parts, such as ``12 parts, 61 %``.
+
+        Empty for other steps.
+        """
         if not self.parts and not self.bad_parts:
             return ""
         share = "" if self.share in (None, 1.0) else f", {math.floor(100 * (self.share or 0.0))} %"
@@ -153,7 +157,9 @@ class CheckpointSummary:
     seconds_saved: float = 0.0
     """Time of the steps, loop items and increments that the attempt has restored instead of computing them."""
     snapshot_seconds: float = 0.0
-    """Time to write snapshots and state since the previous checkpoint; an estimate if a step is computed as it is written."""
+    """
+    Time to write snapshots and state since the previous checkpoint; an estimate if a step is computed as it is written.
+    """
     write_seconds: float = 0.0
     """Time to write the ``_metadata`` file and the values of the driver."""
     commit_seconds: float | None = None

@@ -1,9 +1,10 @@
 """
 Restore of a checkpoint that a user chose, in place of the newest one.
 
-The choice is an open action of a user and a mark in the row of the operator. Retention keeps the chosen checkpoint. The next
-registration of the operator takes the choice in the transaction that grants its attempt: it rolls back the newer checkpoints,
-ends the action and clears the mark. A registration that fails changes nothing, and its repetition finds the same choice.
+The choice is an open action of a user and a mark in the row of the operator. Retention keeps the chosen checkpoint. The
+next registration of the operator takes the choice in the transaction that grants its attempt: it rolls back the newer
+checkpoints, ends the action and clears the mark. A registration that fails changes nothing, and its repetition finds
+the same choice.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def choose(tx: JobTransaction, operator: OperatorRecord, choice: ActionRecord) -
     Let the next attempt of an operator restore the checkpoint of an action. An earlier choice or restore in place ends.
 
     :raises NoRestorableCheckpointError: if the checkpoint is not retained, or cannot be read.
-    :raises ConcurrentAttemptError: if the checkpoint is from before a restore in place that a running attempt has taken.
+    :raises ConcurrentAttemptError: if the checkpoint is from before a restore in place that a running attempt has
+        taken.
     """
     reason = f"replaced by the choice of checkpoint {choice.checkpoint_id}"
     chosen = tx.checkpoint(choice.checkpoint_id or 0)
@@ -123,8 +125,9 @@ def _not_restorable(
     operator: OperatorRecord, checkpoint_id: int, found: CheckpointRecord | None
 ) -> NoRestorableCheckpointError:
     return NoRestorableCheckpointError(
-        f"Expected checkpoint {checkpoint_id}, chosen for the next attempt of operator {operator.uid!r}, to be one that it can "
-        f"restore, found {_state_of(operator, found)}; withdraw the choice or choose another checkpoint on the page of the job.",
+        f"Expected checkpoint {checkpoint_id}, chosen for the next attempt of operator {operator.uid!r}, to be one "
+        f"that it can restore, found {_state_of(operator, found)}; withdraw the choice or choose another checkpoint on "
+        "the page of the job.",
         checkpoint_ids=(checkpoint_id,),
     )
 

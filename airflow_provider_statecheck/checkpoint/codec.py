@@ -1,8 +1,8 @@
 """
 JSON codec of dataclasses: messages, answers and what is stored; valid values and texts.
 
-It needs neither Airflow nor FastAPI, so drivers on a Spark cluster can use it. The decoder ignores unknown fields, which
-a newer server may send, and sets missing fields to their defaults.
+It needs neither Airflow nor FastAPI, so drivers on a Spark cluster can use it. The decoder ignores unknown fields,
+which a newer server may send, and sets missing fields to their defaults.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def encode(value: Any) -> Any:
     """
     Encode a message as values for ``json.dumps``.
 
-    :param value: A dataclass whose fields are numbers, texts, bytes, enums, aware times, tuples, mappings, or dataclasses of
-        these. The keys of mappings are texts or whole numbers. Classes that are alternatives of a field have a ``TAG``,
-        which is encoded with their fields.
+    :param value: A dataclass whose fields are numbers, texts, bytes, enums, aware times, tuples, mappings, or
+        dataclasses of these. The keys of mappings are texts or whole numbers. Classes that are alternatives of a field
+        have a ``TAG``, which is encoded with their fields.
     """
     if type(value) in _PLAIN:  # most values; a text enum is of none of these classes
         return value
@@ -89,8 +89,8 @@ def json_parts(answer: Any) -> Iterator[str]:
     """
     Yield the JSON of an answer in parts: a list, or an object with lists in some of its fields.
 
-    The elements of these lists are encoded one by one, so an answer above a limit costs no more memory than the limit and one
-    element. A list may be a generator, which makes the elements one by one.
+    The elements of these lists are encoded one by one, so an answer above a limit costs no more memory than the limit
+    and one element. A list may be a generator, which makes the elements one by one.
 
     :param answer: Value for ``json.dumps``, in which messages are also allowed.
     """
@@ -344,8 +344,8 @@ def reading_reply() -> Iterator[None]:
         yield
     except ValueError as error:
         raise CoordinatorError(
-            f"Expected a reply of this version of the API, found another one ({error}); install the same version of the "
-            f"provider on the api-server and on the workers."
+            f"Expected a reply of this version of the API, found another one ({error}); install the same version of "
+            "the provider on the api-server and on the workers."
         ) from error
 
 
@@ -353,8 +353,8 @@ def storable_text(text: str) -> str:
     """
     Mask the secrets of an error text, shorten it in the middle and replace the characters that a database cannot store.
 
-    An error may quote data that contains U+0000 or a lone surrogate, and the API limits the size of a message. The end of a
-    traceback says what failed.
+    An error may quote data that contains U+0000 or a lone surrogate, and the API limits the size of a message. The end
+    of a traceback says what failed.
     """
     text = masked(text)
     if len(text) > LONGEST_TEXT:

@@ -119,7 +119,9 @@ class CheckpointConfig:
     incremental = ConfigOption(
         f"{_CHECKPOINTING}.incremental", True, parse_truth, old_keys=("state.backend.incremental",)
     )
-    """Whether a snapshot of the ``arrow`` backend references state files of earlier ones instead of writing all state."""
+    """
+    Whether a snapshot of the ``arrow`` backend references state files of earlier ones instead of writing all state.
+    """
     data_inline_threshold = ConfigOption(
         f"{_CHECKPOINTING}.data-inline-threshold",
         20 * _KIB,

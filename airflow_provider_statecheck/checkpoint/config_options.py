@@ -230,7 +230,8 @@ def parse_directory(key: str, value: Any) -> str:
     if not _is_below_a_root(uri):
         shown = _CREDENTIALS.sub("//***@", uri.partition("?")[0])
         raise InvalidConfigurationError(
-            f"Expected {key} to be the URI of a directory with a path, such as file:///data/checkpoints, found {shown!r}.",
+            f"Expected {key} to be the URI of a directory with a path, such as file:///data/checkpoints, found "
+            f"{shown!r}.",
             key=key,
             value=shown,
         )

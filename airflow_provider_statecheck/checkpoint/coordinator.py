@@ -1,8 +1,8 @@
 """
 Checkpoint coordinator for stages, each of which checkpoints one operator.
 
-Each call runs one transaction on the rows of a job and returns the effects that are open after it. There is no daemon and no
-timer: each call first aborts the pending checkpoints that have expired. The model is Apache Flink's
+Each call runs one transaction on the rows of a job and returns the effects that are open after it. There is no daemon
+and no timer: each call first aborts the pending checkpoints that have expired. The model is Apache Flink's
 ``CheckpointCoordinator``, reduced to checkpoints of one operator.
 """
 
@@ -83,7 +83,7 @@ from airflow_provider_statecheck.exceptions import (
 log = logging.getLogger(__name__)
 
 # Removes more rows than an attempt adds in a day with a checkpoint every ten seconds.
-_MAX_BATCHES_AT_END = 20
+MAX_BATCHES_AT_END = 20
 # Bounds the size of the operator's row. A snapshot that drops out of the list is detected again when it is read.
 _MAX_DAMAGED_SNAPSHOTS = 100
 
@@ -206,7 +206,7 @@ class AttemptCoordinator(StoredJobs):
     def _remove_old_rows(self, ended: AttemptRecord) -> None:
         try:
             old = OldRows(ended.operator_id, storage_base=ended.storage_base)
-            for _ in range(_MAX_BATCHES_AT_END):
+            for _ in range(MAX_BATCHES_AT_END):
                 with self._store.transaction(ended.job_id) as tx:
                     remove_rows(tx, old.batch(tx, tx.now - DEFAULT_AGE))
                 if old.is_complete:
@@ -253,7 +253,8 @@ class AttemptCoordinator(StoredJobs):
             raise _not_its_turn_error(earlier, request)
 
     def _has_begun(self, request: RegisterAttempt) -> bool:
-        # The earlier run would wait for the newest attempt, if that is of this run, while this try waited for the earlier run.
+        # The earlier run would wait for the newest attempt, if that is of this run, while this try waited for the
+        # earlier run.
         try:
             view = self._store.describe(job_id_of(request.job_name))
         except CheckpointNotFoundError:
@@ -287,8 +288,8 @@ def _concurrent_attempt_error(holder: AttemptOwner, request: RegisterAttempt) ->
 
 def _not_its_turn_error(earlier: str, request: RegisterAttempt) -> ConcurrentAttemptError:
     return ConcurrentAttemptError(
-        f"Job {request.job_name!r} is waited for by an earlier run of the task: {earlier}; {request.owner.label} registers "
-        f"after it.",
+        f"Job {request.job_name!r} is waited for by an earlier run of the task: {earlier}; {request.owner.label} "
+        "registers after it.",
         uid=request.uid,
         holder=f"the earlier run {earlier}",
     )
@@ -296,8 +297,8 @@ def _not_its_turn_error(earlier: str, request: RegisterAttempt) -> ConcurrentAtt
 
 def _later_try_error(holder: AttemptOwner, request: RegisterAttempt) -> StaleAttemptError:
     return StaleAttemptError(
-        f"Expected the newest try of its task to register in job {request.job_name!r}, found {request.owner.label} after "
-        f"{holder.label}; stop it, because the later try has replaced it."
+        f"Expected the newest try of its task to register in job {request.job_name!r}, found {request.owner.label} "
+        f"after {holder.label}; stop it, because the later try has replaced it."
     )
 
 
@@ -439,9 +440,9 @@ def _require_committed(tx: JobTransaction, attempt: AttemptRecord, request: Fini
     commits = tuple(c.checkpoint_id for c in transitions.restorable(tx, attempt) if c.awaits_commit)[::-1]
     if commits and request.status is AttemptStatus.FINISHED:
         raise OpenCommitError(
-            f"Expected the sink of attempt {attempt.epoch} of job {tx.job.name!r} to have committed all checkpoints, found "
-            f"open commits of checkpoints {', '.join(map(str, commits))}; commit and confirm them, or end the attempt as "
-            f"failed and let a retry commit them.",
+            f"Expected the sink of attempt {attempt.epoch} of job {tx.job.name!r} to have committed all checkpoints, "
+            f"found open commits of checkpoints {', '.join(map(str, commits))}; commit and confirm them, or end the "
+            "attempt as failed and let a retry commit them.",
             checkpoint_ids=commits,
         )
 
@@ -479,14 +480,15 @@ def _give_up(tx: JobTransaction, attempt: AttemptRecord, restored: CheckpointRec
 
 def _require_first(tx: JobTransaction, attempt: AttemptRecord, run: str) -> None:
     operator = tx.operator(attempt.operator_id)
-    # After a recovery of the rows, the first run is unknown, like the runs of the checkpoints: earlier ones may have advanced
-    # the state.
+    # After a recovery of the rows, the first run is unknown, like the runs of the checkpoints: earlier ones may have
+    # advanced the state.
     is_first = operator is None or operator.first_run == run != ""
     if operator is not None and not is_first and not _starts_from_nothing(tx, attempt, run):
         raise NoRestorableCheckpointError(
-            f"Expected a checkpoint before {f'run {run!r}' if run else 'the recovered ones'} of operator {operator.uid!r} in job "
-            f"{tx.job.name!r} to start the run again, because its source has changed, found none retained; increase retained_runs for later runs, and now restore the "
-            f"source as it was listed, or start another job from a savepoint."
+            f"Expected a checkpoint before {f'run {run!r}' if run else 'the recovered ones'} of operator "
+            f"{operator.uid!r} in job {tx.job.name!r} to start the run again, because its source has changed, found "
+            "none retained; increase retained_runs for later runs, and now restore the source as it was listed, or "
+            "start another job from a savepoint."
         )
 
 
@@ -502,8 +504,9 @@ def _require_restorable(tx: JobTransaction, attempt: AttemptRecord, checkpoint_i
     checkpoint = tx.checkpoint(checkpoint_id)
     if checkpoint is None or checkpoint.operator_id != attempt.operator_id or not checkpoint.is_restorable:
         raise CheckpointNotFoundError(
-            f"Expected checkpoint {checkpoint_id} of job {tx.job.name!r} to be a completed checkpoint of this operator, "
-            f"found {checkpoint.status.value if checkpoint else 'none'}; restore from a candidate of the grant.",
+            f"Expected checkpoint {checkpoint_id} of job {tx.job.name!r} to be a completed checkpoint of this "
+            f"operator, found {checkpoint.status.value if checkpoint else 'none'}; restore from a candidate of the "
+            "grant.",
             checkpoint_id=checkpoint_id,
         )
     return checkpoint

@@ -1,8 +1,8 @@
 """
 Uids that the checkpointed tasks of a Dag declare, and the lookup of other Dags' tasks.
 
-A Dag is read where it is at hand: a task reads its own, and the coordinator asks for the others where Airflow's database is
-open. A uid or a job that is known only when a task runs, such as a template, may be any uid or job.
+A Dag is read where it is at hand: a task reads its own, and the coordinator asks for the others where Airflow's
+database is open. A uid or a job that is known only when a task runs, such as a template, may be any uid or job.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Any, Protocol
 from airflow_provider_statecheck.checkpoint.ids import TEST_NAMESPACE, is_given, uid_with_key, uids_before
 
 IDENTITY_ARGUMENTS = ("job", "uid", "map_key", "renamed_uids")
-"""Arguments of a task that decide which operators it has; each is a template field, so that a serialized Dag contains it."""
+"""
+Arguments of a task that decide which operators it has; each is a template field, so that a serialized Dag contains it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,8 @@ def declared_uids(task_id: str, arguments: Mapping[str, Any]) -> tuple[str, ...]
     """
     Return the current and the former uids of a task without map keys; empty if they are known only when it runs.
 
-    :param arguments: Arguments of the task before templates are rendered, from :func:`mapped_arguments` for a mapped task.
+    :param arguments: Arguments of the task before templates are rendered, from :func:`mapped_arguments` for a mapped
+        task.
     """
     uid, renamed_uids = arguments.get("uid") or task_id, arguments.get("renamed_uids") or {}
     if _is_open(uid) or not isinstance(renamed_uids, Mapping):

@@ -24,7 +24,8 @@ def require_current(tx: JobTransaction, ref: AttemptRef) -> AttemptRecord:
     attempt = tx.attempt(ref.operator_id, ref.epoch)
     if operator is None or attempt is None:
         raise StaleAttemptError(
-            f"Attempt {ref.epoch} of operator {ref.operator_id} is not registered in job {ref.job_id}; register it first.",
+            f"Attempt {ref.epoch} of operator {ref.operator_id} is not registered in job {ref.job_id}; register it "
+            "first.",
             epoch=ref.epoch,
         )
     if operator.epoch != ref.epoch:
@@ -32,8 +33,9 @@ def require_current(tx: JobTransaction, ref: AttemptRef) -> AttemptRecord:
     if attempt.status is AttemptStatus.FENCED:
         # A rewind, a restore in place and gc fence an attempt before a newer one registers.
         raise StaleAttemptError(
-            f"Attempt {ref.epoch} of operator {operator.uid!r} in job {tx.job.name!r} was fenced, its checkpoints now being rejected, because no task of it was "
-            f"found running; stop it, because its calls have no effect any more, and run it again.",
+            f"Attempt {ref.epoch} of operator {operator.uid!r} in job {tx.job.name!r} was fenced, its checkpoints now "
+            "being rejected, because no task of it was found running; stop it, because its calls have no effect any "
+            "more, and run it again.",
             epoch=ref.epoch,
         )
     return attempt
@@ -42,8 +44,8 @@ def require_current(tx: JobTransaction, ref: AttemptRef) -> AttemptRecord:
 def replaced(epoch: int, current_epoch: int, operator: str) -> StaleAttemptError:
     """Return the error for an attempt that a newer one has replaced."""
     return StaleAttemptError(
-        f"Attempt {epoch} of operator {operator} was replaced by attempt {current_epoch}; stop it, because its calls have no "
-        f"effect any more.",
+        f"Attempt {epoch} of operator {operator} was replaced by attempt {current_epoch}; stop it, because its calls "
+        "have no effect any more.",
         epoch=epoch,
         current_epoch=current_epoch,
     )
@@ -58,7 +60,8 @@ def require_running(tx: JobTransaction, ref: AttemptRef) -> AttemptRecord:
     attempt = require_current(tx, ref)
     if not attempt.is_running:
         raise StaleAttemptError(
-            f"Attempt {ref.epoch} of job {tx.job.name!r} has already ended as {attempt.status.value}; register a new one.",
+            f"Attempt {ref.epoch} of job {tx.job.name!r} has already ended as {attempt.status.value}; register a new "
+            "one.",
             epoch=ref.epoch,
         )
     return attempt
@@ -103,8 +106,9 @@ def is_retry_of(attempt: AttemptRecord, earlier: AttemptRecord, has_completed: C
 
 def is_of_new_run(owner: AttemptOwner, earlier: AttemptOwner) -> bool:
     """Return whether a try is of a run that was deleted and created again with its id; undefined for test runs."""
-    # Airflow names a scheduled run after its date, and creates the newest one again if a user deletes it. Every later try of a
-    # run, also after a clear, has a higher number, except for test runs: that of an existing run has its number each time.
+    # Airflow names a scheduled run after its date, and creates the newest one again if a user deletes it. Every later
+    # try of a run, also after a clear, has a higher number, except for test runs: that of an existing run has its
+    # number each time.
     number, before = owner.try_number, earlier.try_number
     is_number_repeated = owner.task == earlier.task and 0 < (number or 0) <= (before or 0)
     return is_number_repeated and not is_of_same_try(owner, earlier)
@@ -181,8 +185,8 @@ def checkpoints_before_run(checkpoints: Sequence[CheckpointRecord], run_key: str
     """
     Return the checkpoints that were taken before a run started.
 
-    For a run without checkpoints, these are the checkpoints from the newest run with an earlier logical date on. Newer runs
-    without a logical date are skipped.
+    For a run without checkpoints, these are the checkpoints from the newest run with an earlier logical date on. Newer
+    runs without a logical date are skipped.
 
     :param checkpoints: Checkpoints of one generation, newest first.
     :param run_key: Run, with or without checkpoints.

@@ -11,8 +11,8 @@ Identifiers of jobs and operators, and the paths of their files; both follow fro
     <base>/<job id>/taskowned/<operator id>/<epoch>-<uuid>           task-owned state
     <base>/<job id>/_orphans                                         quarantined orphan files of garbage collection
 
-The layout follows Flink's file-based checkpoint storage. Names contain the epoch of the attempt that wrote the file, which
-distinguishes the files of fenced attempts.
+The layout follows Flink's file-based checkpoint storage. Names contain the epoch of the attempt that wrote the file,
+which distinguishes the files of fenced attempts.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def job_id_of(name: str) -> JobId:
     if is_uri(name):
         # The URI may contain credentials.
         raise InvalidConfigurationError(
-            f"Expected the name of a job, found a URI that begins with {name.partition('://')[0]!r:.60}; give the name of a job."
+            f"Expected the name of a job, found a URI that begins with {name.partition('://')[0]!r:.60}; give the name "
+            "of a job."
         )
     return job_id
 
@@ -114,7 +115,8 @@ def require_not_missing(name: str, value: object) -> None:
     """
     if isinstance(value, str) and value.strip().lower() in ("none", "null"):
         raise InvalidConfigurationError(
-            f"Expected a value for {name}, found {value!r}, which a template writes for a missing value; give one, or None."
+            f"Expected a value for {name}, found {value!r}, which a template writes for a missing value; give one, or "
+            "None."
         )
 
 
@@ -179,13 +181,16 @@ def _digest(kind: str, name: object) -> str:
         raise InvalidConfigurationError(f"Expected a {kind} that is text in UTF-8, found {name!r:.60}; correct it.")
     if not name.strip() or len(name) > _MAX_NAME:
         raise InvalidConfigurationError(
-            f"Expected a {kind} of 1 to {_MAX_NAME} characters, found {len(name)} in {name[:40]!r}; choose another name."
+            f"Expected a {kind} of 1 to {_MAX_NAME} characters, found {len(name)} in {name[:40]!r}; choose another "
+            "name."
         )
     return hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
 ALIGNED_UID = "(aligned)"
-"""Uid of the operator that stands for the whole job: leaders of its aligned checkpoints and savepoints register as it."""
+"""
+Uid of the operator that stands for the whole job: leaders of its aligned checkpoints and savepoints register as it.
+"""
 ALIGNED_OPERATOR_ID = operator_id_of(ALIGNED_UID)
 """Operator id of the rows of the whole job; see :attr:`OfOperator.is_of_job` and the look-ups in ``store.py``."""
 
@@ -292,8 +297,8 @@ def slug(name: str, scope: tuple[tuple[str, str], ...] = ()) -> str:
     """
     Return a directory name that is valid on all file systems and unique for a name within its scope.
 
-    The digest distinguishes names with the same readable part, such as ``a b`` and ``a_b``, and equal names in different
-    scopes.
+    The digest distinguishes names with the same readable part, such as ``a b`` and ``a_b``, and equal names in
+    different scopes.
     """
     digest = hashlib.sha256(repr((name, scope)).encode()).hexdigest()[:12]
     readable = _UNSAFE.sub("_", name).strip("._")[:40]

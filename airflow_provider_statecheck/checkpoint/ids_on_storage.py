@@ -1,8 +1,8 @@
 """
 Checkpoint ids that the storage of a job knows and its database, after a loss, does not.
 
-A stage and a coordinator of several operators list the storage before they register, and the registration moves the next id
-of the job past all ids found: a directory is never written by two checkpoints.
+A stage and a coordinator of several operators list the storage before they register, and the registration moves the
+next id of the job past all ids found: a directory is never written by two checkpoints.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def skip_ids_on_storage(tx: JobTransaction, newest: int) -> bool:
 def unknown_checkpoint(job_name: str, newest: int) -> str:
     """Return the warning for a checkpoint on storage that the database does not know."""
     return (
-        f"The storage of job {job_name!r} contains checkpoint {newest}, which is not in the database, for example because a "
-        f"backup of the database was restored. New checkpoints start at id {newest + 1}, and checkpoints without a row are not "
-        f"deleted."
+        f"The storage of job {job_name!r} contains checkpoint {newest}, which is not in the database, for example "
+        f"because a backup of the database was restored. New checkpoints start at id {newest + 1}, and checkpoints "
+        "without a row are not deleted."
     )

@@ -1,10 +1,10 @@
 """
 Restore of an operator in place, from a savepoint of its job.
 
-The restore is an open action of a user and a mark in the row of the operator. Each registration of the operator takes it,
-whatever the attempt would restore otherwise, until an attempt completes a checkpoint. Each of these attempts opens a new
-generation, which hides the checkpoints of before. They are retained until then, and a restore that is undone returns the
-operator to them.
+The restore is an open action of a user and a mark in the row of the operator. Each registration of the operator takes
+it, whatever the attempt would restore otherwise, until an attempt completes a checkpoint. Each of these attempts opens
+a new generation, which hides the checkpoints of before. They are retained until then, and a restore that is undone
+returns the operator to them.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def require_none_waiting(view: JobView, operators: Iterable[OperatorRecord]) -> 
     waiting = next((operator.uid for operator in operators if operator.in_place_restore is not None), None)
     if waiting is not None:
         raise CheckpointDeclinedError(
-            f"Expected job {view.job.name!r} to have no restore in place to carry out, found that stage {waiting!r} has completed "
-            f"no checkpoint since; run its task first, or withdraw the restore on the page of the job."
+            f"Expected job {view.job.name!r} to have no restore in place to carry out, found that stage {waiting!r} "
+            "has completed no checkpoint since; run its task first, or withdraw the restore on the page of the job."
         )
 
 
@@ -135,8 +135,9 @@ def require_undoable(tx: JobTransaction, operator: OperatorRecord) -> None:
     restore = waiting(tx, operator)
     if restore is not None and attempt.generation > restore.earlier_generation:
         raise ConcurrentAttemptError(
-            f"Expected no running attempt that restores operator {operator.uid!r} of job {tx.job.name!r} from the savepoint "
-            f"{restore.pointer}, found {attempt.owner.label}; wait until its first checkpoint is complete, or stop it.",
+            f"Expected no running attempt that restores operator {operator.uid!r} of job {tx.job.name!r} from the "
+            f"savepoint {restore.pointer}, found {attempt.owner.label}; wait until its first checkpoint is complete, "
+            "or stop it.",
             holder=attempt.owner.label,
         )
 

@@ -87,7 +87,9 @@ class JobOverview(JobFigures):
     earlier_size_bytes: int | None = None
     """The size of the checkpoint that the operator completed before the last one; ``None`` if its row is removed."""
     problem: str | None = None
-    """Error of the row of the job; values that cannot be read are then missing, and an unreadable status is ``failed``."""
+    """
+    Error of the row of the job; values that cannot be read are then missing, and an unreadable status is ``failed``.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +215,8 @@ def _parsed_position(text: str, sort: JobSort) -> tuple[SortValue, str]:
     except (ValueError, TypeError, OverflowError, RecursionError):
         pass
     raise InvalidConfigurationError(
-        f"Expected a position in the list of jobs sorted by {sort.value}, found {text[:80]!a}; request the first page again."
+        f"Expected a position in the list of jobs sorted by {sort.value}, found {text[:80]!a}; request the first page "
+        "again."
     )
 
 

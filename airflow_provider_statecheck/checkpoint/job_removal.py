@@ -1,10 +1,10 @@
 """
 Removal of a whole job: what keeps it, and the request of a user.
 
-A user requests the removal of a whole job on its page. The request is an open action of the job. The next run of ``prune``
-carries it out in the steps of every removal: the checkpoints end and the request is running, their files are deleted, and the
-rows are removed together with the completion of the request. A job that has started an attempt since the request is kept,
-because the user did not see that attempt.
+A user requests the removal of a whole job on its page. The request is an open action of the job. The next run of
+``prune`` carries it out in the steps of every removal: the checkpoints end and the request is running, their files are
+deleted, and the rows are removed together with the completion of the request. A job that has started an attempt since
+the request is kept, because the user did not see that attempt.
 """
 
 from __future__ import annotations
@@ -97,13 +97,13 @@ def require_removable(view: JobView) -> None:
     """
     Require a job that can be removed.
 
-    :raises ConcurrentAttemptError: An attempt is running or may be running.
+    :raises ConcurrentAttemptError: if an attempt is running or may be running.
     """
     reasons = reasons_to_keep(view)
     if reasons:
         raise ConcurrentAttemptError(
-            f"Expected job {view.job.name!r} without an attempt that may be running, found that {'; '.join(reasons)}; remove "
-            f"the job after its tasks have ended."
+            f"Expected job {view.job.name!r} without an attempt that may be running, found that {'; '.join(reasons)}; "
+            "remove the job after its tasks have ended."
         )
 
 
@@ -111,7 +111,7 @@ def request_removal(tx: JobTransaction, action: ActionRecord) -> None:
     """
     Save a request to remove a job. An earlier open one ends.
 
-    :raises ConcurrentAttemptError: An attempt is running or may be running.
+    :raises ConcurrentAttemptError: if an attempt is running or may be running.
     """
     view = tx.view()
     require_removable(view)
@@ -125,13 +125,13 @@ def waiting_removal(view: JobView) -> ActionRecord:
     """
     Return the request that waits to be carried out.
 
-    :raises CheckpointNotFoundError: There is none, or its removal has begun.
+    :raises CheckpointNotFoundError: if there is none, or its removal has begun.
     """
     action = open_removal(view)
     if action is None or action.status is not RequestStatus.QUEUED:
         raise CheckpointNotFoundError(
-            f"Expected a waiting request to remove job {view.job.name!r}, found {'none' if action is None else 'one that has begun'}"
-            f"; it has ended, or its checkpoints have."
+            f"Expected a waiting request to remove job {view.job.name!r}, found "
+            f"{'none' if action is None else 'one that has begun'}; it has ended, or its checkpoints have."
         )
     return action
 
@@ -140,7 +140,7 @@ def withdraw_removal(tx: JobTransaction, user: str) -> None:
     """
     End the request that waits to be carried out; the job is kept.
 
-    :raises CheckpointNotFoundError: There is none, or its removal has begun.
+    :raises CheckpointNotFoundError: if there is none, or its removal has begun.
     """
     _end_removal(tx, waiting_removal(tx.view()), RequestStatus.FAILED, f"withdrawn by {user}")
 

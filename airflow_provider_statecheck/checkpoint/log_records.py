@@ -1,8 +1,8 @@
 """
 Log records of this package: without the secrets that the process knows, and in printable text.
 
-Records are changed where they are made, so that handlers of any kind get them in this form only: those of logging, which format
-the arguments of a message and the text of an error, and those of Airflow, which read the error itself.
+Records are changed where they are made, so that handlers of any kind get them in this form only: those of logging,
+which format the arguments of a message and the text of an error, and those of Airflow, which read the error itself.
 """
 
 from __future__ import annotations

@@ -101,8 +101,8 @@ class OpenEffects:
     """
     Pending savepoint with which the job suspends; the attempt has given its part, and waits for the end of it.
 
-    The registration of a retry also returns a complete one of the job or of the stage alone, if an earlier try ran or had failed
-    when it was triggered, or has waited for it.
+    The registration of a retry also returns a complete one of the job or of the stage alone, if an earlier try ran or
+    had failed when it was triggered, or has waited for it.
     """
 
 
@@ -122,7 +122,9 @@ class AttemptGrant:
     uid: str
     """Uid of the operator; a former uid if the attempt took over that operator."""
     gone_uids: tuple[str, ...] = ()
-    """Uids of operators that are gone or may be the same stage; a sink that is new in a target must not join their output."""
+    """
+    Uids of operators that are gone or may be the same stage; a sink that is new in a target must not join their output.
+    """
     warning: str = ""
     """Warning for the user, shown before the stage starts; empty if there is none."""
     damaged_snapshots: tuple[str, ...] = ()
@@ -174,7 +176,9 @@ class TriggerCheckpoint:
     savepoint_dir: str | None = None
     """Parent directory of the savepoint, unless the savepoint request has a target."""
     timeout_seconds: float | None = None
-    """Timeout of this checkpoint, which includes an increment that runs after the trigger; ``None`` for the attempt's."""
+    """
+    Timeout of this checkpoint, which includes an increment that runs after the trigger; ``None`` for the attempt's.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

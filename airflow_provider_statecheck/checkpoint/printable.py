@@ -1,10 +1,10 @@
 """
 Text for terminals and logs.
 
-Names of jobs, operators, steps and items come from users, and so do values and error texts. An escape sequence in one of
-them would set the clipboard or the title of an administrator's terminal, or hide what a command is about to delete; a line
-break would forge a line of a log. Commands and loggers therefore show such characters as escapes, here and nowhere else.
-JSON and YAML stay exact, as both have escapes of their own.
+Names of jobs, operators, steps and items come from users, and so do values and error texts. An escape sequence in one
+of them would set the clipboard or the title of an administrator's terminal, or hide what a command is about to delete;
+a line break would forge a line of a log. Commands and loggers therefore show such characters as escapes, here and
+nowhere else. JSON and YAML stay exact, as both have escapes of their own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ _UNPRINTABLE_IN_LINES: Final = re.compile(f"(?![\n\t])[{_CONTROLS}{_INVISIBLE}\u
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, such as ``1 job`` or ``1,200 jobs``; the plural of the noun ends in ``s`` or ``ies``."""
+    """
+    Return a number with its noun, such as ``1 job`` or ``1,200 jobs``.
+
+    The plural of the noun ends in ``s`` or ``ies``.
+    """
     if number == 1:
         return f"1 {noun}"
     plural = f"{noun[:-1]}ies" if re.search("[^aeiou]y$", noun) else f"{noun}s"

@@ -107,7 +107,9 @@ class CheckpointProperties:
     discard_on_failed: bool = False
     discard_on_suspended: bool = False
     unclaimed: bool = False
-    """Whether it was restored without a claim. The job never deletes it, and new checkpoints reference none of its files."""
+    """
+    Whether it was restored without a claim. The job never deletes it, and new checkpoints reference none of its files.
+    """
     part: str = ""
     """Uid of the stage whose part of a savepoint of the whole job was restored; empty for all other snapshots."""
 
@@ -263,8 +265,8 @@ class ClaimRecord:
 def already_claimed(pointer: str) -> SavepointClaimedError:
     """Return the error for a snapshot that another operator has claimed."""
     return SavepointClaimedError(
-        f"Expected the savepoint {pointer} to be unclaimed, found it claimed by another job, which may delete it at any time; "
-        f"take another savepoint and restore that one.",
+        f"Expected the savepoint {pointer} to be unclaimed, found it claimed by another job, which may delete it at "
+        "any time; take another savepoint and restore that one.",
         pointer=pointer,
     )
 
@@ -282,7 +284,8 @@ class CheckpointStorageLocationReference:
     def __post_init__(self) -> None:
         if not isinstance(self.encoded, bytes):
             raise InvalidConfigurationError(
-                f"Expected a location reference as bytes, found {type(self.encoded).__name__}; create one with of_path()."
+                f"Expected a location reference as bytes, found {type(self.encoded).__name__}; create one with "
+                "of_path()."
             )
 
     @classmethod
@@ -336,7 +339,8 @@ class CheckpointStorageLocationReference:
 
 def _undecodable(found: str) -> InvalidConfigurationError:
     return InvalidConfigurationError(
-        f"Expected an encoded path as location reference, found {found}; use a reference from of_path() without truncation."
+        f"Expected an encoded path as location reference, found {found}; use a reference from of_path() without "
+        "truncation."
     )
 
 

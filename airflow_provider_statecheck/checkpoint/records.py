@@ -1,9 +1,9 @@
 """
 Records of a job in the store: operators, attempts, checkpoints, requests and time.
 
-The time of a job increases with each transaction, even if the clocks of two servers differ slightly. A clock that was far
-ahead and has been corrected is the exception: the job follows the corrected clock, and times in its rows that are in the
-future are clamped, in their order. Otherwise all timeouts of the job would stop until the clock catches up.
+The time of a job increases with each transaction, even if the clocks of two servers differ slightly. A clock that was
+far ahead and has been corrected is the exception: the job follows the corrected clock, and times in its rows that are
+in the future are clamped, in their order. Otherwise all timeouts of the job would stop until the clock catches up.
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ class RowsVersion(NamedTuple):
     """
     Version of the rows of a job; a later one is greater.
 
-    A job in a database that was restored from a backup reaches the same number again, with other rows. The time tells the two
-    versions apart.
+    A job in a database that was restored from a backup reaches the same number again, with other rows. The time tells
+    the two versions apart.
     """
 
     number: int
@@ -225,7 +225,9 @@ class OperatorRecord(OfOperator):
     next_restore: int | None = None
     """Checkpoint that a user chose for the next attempt, which retention keeps; ``None`` for the newest one."""
     pinned_checkpoint: int | None = None
-    """Checkpoint that is copied to a savepoint of the whole job, which retention keeps until then; ``None`` for none."""
+    """
+    Checkpoint that is copied to a savepoint of the whole job, which retention keeps until then; ``None`` for none.
+    """
     in_place_restore: str | None = None
     """Key of the restore in place that attempts take until one of them completes a checkpoint; ``None`` for none."""
 
@@ -301,7 +303,9 @@ class CheckpointRecord(OfOperator):
     location: str
     """Exclusive directory of the checkpoint."""
     triggered_at: datetime
-    """Time of the trigger; after the end of the checkpoint, the time at which it started, without the increment before."""
+    """
+    Time of the trigger; after the end of the checkpoint, the time at which it started, without the increment before.
+    """
     expires_at: datetime
     run_key: str = ""
     """Run that took the checkpoint; empty if unknown."""
@@ -309,8 +313,8 @@ class CheckpointRecord(OfOperator):
     is_periodic: bool = False
     finalizer: str | None = None
     """
-    Coordinator that triggers an aligned checkpoint, then the call that assigned the writing of its metadata until the lease
-    expires, and after the end the key of the call that aborted it or left it to the user.
+    Coordinator that triggers an aligned checkpoint, then the call that assigned the writing of its metadata until the
+    lease expires, and after the end the key of the call that aborted it or left it to the user.
     """
     lease_until: datetime | None = None
     completed_at: datetime | None = None
@@ -333,7 +337,8 @@ class CheckpointRecord(OfOperator):
     failure_message: str = ""
     unusable_reason: str | None = None
     """
-    Reason why a restore skipped the checkpoint, which then does not count towards retention; ``ROLLED_BACK`` after a rollback.
+    Reason why a restore skipped the checkpoint, which then does not count towards retention; ``ROLLED_BACK`` after a
+    rollback.
 
     The state does not contain the work of such a checkpoint.
     """
@@ -389,7 +394,11 @@ class CheckpointRecord(OfOperator):
 
     @property
     def awaits_commit(self) -> bool:
-        """Return whether a sink must commit its output; the sink retracts the output of a skipped checkpoint instead."""
+        """
+        Return whether a sink must commit its output.
+
+        The sink retracts the output of a skipped checkpoint instead.
+        """
         is_open = self.has_open_commit and self.unusable_reason is None
         return is_open and self.status is CheckpointStatus.COMPLETED
 

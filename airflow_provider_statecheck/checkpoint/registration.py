@@ -1,9 +1,9 @@
 """
 Registration of an attempt: fences earlier attempts and decides where the new one starts.
 
-The state of a job carries over from run to run. The newest completed checkpoint of the current generation determines the
-run that the state has reached. The coordinator rejects a run with an earlier logical date. A restarted run resumes from the
-last checkpoint of the run before it, in the same generation, and its own checkpoints are rolled back.
+The state of a job carries over from run to run. The newest completed checkpoint of the current generation determines
+the run that the state has reached. The coordinator rejects a run with an earlier logical date. A restarted run resumes
+from the last checkpoint of the run before it, in the same generation, and its own checkpoints are rolled back.
 """
 
 from __future__ import annotations
@@ -85,12 +85,13 @@ def register(
     :param dead: Attempts whose tasks are known to have stopped, or to have been cleared since.
     :param dags: Tasks of the other Dags that ran operators of the job.
     :raises StaleAttemptError: if the attempt was registered before and has been replaced since.
-    :raises InvalidConfigurationError: if another instance of the mapped task has the same map key, or another task of the Dag
-        the same uid.
+    :raises InvalidConfigurationError: if another instance of the mapped task has the same map key, or another task of
+        the Dag the same uid.
     :raises RunSupersededError: if a later run has already advanced the state.
     :raises RivalError: if another owner's attempt is open and not in ``dead``.
     :raises LaterTryError: if the last attempt is not in ``dead``, and is that of a later try of the task.
-    :raises MovedKeyError: if the last attempt is not in ``dead``, and its instance of the mapped task has another index.
+    :raises MovedKeyError: if the last attempt is not in ``dead``, and its instance of the mapped task has another
+        index.
     :raises NoRestorableCheckpointError: if the operator had state and none of it can be restored.
     :raises SavepointClaimedError: if another operator has claimed the savepoint to start from.
     :raises IncompatibleCheckpointError: if the operator is new and another operator, which has checkpoints, is gone.
@@ -109,9 +110,9 @@ def _skip_ids_on_storage(tx: JobTransaction, request: RegisterAttempt) -> str:
     if not skip_ids_on_storage(tx, newest):
         return ""
     return (
-        f"{unknown_checkpoint(tx.job.name, newest)} To start from checkpoint {newest} instead, run the task now in another job "
-        f"with from_savepoint= set to the directory of that checkpoint: files that it shares with checkpoints of this job will "
-        f"be deleted with them."
+        f"{unknown_checkpoint(tx.job.name, newest)} To start from checkpoint {newest} instead, run the task now in "
+        "another job with from_savepoint= set to the directory of that checkpoint: files that it shares with "
+        "checkpoints of this job will be deleted with them."
     )
 
 
@@ -182,9 +183,9 @@ def _require_not_before(restore: InPlaceRestore, operator: OperatorRecord, reque
     if not is_earlier(run, reached):
         return
     raise RunSupersededError(
-        f"Expected a run from {reached!r} on, which the savepoint {restore.pointer} has reached that operator {operator.uid!r} of "
-        f"job {request.job_name!r} is restored from, found the earlier run {run!r}; nothing was changed. Clear only run "
-        f"{reached!r} and later ones, or restore an earlier savepoint.",
+        f"Expected a run from {reached!r} on, which the savepoint {restore.pointer} has reached that operator "
+        f"{operator.uid!r} of job {request.job_name!r} is restored from, found the earlier run {run!r}; nothing was "
+        f"changed. Clear only run {reached!r} and later ones, or restore an earlier savepoint.",
         run_key=run,
         stands_at=reached,
     )
@@ -206,9 +207,10 @@ def _require_key_of_its_own(
 def shared_map_key(holder: AttemptOwner, owner: AttemptOwner) -> InvalidConfigurationError:
     """Return the error for an instance of a mapped task that has the map key of another one."""
     return InvalidConfigurationError(
-        f"Expected a map_key of its own for each instance of a mapped task, found {owner.logical_task!r} at the instances "
-        f"{map_index_of(holder)} and {map_index_of(owner)} in run {owner.run_id!r}; derive the key from the content of each "
-        f"instance, and remove duplicates from the list; if the run was deleted and created again, clear all its instances."
+        f"Expected a map_key of its own for each instance of a mapped task, found {owner.logical_task!r} at the "
+        f"instances {map_index_of(holder)} and {map_index_of(owner)} in run {owner.run_id!r}; derive the key from the "
+        "content of each instance, and remove duplicates from the list; if the run was deleted and created again, "
+        "clear all its instances."
     )
 
 
@@ -223,8 +225,9 @@ def _require_uid_of_its_own(previous: AttemptRecord | None, request: RegisterAtt
     # An empty tuple means that the uid is a template. A task that has another uid now has given this one away.
     if uids is not None and (not uids or not set(uids).isdisjoint(task_uids_of(request.uid))):
         raise InvalidConfigurationError(
-            f"Expected a unique uid for every task of a job, found {request.uid!r} at both {theirs.task_id!r} and {mine.task_id!r} in "
-            f"run {request.owner.run_id!r} of the job {request.job_name!r}; give one of them another uid."
+            f"Expected a unique uid for every task of a job, found {request.uid!r} at both {theirs.task_id!r} and "
+            f"{mine.task_id!r} in run {request.owner.run_id!r} of the job {request.job_name!r}; give one of them "
+            "another uid."
         )
 
 
@@ -328,7 +331,8 @@ def _restored_in_place(
 
 
 def _starts_from_choice_of(tx: JobTransaction, operator: OperatorRecord, previous: AttemptRecord | None) -> bool:
-    # The attempt that took the choice may have ended before it read the checkpoint, and its retry must not fall back either.
+    # The attempt that took the choice may have ended before it read the checkpoint, and its retry must not fall back
+    # either.
     if previous is None or not previous.is_restore_chosen:
         return False
     newest = next(iter(transitions.restorable(tx, operator)), None)
@@ -347,7 +351,8 @@ def _decisive_attempt(
     run = request.owner.run_key
     if previous is None or previous.owner.run_key == run or not candidates or candidates[0].run_key != run:
         return previous
-    # A later run failed without a checkpoint. The decision depends on the last attempt of the run that the state reached.
+    # A later run failed without a checkpoint. The decision depends on the last attempt of the run that the state
+    # reached.
     return tx.last_attempt_of_run(previous.operator_id, run) or previous
 
 
@@ -362,17 +367,17 @@ def _restart_run(
     before = remaining_after_rollback(candidates, run)
     if not before and candidates and operator.first_run != run:
         raise NoRestorableCheckpointError(
-            f"Expected a checkpoint before run {run!r} of operator {operator.uid!r} in job {tx.job.name!r} to restart the run "
-            f"({decision.reason}), found none retained; increase retained_runs for later runs, and now choose one of the run's "
-            f"own checkpoints on the page of the job or start another job from a savepoint."
+            f"Expected a checkpoint before run {run!r} of operator {operator.uid!r} in job {tx.job.name!r} to restart "
+            f"the run ({decision.reason}), found none retained; increase retained_runs for later runs, and now choose "
+            "one of the run's own checkpoints on the page of the job or start another job from a savepoint."
         )
     if not before:
         return decision
     if all(c.unusable_reason is not None for c in before):
         raise NoRestorableCheckpointError(
-            f"Expected a readable checkpoint before run {run!r} of operator {operator.uid!r} in job {tx.job.name!r} to restart "
-            f"the run ({decision.reason}), found only unreadable ones: {before[0].unusable_reason}. Restore the files, or choose "
-            f"one of the run's own checkpoints on the page of the job.",
+            f"Expected a readable checkpoint before run {run!r} of operator {operator.uid!r} in job {tx.job.name!r} to "
+            f"restart the run ({decision.reason}), found only unreadable ones: {before[0].unusable_reason}. Restore "
+            "the files, or choose one of the run's own checkpoints on the page of the job.",
             checkpoint_ids=tuple(c.checkpoint_id for c in before),
         )
     transitions.roll_back_runs(tx, operator, candidates[: len(candidates) - len(before)])

@@ -1,11 +1,11 @@
 """
 Look-up of the operator of a registration, also by a former uid, and of operators that are gone.
 
-State and output belong to the uid of an operator. A stage with a changed uid would start empty and write all output a second
-time. Registration therefore rejects a new operator while another operator of the job, which has checkpoints, is gone: both
-may be the same stage. Whether an operator is gone is decided by the current tasks of the Dag that ran it last: those of the
-registering Dag are in the request, and the coordinator asks for those of other Dags. A script has no Dag, so all other
-operators of its job are gone.
+State and output belong to the uid of an operator. A stage with a changed uid would start empty and write all output a
+second time. Registration therefore rejects a new operator while another operator of the job, which has checkpoints, is
+gone: both may be the same stage. Whether an operator is gone is decided by the current tasks of the Dag that ran it
+last: those of the registering Dag are in the request, and the coordinator asks for those of other Dags. A script has no
+Dag, so all other operators of its job are gone.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def operator_of(tx: JobTransaction, request: RegisterAttempt, dags: KnownDags) -
 
     :param dags: Tasks of the other Dags that ran operators of the job.
     :return: The operator, or ``None`` for a new one.
-    :raises IncompatibleCheckpointError: if the operator is new and another operator, which has checkpoints, is gone, or if
-        ``renamed_uids`` gives one operator to two tasks.
+    :raises IncompatibleCheckpointError: if the operator is new and another operator, which has checkpoints, is gone, or
+        if ``renamed_uids`` gives one operator to two tasks.
     :raises UnaskedDagsError: if ``dags`` lacks a Dag.
     """
     own = tx.operator(operator_id_of(request.uid))
@@ -69,8 +69,8 @@ def _former_operator(tx: JobTransaction, request: RegisterAttempt) -> OperatorRe
 
 
 def _has_had_state(tx: JobTransaction, operator: OperatorRecord) -> bool:
-    # Counts all generations, so that a retry after a clear does not switch operators. Either source is enough: maintenance
-    # removes old rows, and a recovery of the database loses the statistics.
+    # Counts all generations, so that a retry after a clear does not switch operators. Either source is enough:
+    # maintenance removes old rows, and a recovery of the database loses the statistics.
     return tx.has_completed(operator.operator_id) or statistics.load(tx, operator.operator_id).has_had_state
 
 
@@ -86,10 +86,11 @@ def _require_none_with_state(tx: JobTransaction, request: RegisterAttempt, forme
         latest = next(iter(transitions.restorable(tx, operator)), None)
         if latest is not None:
             raise IncompatibleCheckpointError(
-                f"Expected operator {operator.uid!r} of job {tx.job.name!r} to have no task but that of {request.uid!r}, whose "
-                f"renamed_uids names it, found task {_other_tasks(request, operator.uid)[0]!r} with this uid, now or in its own "
-                f"renamed_uids; {request.uid!r} would start empty and write all output again. Let one task take the operator "
-                f"over, and set allow_non_restored_state=True once for the other one to start empty.",
+                f"Expected operator {operator.uid!r} of job {tx.job.name!r} to have no task but that of "
+                f"{request.uid!r}, whose renamed_uids names it, found task {_other_tasks(request, operator.uid)[0]!r} "
+                f"with this uid, now or in its own renamed_uids; {request.uid!r} would start empty and write all "
+                "output again. Let one task take the operator over, and set allow_non_restored_state=True once for "
+                "the other one to start empty.",
                 uid=request.uid,
                 found_uid=operator.uid,
                 checkpoint_id=latest.checkpoint_id,
@@ -108,8 +109,8 @@ def _require_one_claim(tx: JobTransaction, request: RegisterAttempt, own: Operat
         task_id = None if mine is None else mine.task_id
         raise IncompatibleCheckpointError(
             f"Expected operator {own.uid!r} of job {tx.job.name!r} to be that of one task, found it at {task_id!r}, "
-            f"which has this uid, and in the renamed_uids of {claimants[0]!r}; one of them would continue the state of the "
-            f"other. Set uid= of each task to the uid whose state it has, or give {task_id!r} a new one.",
+            f"which has this uid, and in the renamed_uids of {claimants[0]!r}; one of them would continue the state of "
+            f"the other. Set uid= of each task to the uid whose state it has, or give {task_id!r} a new one.",
             uid=request.uid,
             found_uid=own.uid,
         )
@@ -154,8 +155,8 @@ def _gone_state_error(
     # The uid of a task cannot contain the key of an instance.
     or_uid = "" if "[" in f"{gone.uid}{request.uid}" else f" or uid={gone.uid!r}"
     return IncompatibleCheckpointError(
-        f"Expected all operators of job {tx.job.name!r} to be in use when operator {request.uid!r} is added, found operator "
-        f"{gone.uid!r} with checkpoint {checkpoint_id}, {reason}. If {request.uid!r} is its new name, set "
+        f"Expected all operators of job {tx.job.name!r} to be in use when operator {request.uid!r} is added, found "
+        f"operator {gone.uid!r} with checkpoint {checkpoint_id}, {reason}. If {request.uid!r} is its new name, set "
         f"renamed_uids={{{gone.uid!r}: {request.uid!r}}}{or_uid}; otherwise all output would be written again. If "
         f"{gone.uid!r} is another step, set allow_non_restored_state=True once to start empty.",
         uid=request.uid,
@@ -170,8 +171,8 @@ def foreign_output(
     """
     Return the uids of the operators whose output a sink must not join if it is new in a target.
 
-    These are the operators that are gone and, for an operator that has no state yet, those of other Dags: a copy of a Dag
-    under another id writes the same rows. ``allow_non_restored_state`` declares that it is no copy.
+    These are the operators that are gone and, for an operator that has no state yet, those of other Dags: a copy of a
+    Dag under another id writes the same rows. ``allow_non_restored_state`` declares that it is no copy.
 
     :param operator: Operator of the attempt.
     """
@@ -195,17 +196,18 @@ def shared_state_warning(
         return ""
     if earlier is not None and _is_elsewhere(request, earlier) and not _reason(tx, request, operator, earlier, dags):
         return (
-            f"Operator {operator.uid!r} of job {tx.job.name!r} is also that of a task of Dag {earlier.owner.dag_id!r}, and both "
-            f"continue one state: what one has read, the other does not read. Give one of them another uid= or job= if they "
-            f"are different stages."
+            f"Operator {operator.uid!r} of job {tx.job.name!r} is also that of a task of Dag {earlier.owner.dag_id!r}, "
+            "and both continue one state: what one has read, the other does not read. Give one of them another uid= "
+            "or job= if they are different stages."
         )
     with_state = (o for o in others.in_other_dags if transitions.restorable(tx, o))
     other = next(with_state, None) if _starts_empty(tx, request, operator, others) else None
     if other is None:
         return ""
     return (
-        f"Operator {operator.uid!r} starts empty in job {tx.job.name!r}, where another Dag has operator {other.uid!r}. If it is "
-        f"the same stage under a new name, set renamed_uids={{{other.uid!r}: {operator.uid!r}}}, or all output is written again."
+        f"Operator {operator.uid!r} starts empty in job {tx.job.name!r}, where another Dag has operator {other.uid!r}. "
+        f"If it is the same stage under a new name, set renamed_uids={{{other.uid!r}: {operator.uid!r}}}, or all "
+        "output is written again."
     )
 
 
@@ -298,7 +300,7 @@ def _reason_elsewhere(
 
 
 def _is_of_template(operator: OperatorRecord, newest: AttemptRecord, uids: Mapping[str, tuple[str, ...]]) -> bool:
-    # An empty tuple means that the uid is a template, which may render to this uid in another run. The id of the task was its
-    # uid before it had a template.
+    # An empty tuple means that the uid is a template, which may render to this uid in another run. The id of the task
+    # was its uid before it had a template.
     task_id = "" if newest.owner.task is None else newest.owner.task.task_id
     return uids.get(task_id) == () and task_id not in task_uids_of(operator.uid)

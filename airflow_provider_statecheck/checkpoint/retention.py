@@ -1,8 +1,8 @@
 """
 Retention: which checkpoints are kept, whose files may be deleted, and who owns them.
 
-A completed checkpoint subsumes those beyond the number to retain. The files of a subsumed checkpoint may be deleted once no
-running attempt was restored from it, and something newer has replaced it.
+A completed checkpoint subsumes those beyond the number to retain. The files of a subsumed checkpoint may be deleted
+once no running attempt was restored from it, and something newer has replaced it.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def beyond_retention(checkpoints: Sequence[Checkpoint], num_retained: int) -> li
     Return the checkpoints beyond retention, oldest first.
 
     The newest checkpoint is always retained, and so is the newest one that is not a savepoint: the user may delete a
-    savepoint, and a restore needs a checkpoint that only the job can delete. No such checkpoint is needed after a savepoint
-    that stops the job.
+    savepoint, and a restore needs a checkpoint that only the job can delete. No such checkpoint is needed after a
+    savepoint that stops the job.
 
     :param checkpoints: Retained checkpoints, oldest first.
     :param num_retained: Number of checkpoints to retain, at least 1; exceeded if more must be retained.
@@ -70,8 +70,8 @@ def subsumed_by_retention(
     """
     Return the completed checkpoints of an operator that retention subsumes.
 
-    - Unusable checkpoints do not count, which leaves `num_retained` usable ones as fallbacks. They are subsumed when all
-      retained checkpoints are newer.
+    - Unusable checkpoints do not count, which leaves `num_retained` usable ones as fallbacks. They are subsumed when
+      all retained checkpoints are newer.
     - Checkpoints of earlier generations are subsumed by the first checkpoint of a later generation.
     - Savepoints neither count nor are subsumed, unless the operator was restored from them.
     - Checkpoints with an open commit are retained in addition.
@@ -157,8 +157,8 @@ def _rolled_back(rows: Iterable[CheckpointRecord], generation: int, attempt: Att
 
 
 def _has_finished_since(attempt: AttemptRecord, rolled_back: CheckpointRecord, last_epoch: int) -> bool:
-    # A rewind may follow the last attempt, which then does not replace the results of the rolled-back checkpoints. Within the
-    # resolution of the clock, only epochs tell a rewind from a restart.
+    # A rewind may follow the last attempt, which then does not replace the results of the rolled-back checkpoints.
+    # Within the resolution of the clock, only epochs tell a rewind from a restart.
     begun = (attempt.registered_at, attempt.epoch)
     is_later = rolled_back.ended_at is None or begun > (rolled_back.ended_at, last_epoch)
     return attempt.status is AttemptStatus.FINISHED and is_later
@@ -235,7 +235,8 @@ def _reason_if_retained(owner: Owner) -> str:
 
 def _reason_if_shared(checkpoint: CheckpointRecord, owner: Owner) -> str | None:
     own = f"/{checkpoint.job_id}/chk-{checkpoint.checkpoint_id}"
-    # The attempt continues after an aborted checkpoint with the state that its tasks have written. Others are claimed savepoints.
+    # The attempt continues after an aborted checkpoint with the state that its tasks have written. Others are claimed
+    # savepoints.
     is_shared = checkpoint.status is CheckpointStatus.ABORTED or not checkpoint.location.endswith(own)
     because = "later checkpoints may reference its files; gc deletes it when none does"
     return because if is_shared and owner is Owner.JOB else None

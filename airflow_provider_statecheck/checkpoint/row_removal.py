@@ -1,8 +1,8 @@
 """
 Removal of the old rows of a job.
 
-Rows are removed in batches of one transaction each, which block the checkpoints of a running stage only briefly. Maintenance
-removes all removable rows, and an attempt that ends removes some rows of its operator.
+Rows are removed in batches of one transaction each, which block the checkpoints of a running stage only briefly.
+Maintenance removes all removable rows, and an attempt that ends removes some rows of its operator.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class OldRows:
     """
     The removable rows of an operator, in batches; a transaction of its own removes each batch.
 
-    The last checkpoint of each run in the state stays. Finding these takes a look at all checkpoints of the operator. The first
-    batch finds them, and a later one only asks whether those of its runs are still in the state: then no earlier checkpoint of
-    their runs is the last one.
+    The last checkpoint of each run in the state stays. Finding these takes a look at all checkpoints of the operator.
+    The first batch finds them, and a later one only asks whether those of its runs are still in the state: then no
+    earlier checkpoint of their runs is the last one.
 
     :param limit: Maximum number of rows of each kind in a batch; ``None`` for all.
-    :param storage_base: Checkpoint directory of the attempts; ``None`` for any. Garbage collection finds directories in the
-        rows of attempts, so an attempt with another directory is retained until that directory has been collected.
+    :param storage_base: Checkpoint directory of the attempts; ``None`` for any. Garbage collection finds directories in
+        the rows of attempts, so an attempt with another directory is retained until that directory has been collected.
     """
 
     operator_id: OperatorId
@@ -141,7 +141,8 @@ def _attempts(
 
 
 def _last_epochs_of_runs(tx: JobTransaction, operator: OperatorRecord) -> list[int]:
-    # The last attempt of a run distinguishes a retry from a clear. After a rewind, this may be a run before the newest one.
+    # The last attempt of a run distinguishes a retry from a clear. After a rewind, this may be a run before the newest
+    # one.
     runs = {c.run_key for c in transitions.restorable(tx, operator)}
     attempts = (tx.last_attempt_of_run(operator.operator_id, run) for run in sorted(runs))
     return [attempt.epoch for attempt in attempts if attempt is not None]

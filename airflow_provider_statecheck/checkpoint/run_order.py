@@ -1,8 +1,8 @@
 """
 Order of the runs that share a job, and which of them have advanced its state.
 
-Logical dates and the dates of partitions order runs. All other runs have no order, and the rows tell which of them the state
-contains: those with a complete checkpoint of the generation that was neither rolled back nor skipped.
+Logical dates and the dates of partitions order runs. All other runs have no order, and the rows tell which of them the
+state contains: those with a complete checkpoint of the generation that was neither rolled back nor skipped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def require_not_superseded(tx: JobTransaction, operator: OperatorRecord, owner: 
     """
     Require a run that the state of an operator is not past.
 
-    :raises RunSupersededError: if the state contains a later run, or if the run itself and then another one have advanced it.
+    :raises RunSupersededError: if the state contains a later run, or if the run itself and then another one have
+        advanced it.
     """
     newest = next(iter(transitions.restorable(tx, operator)), None)
     if newest is None or newest.run_key == owner.run_key:
@@ -58,11 +59,12 @@ def _superseded_error(
 ) -> RunSupersededError:
     rewind = shlex.join(["airflow", "statecheck", "rewind", tx.job.name, "--before", run])
     return RunSupersededError(
-        f"Expected the state of operator {operator.uid!r} in job {tx.job.name!r} not to be past run {run!r}, found it at the "
-        f"later run {newest.run_key!r} (checkpoint {newest.checkpoint_id}){found}; nothing was changed. Either roll back the "
+        f"Expected the state of operator {operator.uid!r} in job {tx.job.name!r} not to be past run {run!r}, found it "
+        f"at the later run {newest.run_key!r} (checkpoint {newest.checkpoint_id}){found}; nothing was changed. Either "
+        "roll back the "
         f'later runs with "{rewind}" and clear this run and the later ones, or set '
-        f"from_checkpoint='before:{run}', with which this run works on a copy of the earlier state. {ONE_RUN_AT_A_TIME}, where "
-        f"several runs at once have led to this.",
+        f"from_checkpoint='before:{run}', with which this run works on a copy of the earlier state. "
+        f"{ONE_RUN_AT_A_TIME}, where several runs at once have led to this.",
         run_key=run,
         stands_at=newest.run_key,
         checkpoint_id=newest.checkpoint_id,
@@ -73,8 +75,8 @@ def under_known_key(tx: JobTransaction, operator: OperatorRecord, owner: Attempt
     """
     Return the owner of an attempt with the key under which its run has taken the newest checkpoint.
 
-    The key of a run changes if a user clears the fields of its partition in Airflow. Older versions of this package knew a run
-    of a partition by its run id.
+    The key of a run changes if a user clears the fields of its partition in Airflow. Older versions of this package
+    knew a run of a partition by its run id.
     """
     newest = next(iter(transitions.restorable(tx, operator)), None)
     if newest is None or newest.run_key == owner.run_key or logical_date_of(owner.run_key) is not None:
@@ -105,7 +107,11 @@ def _latest_after(date: datetime, runs: Iterable[str], partitions: Mapping[str, 
 
 
 def owners_of_run(view: JobView) -> tuple[AttemptOwner, ...]:
-    """Return the owners of the attempts of a job whose stages belong to the Dag run of its name; empty for any other job."""
+    """
+    Return the owners of the attempts of a job whose stages belong to the Dag run of its name.
+
+    Empty for any other job.
+    """
     owners = tuple(attempt.owner for attempt in view.attempts_of_stages)
     return owners if owners and all(is_named_after_run(view.job.name, owner) for owner in owners) else ()
 

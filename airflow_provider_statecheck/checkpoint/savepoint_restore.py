@@ -76,8 +76,8 @@ def adopt(tx: JobTransaction, attempt: AttemptRecord, pending: CheckpointRecord,
     """
     Complete the snapshot that an attempt has restored, as a checkpoint of its operator.
 
-    A claimed snapshot is subsumed and deleted like the checkpoints of the job. An unclaimed snapshot is never deleted, and
-    new checkpoints reference none of its files.
+    A claimed snapshot is subsumed and deleted like the checkpoints of the job. An unclaimed snapshot is never deleted,
+    and new checkpoints reference none of its files.
 
     :param pending: Pending checkpoint from :func:`propose`.
     :param claim: Whether the job becomes the owner of the snapshot.
@@ -107,9 +107,9 @@ def newest_readable(operator: OperatorRecord, newest_first: Iterable[CheckpointR
     """
     Return the checkpoint that readers of an operator's state get, or ``None``.
 
-    It is the newest restorable checkpoint of the operator's generation. While a restart from a snapshot of the same job is not
-    confirmed, it is that of the generation before: its files are retained until the first checkpoint after the restart. A
-    fresh start, also from a snapshot of another job, has none until then.
+    It is the newest restorable checkpoint of the operator's generation. While a restart from a snapshot of the same job
+    is not confirmed, it is that of the generation before: its files are retained until the first checkpoint after the
+    restart. A fresh start, also from a snapshot of another job, has none until then.
 
     :param newest_first: Checkpoints of the operator; only usable ones and unconfirmed snapshots matter.
     """

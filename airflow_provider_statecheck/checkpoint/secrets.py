@@ -2,14 +2,15 @@
 Secrets in texts: those of Airflow, those of this process, and the credentials in URIs.
 
 An exception of user code or of a library may contain a password, and its text becomes the message of an attempt, which
-rows, pages, commands and replies show to readers who may not know the password. Texts are therefore masked where they enter
-a row, before they are shortened: half a secret would not be recognised.
+rows, pages, commands and replies show to readers who may not know the password. Texts are therefore masked where they
+enter a row, before they are shortened: half a secret would not be recognised.
 
-Airflow's maskers know the secrets of the connections and variables that a task or a server has read. They are used where
-Airflow has loaded them. A driver on a Spark cluster has no masker, and masks the values that it was given and those of Spark's secret settings.
+Airflow's maskers know the secrets of the connections and variables that a task or a server has read. They are used
+where Airflow has loaded them. A driver on a Spark cluster has no masker, and masks the values that it was given and
+those of Spark's secret settings.
 
-What this process was given is also passed to Airflow's maskers, which mask the logs of a task with the errors of user code and
-of Spark. The records that this package logs are masked where they are made, by :mod:`.log_records`.
+What this process was given is also passed to Airflow's maskers, which mask the logs of a task with the errors of user
+code and of Spark. The records that this package logs are masked where they are made, by :mod:`.log_records`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from airflow_provider_statecheck.checkpoint.log_records import guard_logs
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 # The package of the tasks and that of the servers have separate maskers, and a process may have both.
-_MASKERS: Final = ("airflow.sdk._shared.secrets_masker", "airflow._shared.secrets_masker")
+MASKERS: Final = ("airflow.sdk._shared.secrets_masker", "airflow._shared.secrets_masker")
 _MASKING: Final = ("airflow.sdk.log", "airflow._shared.secrets_masker")
 """Modules whose ``mask_secret`` tells the masker of a task and its supervisor, and the masker of a server."""
 MASK: Final = "***"
@@ -35,8 +36,9 @@ MASK: Final = "***"
 _SECRET_NAME = re.compile(
     r"key|secret|token|pass(?![a-z])|passw|passphrase|pwd|pw(?![a-z])|auth|credential|signature|\bsig\b|connection_?string|sas(?![a-z])|delegation|\bcode\b"
 )
-# A parameter of a URI: in its query, in its fragment, or after a semicolon as in those of JDBC and of matrix parameters.
-# Its value may be in quotes or braces, and a question mark or semicolon in it ends it only if a parameter follows.
+# A parameter of a URI: in its query, in its fragment, or after a semicolon as in those of JDBC and of matrix
+# parameters. Its value may be in quotes or braces, and a question mark or semicolon in it ends it only if a parameter
+# follows.
 _VALUE = r"""'[^'\s]*'?|"[^"\s]*"?|\{[^}\s]*\}?|(?:[^?&;#\s'"]|[?;](?![^?&;#=\s'"]+=))+"""
 _PARAMETER = re.compile(rf"""([?&;#])([^?&;#=\s'"]+)=({_VALUE})""")
 
@@ -58,7 +60,9 @@ def is_secret_name(name: str) -> bool:
 
 def redact(text: str) -> str:
     """
-    Return a text with the user names, passwords and secret parameters of all URIs replaced by asterisks; a user of HDFS stays.
+    Return a text with the user names, passwords and secret parameters of all URIs replaced by asterisks.
+
+    A user of HDFS stays.
 
     Parameters are those of queries and of fragments, with a name that tells a secret.
     """
@@ -66,7 +70,8 @@ def redact(text: str) -> str:
 
 
 def _without_user(found: re.Match[str]) -> str:
-    # Behind the last "@" no user can be, and a search there would read the rest of the word once for each address in it.
+    # Behind the last "@" no user can be, and a search there would read the rest of the word once for each address in
+    # it.
     head, at, rest = found[0].rpartition("@")
     return _USER_INFO.sub(lambda address: address[1] or "://***@", head + at) + rest
 
@@ -85,8 +90,8 @@ def require_no_credentials(name: str, uri: str) -> None:
     """
     if redact(uri) != uri:
         raise InvalidConfigurationError(
-            f"Expected {name} without credentials, found {redact(uri)!r}; set storage_conn_id, or the credentials in the "
-            f"environment of the machines, instead.",
+            f"Expected {name} without credentials, found {redact(uri)!r}; set storage_conn_id, or the credentials in "
+            "the environment of the machines, instead.",
             key=name,
         )
 
@@ -116,7 +121,7 @@ def _compiled(pattern: str) -> re.Pattern[str] | None:
         return None  # a form that only Java knows; Spark refuses what is none
 
 
-class _KnownSecrets:
+class KnownSecrets:
     """Secrets of this process, longest first, because one may be part of another."""
 
     def __init__(self) -> None:
@@ -133,12 +138,13 @@ class _KnownSecrets:
         return sorted(new)
 
     def mask(self, text: str) -> str:
+        """Return a text with a mask in place of each known secret."""
         for form in self._forms:
             text = text.replace(form, MASK)
         return text
 
 
-_known = _KnownSecrets()
+_known = KnownSecrets()
 
 
 def remember_secrets(secrets: Iterable[str]) -> None:
@@ -156,7 +162,7 @@ def remember_secrets(secrets: Iterable[str]) -> None:
 def masked(text: str) -> str:
     """Return a text without the secrets that this process knows, and without the credentials of URIs."""
     text = _known.mask(text)
-    for name in _MASKERS:
+    for name in MASKERS:
         masker = sys.modules.get(name)
         if masker is not None:
             text = str(masker.redact(text))

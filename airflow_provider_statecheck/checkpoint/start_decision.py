@@ -30,7 +30,8 @@ def decide_start(previous: AttemptRecord | None, request: RegisterAttempt) -> St
     """
     Decide by the previous attempt how an attempt starts.
 
-    :param previous: Previous attempt of the operator, or the last one of the same run if that run took the newest checkpoint.
+    :param previous: Previous attempt of the operator, or the last one of the same run if that run took the newest
+        checkpoint.
     """
     if previous is None:
         return StartDecision(False, "first attempt")

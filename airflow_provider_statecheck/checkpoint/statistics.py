@@ -1,8 +1,8 @@
 """
 Checkpoint statistics of an operator.
 
-Statistics are saved in the transaction of the transition that they count. A transition that is rolled back is therefore not
-counted, and a repeated message is counted once.
+Statistics are saved in the transaction of the transition that they count. A transition that is rolled back is therefore
+not counted, and a repeated message is counted once.
 """
 
 from __future__ import annotations

@@ -46,7 +46,9 @@ class CheckpointPage:
     """
 
     before: int | None = None
-    """Exclusive upper bound of the ids, such as the last id of the previous page; ``None`` for the newest checkpoints."""
+    """
+    Exclusive upper bound of the ids, such as the last id of the previous page; ``None`` for the newest checkpoints.
+    """
     limit: int = RECENT
     operator_id: OperatorId | None = None
     status: CheckpointStatus | None = None
@@ -90,8 +92,8 @@ class JobView:
     def is_of_unknown_dag(self) -> bool:
         """Return whether the Dag of an operator is unknown; see :func:`~job_list.is_of_unknown_dag`."""
         owned = {a.operator_id for a in self.attempts if a.owner.dag_id is not None}
-        # A removed job leaves the counters of its operators, which have no attempts. The operator of the whole job takes its
-        # savepoints, and reads what its stages have written.
+        # A removed job leaves the counters of its operators, which have no attempts. The operator of the whole job
+        # takes its savepoints, and reads what its stages have written.
         has_unowned_operator = any(a.operator_id not in owned for a in self.attempts if not a.is_of_job)
         return is_of_unknown_dag(self.job.name, self.dag_ids, has_unowned_operator=has_unowned_operator)
 
@@ -111,7 +113,11 @@ class JobView:
 
     @property
     def operator_of_job(self) -> OperatorRecord | None:
-        """Return the operator that stands for the whole job; ``None`` before the first aligned checkpoint or savepoint of the job."""
+        """
+        Return the operator that stands for the whole job.
+
+        ``None`` before the first aligned checkpoint or savepoint of the job.
+        """
         return next((o for o in self.operators if o.is_of_job), None)
 
     @property
@@ -178,8 +184,8 @@ class LatestCheckpoints:
     """
     The newest readable checkpoint of each operator that has one, in the order of the operators.
 
-    It is the newest restorable one. While an operator restarts from a snapshot of its job, it is that of before the restart
-    until the restore is confirmed.
+    It is the newest restorable one. While an operator restarts from a snapshot of its job, it is that of before the
+    restart until the restore is confirmed.
     """
 
 
@@ -221,8 +227,8 @@ class JobTransaction(Protocol):
     """
     Transaction on the rows of one job.
 
-    A transaction starts with a write to the job's row, which serializes the writers of the job. Leaving the context commits,
-    and an error rolls all changes back.
+    A transaction starts with a write to the job's row, which serializes the writers of the job. Leaving the context
+    commits, and an error rolls all changes back.
     """
 
     @property
@@ -230,8 +236,8 @@ class JobTransaction(Protocol):
         """
         Return the time of this transaction.
 
-        It is never before the time of an earlier transaction of the job or of any of its rows. After a correction of a clock
-        that was far ahead, the store has moved the times in the rows back.
+        It is never before the time of an earlier transaction of the job or of any of its rows. After a correction of a
+        clock that was far ahead, the store has moved the times in the rows back.
         """
 
     @property
@@ -399,9 +405,9 @@ class JobTransaction(Protocol):
         """
         Remove all attempts, checkpoints, requests, actions, statistics and tokens of the job, as the last call of the transaction.
 
-        Only an action may be saved afterwards; it appears again when an attempt creates the job again.
-        The counters of epochs, generations and checkpoint ids are retained and hidden. A reader of the removed rows could
-        otherwise confuse them with new rows of the same number.
+        Only an action may be saved afterwards; it appears again when an attempt creates the job again. The counters of
+        epochs, generations and checkpoint ids are retained and hidden. A reader of the removed rows could otherwise
+        confuse them with new rows of the same number.
         """
 
 

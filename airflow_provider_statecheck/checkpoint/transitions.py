@@ -278,7 +278,8 @@ def end_outdated_requests(tx: JobTransaction, attempt: AttemptRecord, *, is_want
     """
     Fail the open requests of earlier attempts for a savepoint at their end that is not one at the end of a new attempt.
 
-    :param is_wanted: Whether it requests a savepoint at its end, and takes over the request of an earlier attempt of its run.
+    :param is_wanted: Whether it requests a savepoint at its end, and takes over the request of an earlier attempt of
+        its run.
     """
     for request in tx.open_requests(attempt.operator_id):
         asking = tx.attempt_by_key(request.request_key) if request.properties.is_terminate else None
@@ -518,6 +519,7 @@ def _protected(tx: JobTransaction, operator_id: OperatorId) -> frozenset[int]:
 
 
 def _may_have_writer(tx: JobTransaction, checkpoint: CheckpointRecord) -> bool:
-    # Garbage collection does not scan savepoint directories. The row stays open, and a later discard deletes late files.
+    # Garbage collection does not scan savepoint directories. The row stays open, and a later discard deletes late
+    # files.
     is_aborted = checkpoint.status is CheckpointStatus.ABORTED
     return is_aborted and checkpoint.properties.is_savepoint and tx.now < checkpoint.expires_at

@@ -185,8 +185,8 @@ def _quarantine(args: Namespace) -> timedelta | None:
     if args.quarantine_age is not None and not args.quarantine:
         # Without a quarantine, orphan files are deleted at once, whatever age the user has in mind.
         raise InvalidConfigurationError(
-            "Expected --quarantine-age together with --quarantine, found it alone; add --quarantine, or omit the age to delete "
-            "orphan files at once."
+            "Expected --quarantine-age together with --quarantine, found it alone; add --quarantine, or omit the age "
+            "to delete orphan files at once."
         )
     return (args.quarantine_age or SHORTEST_STAY) if args.quarantine else None
 
@@ -198,8 +198,8 @@ def prune(args: Namespace) -> Exit:
     gateway = maintenance_gateway()
     if args.jobs and (args.test_jobs or args.older_than):
         raise InvalidConfigurationError(
-            "Expected either names of jobs or --older-than and --test-jobs, found both; give one of the two, since named "
-            "jobs are removed at any age."
+            "Expected either names of jobs or --older-than and --test-jobs, found both; give one of the two, since "
+            "named jobs are removed at any age."
         )
     named = tuple(_job_ids(gateway, args.jobs)) if args.jobs else ()
     request = PruneRequest(job_ids=named, older_than=args.older_than, test_jobs=args.test_jobs, dry_run=args.dry_run)
@@ -220,8 +220,8 @@ def rewind(args: Namespace) -> Exit:
     _rewind(args, view, dry_run=args.dry_run)
     verb = "would be rewound" if args.dry_run else "was rewound"
     print_message(
-        f"{view.job.name} {verb} to the position before {args.before}; clear that run and all later runs before another run "
-        "starts, and run them in order."
+        f"{view.job.name} {verb} to the position before {args.before}; clear that run and all later runs before "
+        "another run starts, and run them in order."
     )
     return Exit.DONE
 
@@ -241,7 +241,8 @@ def _prune(args: Namespace, gateway: JobMaintenance, request: PruneRequest) -> E
     tokens = 0 if request.job_ids else _drop_tokens(gateway, request)
     verb = "would be removed" if request.dry_run else "removed"
     print_message(
-        f"{sum(each.is_removed for each in pruned)} of {counted(len(pruned), 'job')} and {counted(tokens, 'ended token')} {verb}."
+        f"{sum(each.is_removed for each in pruned)} of {counted(len(pruned), 'job')} and "
+        f"{counted(tokens, 'ended token')} {verb}."
     )
     return _worst(pruned)
 
@@ -317,7 +318,8 @@ def _print_summary(collected: list[CollectedJob], quarantine: timedelta | None, 
     quarantined = sum(len(each.quarantined) for each in collected)
     if quarantined:
         print_message(
-            f"{counted(quarantined, 'orphan')} quarantined; a run after {quarantine} deletes those that are still orphans."
+            f"{counted(quarantined, 'orphan')} quarantined; a run after {quarantine} deletes those that are still "
+            "orphans."
         )
 
 

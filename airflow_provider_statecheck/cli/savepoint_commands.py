@@ -148,7 +148,8 @@ def _status_of(request: CheckpointRequest, awaited: tuple[str, ...], *, has_wait
         stages = f" of {', '.join(awaited)}" if awaited else ""
         what = "end" if request.properties.is_terminate else "next checkpoint"
         print_message(
-            f"The savepoint awaits the {what}{stages}; the maintenance Dag or 'airflow statecheck gc' then completes it."
+            f"The savepoint awaits the {what}{stages}; the maintenance Dag or 'airflow statecheck gc' then completes "
+            "it."
         )
     is_late = request.status.is_open and has_waited
     return Exit.FOUND if is_late or request.status is RequestStatus.FAILED else Exit.DONE
@@ -165,7 +166,8 @@ def restore(args: Namespace) -> Exit:
     restored = _restore(args, job.job_id, savepoint, dry_run=args.dry_run)
     verb = "would be restored" if args.dry_run else "was restored"
     print_message(
-        f"{job.name} {verb} from {redact(savepoint.pointer)}. Run these tasks again before other runs start, and their runs in order:"
+        f"{job.name} {verb} from {redact(savepoint.pointer)}. Run these tasks again before other runs start, and their "
+        "runs in order:"
     )
     for line in restored.tasks_to_run:
         print_message(line)

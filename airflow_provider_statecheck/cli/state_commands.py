@@ -95,7 +95,8 @@ def stats(args: Namespace) -> Exit:
 def _show_figures(view: JobView, args: Namespace) -> Exit:
     if args.history or args.uid is not None:
         raise InvalidConfigurationError(
-            "Expected --checkpoint without --uid and --history, found them together; a checkpoint belongs to one operator."
+            "Expected --checkpoint without --uid and --history, found them together; a checkpoint belongs to one "
+            "operator."
         )
     checkpoint = maintenance_gateway().checkpoint(view.job.job_id, args.checkpoint)
     if checkpoint is None:

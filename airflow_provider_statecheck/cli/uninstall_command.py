@@ -71,7 +71,8 @@ def _list(args: Namespace, rows: dict[str, int], views: list[JobView]) -> None:
     running = [view.job.name for view in views if any(map(view.has_open_attempt, view.operators))]
     if running:
         print_message(
-            f"{counted(len(running), 'job')} with an attempt that has not ended, such as {running[0]}: the tasks will fail."
+            f"{counted(len(running), 'job')} with an attempt that has not ended, such as {running[0]}: the tasks will "
+            "fail."
         )
 
 
@@ -115,12 +116,14 @@ def _remove_files(args: Namespace, job_ids: list[JobId]) -> bool:
 
 def _tell_what_is_left(views: list[JobView], *, with_files: bool) -> None:
     print_message(
-        "The tables were removed. Uninstall the package next: while it is installed, 'airflow db migrate' creates them again."
+        "The tables were removed. Uninstall the package next: while it is installed, 'airflow db migrate' creates "
+        "them again."
     )
     savepoints = [str(row["name"]) for view in views for row in _savepoints(view)]
     if savepoints:
         print_message(
-            f"Savepoints belong to their users and were not deleted: {counted(len(savepoints), 'savepoint')}, such as {savepoints[0]}."
+            f"Savepoints belong to their users and were not deleted: {counted(len(savepoints), 'savepoint')}, such as "
+            f"{savepoints[0]}."
         )
     if views and not with_files:
         print_message("The files of the jobs were not deleted: 'airflow statecheck recover' makes new rows from them.")

@@ -48,7 +48,8 @@ def checkpointed_spark_task(
     :param multiple_outputs: Push a returned mapping to XCom with one entry for each key.
     :param kwargs: Arguments of
         :class:`~airflow_provider_statecheck.operators.pyspark.CheckpointedPySparkOperator`.
-    :raises InvalidConfigurationError: An argument of the task is given by position, or the function cannot be that of a stage.
+    :raises InvalidConfigurationError: if an argument of the task is given by position, or the function cannot be that
+        of a stage.
     """
     if python_callable is not None:
         require_function(python_callable)

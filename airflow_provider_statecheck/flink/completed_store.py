@@ -60,9 +60,9 @@ class CheckpointsCleaner:
     """
     Deletes the ended checkpoints of a coordinator in the background.
 
-    The rows decide what may be deleted, and record what was. A file stays while a retained checkpoint, the manifest of a
-    checkpoint in progress or the checkpoint that the leader restored names it, and while a task that may name it has not
-    acknowledged. A deletion that fails is repeated by the next cleaning. Callbacks run without a lock.
+    The rows decide what may be deleted, and record what was. A file stays while a retained checkpoint, the manifest of
+    a checkpoint in progress or the checkpoint that the leader restored names it, and while a task that may name it has
+    not acknowledged. A deletion that fails is repeated by the next cleaning. Callbacks run without a lock.
 
     :param executor: The executor that runs the deletes.
     :param is_parallel: Whether checkpoints are deleted concurrently.
@@ -146,8 +146,8 @@ class CheckpointsCleaner:
         with self._changed:
             if self._is_closed:
                 raise CoordinatorError(
-                    "Expected an open cleaner of checkpoints, found a closed one; run airflow statecheck gc to delete the "
-                    "files."
+                    "Expected an open cleaner of checkpoints, found a closed one; run airflow statecheck gc to delete "
+                    "the files."
                 )
             self._cleanings += 1
             self._unfinished += 1
@@ -283,8 +283,8 @@ class CompletedCheckpointStore:
         """
         Close the store; repeat the call after an error.
 
-        With a terminal status, all checkpoints are dropped, and their properties decide which files are deleted. Otherwise
-        the checkpoints remain for the next store.
+        With a terminal status, all checkpoints are dropped, and their properties decide which files are deleted.
+        Otherwise the checkpoints remain for the next store.
 
         :param post_cleanup: A callback that runs after each deletion.
         """

@@ -60,8 +60,8 @@ class CheckpointFinalizer:
     """
     Stores the acknowledgements of operators, and finalizes checkpoints.
 
-    A finalization writes the metadata and then adds the checkpoint to the completed store, which completes its row. Each
-    step is idempotent; another finalizer repeats the steps after the lease has expired.
+    A finalization writes the metadata and then adds the checkpoint to the completed store, which completes its row.
+    Each step is idempotent; another finalizer repeats the steps after the lease has expired.
 
     :param aborter: The aborter of checkpoints whose state is rejected, or that cannot be finalized.
     :param ended: Called after a checkpoint or a cleaning has ended; it triggers queued checkpoints.
@@ -71,7 +71,7 @@ class CheckpointFinalizer:
         self, components: CoordinatorComponents, aborter: CheckpointAborter, ended: Callable[[], None]
     ) -> None:
         self._components = components
-        self._aborter = aborter
+        self.aborter = aborter
         self._ended = ended
 
     def acknowledge(self, message: AcknowledgeMessage, sender: str) -> bool:
@@ -99,7 +99,7 @@ class CheckpointFinalizer:
 
     def _assess(self, asked: AcknowledgeAligned) -> Assessment:
         while (assessment := self._components.rows.acknowledge(asked)).has_expired:
-            self._aborter.expire()
+            self.aborter.expire()
         return assessment
 
     def _acknowledgement(self, message: AcknowledgeMessage) -> AcknowledgeAligned:
@@ -135,7 +135,7 @@ class CheckpointFinalizer:
         try:
             require_whole_union_state(message.state, message.finished_subtasks)
         except CheckpointException as error:
-            self._aborter.abort_one(message.checkpoint_id, error, attempt_id=message.attempt_id)
+            self.aborter.abort_one(message.checkpoint_id, error, attempt_id=message.attempt_id)
             raise
 
     def _delete_surplus(self, manifest: FileStateHandle, assessment: Assessment) -> None:
@@ -219,7 +219,7 @@ class CheckpointFinalizer:
     def _settled(self, record: CheckpointRecord, error: Exception) -> CompletedCheckpoint | None:
         components, failure = self._components, finalization_failure(error)
         # The first write of the transition waits for a commit that is still in progress.
-        if self._aborter.abort(
+        if self.aborter.abort(
             AbortScope.FINALIZATION,
             failure,
             checkpoint_id=record.checkpoint_id,
@@ -250,7 +250,7 @@ class CheckpointFinalizer:
 
     def _abort_older(self, checkpoint: CompletedCheckpoint) -> None:
         try:
-            self._aborter.abort(AbortScope.OLDER, _SUBSUMED, checkpoint_id=checkpoint.checkpoint_id)
+            self.aborter.abort(AbortScope.OLDER, _SUBSUMED, checkpoint_id=checkpoint.checkpoint_id)
         except StateCheckError:
             log.exception("Older checkpoints are still pending; the next completed checkpoint aborts them")
 

@@ -74,7 +74,11 @@ class CoordinatorComponents:
     """Errors raised by the callback that fails the job; see :meth:`raising_job_failures`."""
 
     def count_failure(self, error: CheckpointException, **details: Any) -> None:
-        """Count a failed checkpoint; :meth:`raising_job_failures` raises an error of the callback that fails the job."""
+        """
+        Count a failed checkpoint.
+
+        :meth:`raising_job_failures` raises an error of the callback that fails the job.
+        """
         try:
             self.failure_manager.handle_checkpoint_exception(error, **details)
         except Exception as failure:
@@ -192,8 +196,8 @@ class CheckpointNotifier:
     """
     Notifies tasks of the end of a checkpoint, each at most once.
 
-    An error on an abort or a subsumption is logged. An error on a completion fails the task, because it has not committed
-    its output.
+    An error on an abort or a subsumption is logged. An error on a completion fails the task, because it has not
+    committed its output.
 
     :param executor: The executor that calls the tasks; it must not run calls in a thread that holds a lock.
     :param fail_task: The callback that fails a task after an error on a completion.
@@ -354,8 +358,8 @@ class CheckpointStatsTracker:
             operator = view.operator(self._leader.operator_id)
             if operator is None:
                 raise CheckpointNotFoundError(
-                    f"Expected operator {self._leader.operator_id} in job {view.job.name!r}, found none; use the id of an operator of the "
-                    f"job."
+                    f"Expected operator {self._leader.operator_id} in job {view.job.name!r}, found none; use the id of "
+                    "an operator of the job."
                 )
             snapshot = snapshot_of(view, operator, history_size=self._history_size)
             self._latest = (view.job.rows_version, snapshot)

@@ -100,8 +100,8 @@ def require_whole_union_state(state: OperatorState, finished_subtasks: AbstractS
     """
     Require union state to be complete, unless all subtasks have ended.
 
-    A restore gives every subtask the elements of all subtasks, so the elements of an ended one must not be lost. Broadcast
-    state is not checked: every subtask has a full copy.
+    A restore gives every subtask the elements of all subtasks, so the elements of an ended one must not be lost.
+    Broadcast state is not checked: every subtask has a full copy.
 
     :param state: The operator's state to write.
     :param finished_subtasks: The indexes of the ended subtasks.
@@ -115,8 +115,9 @@ def require_whole_union_state(state: OperatorState, finished_subtasks: AbstractS
         raise CheckpointException(
             CheckpointFailureReason.CHECKPOINT_DECLINED_TASK_CLOSING,
             CoordinatorError(
-                f"Expected all {state.parallelism} subtasks of operator {state.uid!r} in its union state {', '.join(names)}, "
-                f"found none of {missing}, which have ended; take the checkpoint when all have ended."
+                f"Expected all {state.parallelism} subtasks of operator {state.uid!r} in its union state "
+                f"{', '.join(names)}, found none of {missing}, which have ended; take the checkpoint when all have "
+                "ended."
             ),
         )
 

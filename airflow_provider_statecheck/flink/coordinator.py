@@ -78,8 +78,9 @@ class CheckpointCoordinator:
     """
     Triggers checkpoints of several operators, collects their acknowledgements and completes the checkpoints.
 
-    The state of a coordinator is stored in rows. Coordinators with the same leader act as one, even in different processes,
-    and a new coordinator resumes the work of an earlier one. A coordinator without a timer starts no thread: call
+    The state of a coordinator is stored in rows. Coordinators with the same leader act as one, even in different
+    processes, and a new coordinator resumes the work of an earlier one. A coordinator without a timer starts no thread:
+    call
     :meth:`tick` periodically.
 
     :param tasks_to_wait_for: The tasks that must acknowledge a checkpoint.
@@ -131,11 +132,11 @@ class CheckpointCoordinator:
         self._lock = Lock()
         self._turn = RLock()
         self._timer = timer
-        self._futures = CheckpointFutures(rows, leader, checkpoint_storage, pause)
+        self.futures = CheckpointFutures(rows, leader, checkpoint_storage, pause)
         self._statistics = CheckpointStatsTracker(rows, leader)
         self._has_base_locations = False
         self._is_shut_down = False
-        self._components = CoordinatorComponents(
+        self.components = CoordinatorComponents(
             rows=rows,
             leader=leader,
             name=new_key(),
@@ -165,22 +166,22 @@ class CheckpointCoordinator:
             executor=executor,
         )
         self._periodic = _periodic_trigger(config, random)
-        self._aborter = CheckpointAborter(self._components, self._trigger_next)
-        self._finalizer = CheckpointFinalizer(self._components, self._aborter, self._trigger_next)
+        self.aborter = CheckpointAborter(self.components, self._trigger_next)
+        self.finalizer = CheckpointFinalizer(self.components, self.aborter, self._trigger_next)
         self._trigger = CheckpointTrigger(
-            self._components, self._aborter, self._finalizer, self._require_ready, self._rearm
+            self.components, self.aborter, self.finalizer, self._require_ready, self._rearm
         )
-        self._restorer = StateRestorer(self._components)
+        self._restorer = StateRestorer(self.components)
         id_counter.start()
         if self._periodic is not None:
             self._ensure_base_locations()
         completed_store.recover()
-        resume(self._components, self._aborter, self._finalizer)
+        resume(self.components, self.aborter, self.finalizer)
 
     @property
     def cleaner(self) -> CheckpointsCleaner:
         """Return the cleaner, which the shutdown of the completed store needs."""
-        return self._components.cleaner
+        return self.components.cleaner
 
     @property
     def job_id(self) -> JobId:
@@ -204,7 +205,7 @@ class CheckpointCoordinator:
         :return: Whether it was added; a second hook with the same identifier is ignored.
         :raises InvalidConfigurationError: if the identifier is blank.
         """
-        return self._components.hooks.add_master_hook(hook)
+        return self.components.hooks.add_master_hook(hook)
 
     def trigger_checkpoint(
         self,
@@ -223,20 +224,20 @@ class CheckpointCoordinator:
         :param request_key: An idempotency key; requests with the same key are the same request.
         :raises InvalidConfigurationError: if the kind is invalid, or a savepoint has neither a target nor a default.
         """
-        properties = properties_of(properties, self._components.config.retention_policy)
+        properties = properties_of(properties, self.components.config.retention_policy)
         if properties.is_savepoint and not external_savepoint_location:
-            has_default = self._components.storage.has_default_savepoint_location
+            has_default = self.components.storage.has_default_savepoint_location
             require(
                 "execution.checkpointing.savepoint-dir", None, lambda _: has_default, "set, or a target to be given"
             )
         key = request_key or new_key()
-        future = self._futures.of(key)
+        future = self.futures.of(key)
         try:
             self._enqueue(key, properties, external_savepoint_location, is_periodic)
         except Exception as error:
             future.fail(_refusal(error))
             return future
-        self._futures.watch(future)
+        self.futures.watch(future)
         self._trigger_next()
         return future
 
@@ -253,14 +254,14 @@ class CheckpointCoordinator:
         if message.job_id != self._job_id:
             log.error("Expected acknowledgements of job %s, found one of %s (%s)", self._job_id, message.job_id, sender)
             return False
-        with self._components.raising_job_failures():
+        with self.components.raising_job_failures():
             try:
-                return self._finalizer.acknowledge(message, sender)
+                return self.finalizer.acknowledge(message, sender)
             except StaleAttemptError as error:
                 log.warning("Ignored an acknowledgement after a change of the leader: %s", error)
                 return False
             finally:
-                self._futures.settle()
+                self.futures.settle()
 
     def receive_decline_message(self, message: DeclineMessage | None, sender: str = "") -> None:
         """
@@ -275,9 +276,9 @@ class CheckpointCoordinator:
             raise InvalidConfigurationError(
                 f"Expected declines of job {self._job_id}, found one of {message.job_id} ({sender})."
             )
-        with self._components.raising_job_failures():
+        with self.components.raising_job_failures():
             try:
-                if not self._aborter.abort_one(message.checkpoint_id, message.cause, attempt_id=message.attempt_id):
+                if not self.aborter.abort_one(message.checkpoint_id, message.cause, attempt_id=message.attempt_id):
                     log.debug("Ignored a decline of checkpoint %s (%s)", message.checkpoint_id, sender)
             except StaleAttemptError as error:
                 log.warning("Ignored a decline after a change of the leader: %s", error)
@@ -299,8 +300,8 @@ class CheckpointCoordinator:
         self._periodic.start(self._clock.now())
         if self._timer is None:
             log.warning(
-                "This coordinator has no timer, because its process may end before the next checkpoint is due; call tick() as often "
-                "as a checkpoint may begin."
+                "This coordinator has no timer, because its process may end before the next checkpoint is due; call "
+                "tick() as often as a checkpoint may begin."
             )
         else:
             self._timer.start(self._timed_tick)
@@ -325,7 +326,7 @@ class CheckpointCoordinator:
         if self._is_shut_down:
             return
         # The timer may tick in its thread.
-        with self._turn, self._components.raising_job_failures():
+        with self._turn, self.components.raising_job_failures():
             self._tick()
 
     def _timed_tick(self) -> float | None:
@@ -334,7 +335,7 @@ class CheckpointCoordinator:
         if due is None or self._is_shut_down:
             return None
         # Pending checkpoints expire meanwhile.
-        seconds = min((due - self._clock.now()).total_seconds(), self._components.config.timeout.total_seconds())
+        seconds = min((due - self._clock.now()).total_seconds(), self.components.config.timeout.total_seconds())
         return max(seconds, 0.0)
 
     def _stop_periodic(self) -> None:
@@ -344,10 +345,10 @@ class CheckpointCoordinator:
             self._timer.stop()
 
     def _tick(self) -> None:
-        self._aborter.expire()
-        self._finalizer.take_over()
+        self.aborter.expire()
+        self.finalizer.take_over()
         if self._periodic is not None and self._periodic.due(self._clock.now()):
-            policy = self._components.config.retention_policy
+            policy = self.components.config.retention_policy
             self.trigger_checkpoint(CheckpointProperties.for_checkpoint(policy), is_periodic=True)
         self._trigger_next()
 
@@ -429,7 +430,7 @@ class CheckpointCoordinator:
         :raises StateCheckError: if the database or the storage fails; the call may be repeated.
         """
         self._stop_periodic()
-        self._components.completed_store.shutdown(status, self._components.cleaner)
+        self.components.completed_store.shutdown(status, self.components.cleaner)
 
     def shutdown(self) -> None:
         """Abort all pending and queued checkpoints, close the hooks and reject further calls; may be repeated."""
@@ -438,31 +439,31 @@ class CheckpointCoordinator:
                 return
             self._is_shut_down = True
         self._stop_periodic()
-        self._components.hooks.close()
+        self.components.hooks.close()
         self._abort_everything(CheckpointFailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN)
 
     def _abort_everything(self, reason: CheckpointFailureReason) -> None:
         try:
             with as_checkpoint_exception():
-                self._finalizer.take_over()
-                self._aborter.abort(AbortScope.EVERYTHING, CheckpointException(reason))
+                self.finalizer.take_over()
+                self.aborter.abort(AbortScope.EVERYTHING, CheckpointException(reason))
         except StaleAttemptError as stale:
             log.warning("Pending checkpoints were not aborted after a change of the leader: %s", stale)
-        self._futures.settle()
+        self.futures.settle()
 
     def _enqueue(self, key: str, properties: CheckpointProperties, target: str | None, is_periodic: bool) -> None:
         if self._is_shut_down:
             raise CheckpointException(CheckpointFailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN)
         if not properties.is_savepoint:
             self._ensure_base_locations()
-        leader, decider = self._components.leader, self._components.decider
-        for refused in self._components.rows.enqueue(leader, decider, key, properties, target, is_periodic):
+        leader, decider = self.components.leader, self.components.decider
+        for refused in self.components.rows.enqueue(leader, decider, key, properties, target, is_periodic):
             error = CheckpointException(CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS)
-            self._components.count_failure(error, properties=refused.properties)
+            self.components.count_failure(error, properties=refused.properties)
 
     def _ensure_base_locations(self) -> None:
         if not self._has_base_locations:
-            self._components.storage.initialize_base_locations_for_checkpoint()
+            self.components.storage.initialize_base_locations_for_checkpoint()
             self._has_base_locations = True
 
     def _require_ready(self, request: CheckpointRequest) -> None:
@@ -490,7 +491,7 @@ class CheckpointCoordinator:
                 self._trigger.run()
             except Exception:
                 log.exception("Queued checkpoints could not be triggered; the next call retries")
-        self._futures.settle()
+        self.futures.settle()
 
 
 def _decider(config: CheckpointConfig) -> CheckpointRequestDecider:

@@ -93,7 +93,8 @@ def new_coordinator(
     :param executor: The executor that notifies tasks and deletes files.
     :param tasks_to_trigger: The tasks to trigger, by default all.
     :param tasks_to_wait_for: The tasks that must acknowledge, by default all.
-    :param checkpoint_storage: The storage of manifests and metadata, by default that of the settings, or files on ``storage``.
+    :param checkpoint_storage: The storage of manifests and metadata, by default that of the settings, or files on
+        ``storage``.
     :param clock: The clock of periodic checkpoints, by default the system clock.
     :param random: The source of the delay before the first periodic checkpoint.
     :param pause: The function with which futures wait between two reads of the rows.
@@ -165,8 +166,8 @@ def _storage_of(config: CheckpointConfig) -> AlignedStorage | None:
     if isinstance(storage, AlignedStorage):
         return storage
     raise InvalidConfigurationError(
-        f"Expected checkpoint_storage to be {DEFAULT_STORAGE!r}, the URI of a directory, or a AlignedStorage, found {storage!r}; "
-        f"correct the setting.",
+        f"Expected checkpoint_storage to be {DEFAULT_STORAGE!r}, the URI of a directory, or a AlignedStorage, found "
+        f"{storage!r}; correct the setting.",
         key=CheckpointConfig.checkpoint_storage.key,
     )
 

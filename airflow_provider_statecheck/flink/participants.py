@@ -40,8 +40,8 @@ class MasterTriggerRestoreHook(Protocol[Data]):
     """
     Hook that participates in every checkpoint in addition to the operators.
 
-    Order of calls: ``restore_checkpoint`` or ``reset`` at the start, ``trigger_checkpoint`` once per checkpoint before the
-    tasks are triggered, ``close`` once at the end.
+    Order of calls: ``restore_checkpoint`` or ``reset`` at the start, ``trigger_checkpoint`` once per checkpoint before
+    the tasks are triggered, ``close`` once at the end.
     """
 
     @property
@@ -205,8 +205,8 @@ def _deserialized(hook: MasterTriggerRestoreHook[Any], state: MasterState) -> An
         if serializer is not None:
             return serializer.deserialize(state.version, state.data)
     raise CoordinatorError(
-        f"Expected a serializer of master hook {state.name!r} for its data in the checkpoint, found none; return one from "
-        f"create_checkpoint_data_serializer."
+        f"Expected a serializer of master hook {state.name!r} for its data in the checkpoint, found none; return one "
+        "from create_checkpoint_data_serializer."
     )
 
 
@@ -222,8 +222,8 @@ def _require_matched(
         return
     if not allow_non_restored_state:
         raise CoordinatorError(
-            f"Expected a master hook for all data of the checkpoint, found none for {', '.join(unmatched)}; add the hooks, "
-            f"or set allow_non_restored_state."
+            f"Expected a master hook for all data of the checkpoint, found none for {', '.join(unmatched)}; add the "
+            "hooks, or set allow_non_restored_state."
         )
     log.warning("Dropped data of the checkpoint without a master hook: %s", ", ".join(unmatched))
 
@@ -246,8 +246,8 @@ class OperatorCoordinatorContext(Protocol):
     """
     The coordinator of one operator, as seen by the checkpoint coordinator.
 
-    ``checkpoint`` is followed by ``notify_checkpoint_complete``, ``notify_checkpoint_aborted`` or, if the checkpoint could
-    not be triggered, ``abort_current_triggering``.
+    ``checkpoint`` is followed by ``notify_checkpoint_complete``, ``notify_checkpoint_aborted`` or, if the checkpoint
+    could not be triggered, ``abort_current_triggering``.
     """
 
     @property

@@ -127,8 +127,8 @@ class StateRestorer:
     def _start_without_checkpoint(self, error_if_no_checkpoint: bool, mode: OperatorCoordinatorRestoreMode) -> bool:
         if error_if_no_checkpoint:
             raise CoordinatorError(
-                f"Expected a completed checkpoint of job {self._components.leader.job_id} to restore, found none; start the job "
-                f"without a restore, or restore a savepoint."
+                f"Expected a completed checkpoint of job {self._components.leader.job_id} to restore, found none; "
+                "start the job without a restore, or restore a savepoint."
             )
         self._components.hooks.reset()
         self._components.operator_coordinators.restore(mode)

@@ -1,8 +1,9 @@
 """
 State handles of completed checkpoints, and the checkpoint ids of a job, as in Flink.
 
-The row of a completed checkpoint is its handle: the URI, size and checksum of ``_metadata``. The epoch of the leader fences
-changes, so handles need no locks. Removing a handle marks its row as subsumed, and the files are deleted afterwards.
+The row of a completed checkpoint is its handle: the URI, size and checksum of ``_metadata``. The epoch of the leader
+fences changes, so handles need no locks. Removing a handle marks its row as subsumed, and the files are deleted
+afterwards.
 """
 
 from __future__ import annotations
@@ -179,8 +180,8 @@ class StateHandleStore:
         """
         Remove all handles, and leave files to the user.
 
-        :param status: Terminal status of the job, with which the properties of the checkpoints decide what the user keeps;
-            ``None`` to leave all files to the user.
+        :param status: Terminal status of the job, with which the properties of the checkpoints decide what the user
+            keeps; ``None`` to leave all files to the user.
         :return: The checkpoints that are left to the user.
         :raises StaleAttemptError: if a newer leader has registered.
         """
@@ -266,8 +267,8 @@ class CheckpointIDCounter:
         Before the first draw, a number below the next id has no effect: ids are never repeated.
 
         :param count: The next id, at least 1.
-        :raises CoordinatorError: if the number is below the next id after the first draw, before the start, or after the
-            shutdown.
+        :raises CoordinatorError: if the number is below the next id after the first draw, before the start, or after
+            the shutdown.
         :raises InvalidConfigurationError: if the number is below 1.
         """
         self._require_in_use()
@@ -276,8 +277,8 @@ class CheckpointIDCounter:
         following = self._count(at_least=count)
         if count < following and self._has_drawn:
             raise CoordinatorError(
-                f"Expected the next checkpoint id to be {following} or more once a checkpoint was triggered, found {count}; "
-                f"set it before the first trigger."
+                f"Expected the next checkpoint id to be {following} or more once a checkpoint was triggered, found "
+                f"{count}; set it before the first trigger."
             )
 
     def shutdown(self, status: JobStatus) -> None:

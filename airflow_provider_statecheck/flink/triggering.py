@@ -54,7 +54,7 @@ class CheckpointTrigger:
         rearm: Callable[[timedelta], None],
     ) -> None:
         self._components = components
-        self._aborter = aborter
+        self.aborter = aborter
         self._finalizer = finalizer
         self._require_ready = require_ready
         self._rearm = rearm
@@ -129,7 +129,7 @@ class CheckpointTrigger:
         return self._components.completed_store.get_latest_checkpoint()
 
     def _refuse(self, request: CheckpointRequest, error: CheckpointException, scope: AbortScope) -> None:
-        if not self._aborter.abort(scope, error, request_key=request.request_key):
+        if not self.aborter.abort(scope, error, request_key=request.request_key):
             self._components.count_failure(error, properties=request.properties)
 
     def _trigger(self, checkpoint: CheckpointRecord, plan: CheckpointPlan) -> None:
@@ -143,7 +143,7 @@ class CheckpointTrigger:
             raise
         except Exception as error:
             log.warning("Checkpoint %s could not be triggered", checkpoint.checkpoint_id, exc_info=True)
-            self._aborter.abort_one(checkpoint.checkpoint_id, trigger_failure(error))
+            self.aborter.abort_one(checkpoint.checkpoint_id, trigger_failure(error))
             return
         if acknowledged is not None:
             self._finalizer.try_finalize(acknowledged)
@@ -172,7 +172,7 @@ class CheckpointTrigger:
 
     def _is_still_pending(self, checkpoint: CheckpointRecord) -> bool:
         # Coordinators, hooks and copies may have taken longer than the timeout; tasks would snapshot in vain.
-        self._aborter.expire()
+        self.aborter.expire()
         row = self._components.rows.checkpoint(checkpoint.job_id, checkpoint.checkpoint_id)
         return row is not None and row.status is CheckpointStatus.PENDING
 

@@ -149,13 +149,13 @@ def root_url(url: str) -> str:
     """
     Return the root URL of a server without a slash at its end.
 
-    :raises InvalidConfigurationError: if the URL has a user or a password, which would be sent in place of the token and
-        appear in errors.
+    :raises InvalidConfigurationError: if the URL has a user or a password, which would be sent in place of the token
+        and appear in errors.
     """
     if redact(url) != url:
         raise InvalidConfigurationError(
-            f"Expected the URL of a server without a user and a password, found {redact(url)!r}; set the login and the password "
-            f"of the connection instead."
+            f"Expected the URL of a server without a user and a password, found {redact(url)!r}; set the login and the "
+            "password of the connection instead."
         )
     return url.rstrip("/")
 
@@ -188,14 +188,14 @@ def _mapping_failures(base_url: str, url: str) -> Iterator[None]:
         ) from error
     except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
         raise InvalidConfigurationError(
-            f"Expected a URL such as http://localhost:8080, found {base_url!r} ({error}); correct [statecheck] api_url or "
-            f"the connection."
+            f"Expected a URL such as http://localhost:8080, found {base_url!r} ({error}); correct [statecheck] api_url "
+            "or the connection."
         ) from error
     except httpx.LocalProtocolError:
         # The text of the error quotes the header, which contains the token.
         raise AccessDeniedError(
-            "Expected a token that is a valid header value, found one with other characters, such as a line break; correct "
-            "the token."
+            "Expected a token that is a valid header value, found one with other characters, such as a line break; "
+            "correct the token."
         ) from None
     except httpx.TransportError as error:
         raise CommitStateUnknownError(
@@ -225,12 +225,12 @@ def _unexpected(response: httpx.Response, url: str) -> StateCheckError:
         return CommitStateUnknownError(f"Expected a reply of the coordinator at {url}, {found}; repeat the call.")
     if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         return AccessDeniedError(
-            f"Expected a reply of the coordinator at {url}, {found}; allow the caller in Airflow or in the proxy in front "
-            f"of it."
+            f"Expected a reply of the coordinator at {url}, {found}; allow the caller in Airflow or in the proxy in "
+            "front of it."
         )
     return CoordinatorError(
-        f"Expected a reply of the coordinator at {url}, {found}; check that this provider is installed on the api-server "
-        f"and that [statecheck] api_url is the URL of that server."
+        f"Expected a reply of the coordinator at {url}, {found}; check that this provider is installed on the "
+        "api-server and that [statecheck] api_url is the URL of that server."
     )
 
 

@@ -3,8 +3,8 @@ Gateway to a coordinator in the caller's process, and observers of the changes t
 
 The stores are imported at the first use, so drivers that use the HTTP gateway do not need SQLAlchemy.
 
-Observers are notified of changes of jobs, attempts and checkpoints at most once. If the outcome of a commit is unknown, the
-repeated call finds the change done and does not notify.
+Observers are notified of changes of jobs, attempts and checkpoints at most once. If the outcome of a commit is unknown,
+the repeated call finds the change done and does not notify.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ def checkpoints_as_of(view: JobView, as_of: AsOf) -> tuple[CheckpointRecord, ...
     """
     Return the newest retained checkpoint or savepoint of each operator of a job that a reader asks for.
 
-    A savepoint of the whole job is returned only for its id or pointer, as the checkpoint of its coordinator. An operator that
-    had made a fresh start by a time, and had not completed a checkpoint since, has none as of that time.
+    A savepoint of the whole job is returned only for its id or pointer, as the checkpoint of its coordinator. An
+    operator that had made a fresh start by a time, and had not completed a checkpoint since, has none as of that time.
 
     :return: One checkpoint of each operator that has one, in the order of the operators.
     :raises CheckpointNotFoundError: if there is none; the message lists the retained checkpoints.
@@ -102,7 +102,8 @@ class AsOf:
     """
     The checkpoint to read, by default the latest completed one.
 
-    :raises InvalidConfigurationError: for more than one condition, and for what is no id from 1 on or no time with a time zone.
+    :raises InvalidConfigurationError: for more than one condition, and for what is no id from 1 on or no time with a
+        time zone.
     """
 
     checkpoint_id: int | None = None
@@ -256,7 +257,8 @@ def _fork_pointer(gateway: StageGateway, job: str, wanted: str, uids: set[str]) 
         view = gateway.describe(job_id_of(job))
     except CheckpointNotFoundError as error:
         raise CheckpointNotFoundError(
-            f"There is no job {job!r} with a checkpoint {wanted!r} to start a fork from; correct the name, or run the job first."
+            f"There is no job {job!r} with a checkpoint {wanted!r} to start a fork from; correct the name, or run the "
+            "job first."
         ) from error
     # The id of a savepoint of the whole job names the parts of all stages.
     named = {*uids, ALIGNED_UID} if _ID.fullmatch(wanted) else uids
@@ -282,6 +284,6 @@ def _fork_candidates(
 def _fork_source_not_found(job: str, wanted: str, retained: Sequence[CheckpointRecord]) -> CheckpointNotFoundError:
     found = ", ".join(f"{c.checkpoint_id} of run {c.run_key!r}" for c in retained) or "none"
     return CheckpointNotFoundError(
-        f"Expected a retained checkpoint {wanted} of job {job!r} to start a fork from, found {found}; name one of these, "
-        f"retain those of more runs with retained_runs, or start from a savepoint."
+        f"Expected a retained checkpoint {wanted} of job {job!r} to start a fork from, found {found}; name one of "
+        "these, retain those of more runs with retained_runs, or start from a savepoint."
     )

@@ -1,10 +1,10 @@
 """
 Calls of a coordinator: their interface, their form over HTTP, and their retries.
 
-The methods of an interface are the table of its calls: a call has the name, the parameters, the reply and the description
-of its method. Calls in :data:`_READS` read rows by a path, all others send a message to the path of their name. The HTTP
-clients and the routes of the server are made from these tables, so a new call is one method of the interface and one of the
-coordinator.
+The methods of an interface are the table of its calls: a call has the name, the parameters, the reply and the
+description of its method. Calls in :data:`_READS` read rows by a path, all others send a message to the path of their
+name. The HTTP clients and the routes of the server are made from these tables, so a new call is one method of the
+interface and one of the coordinator.
 
 Functions import tenacity, so that a driver without it reaches the check that names a missing package.
 """
@@ -64,16 +64,16 @@ class StageGateway(JobReads, Protocol):
     :meth:`trigger`, then :meth:`acknowledge` or :meth:`decline`. It confirms the effects that it carried out with
     :meth:`confirm_discards` and :meth:`confirm_commits`, and ends with :meth:`finish`.
 
-    All calls are idempotent: a call that is repeated after a lost reply takes effect once and returns the effects that are
-    open now. Calls of a replaced attempt raise ``StaleAttemptError`` and change nothing.
+    All calls are idempotent: a call that is repeated after a lost reply takes effect once and returns the effects that
+    are open now. Calls of a replaced attempt raise ``StaleAttemptError`` and change nothing.
     """
 
     def register(self, request: RegisterAttempt) -> AttemptGrant:
         """
         Fence all earlier attempts of the operator and return the candidates to restore.
 
-        :raises InvalidConfigurationError: if a setting is out of range, or another instance of the mapped task has the same
-            map key.
+        :raises InvalidConfigurationError: if a setting is out of range, or another instance of the mapped task has the
+            same map key.
         :raises ConcurrentAttemptError: if another task, or another run of the task, is still running the operator.
         :raises RunSupersededError: if a later run has already advanced the state.
         :raises NoRestorableCheckpointError: if the operator had state and none of it can be restored.
@@ -106,8 +106,8 @@ class StageGateway(JobReads, Protocol):
         Allocate the id of a new checkpoint, or return the checkpoint with the same request key.
 
         :raises StaleAttemptError: if a newer attempt has registered or this one has ended.
-        :raises InvalidConfigurationError: if the timeout is out of range, or only one of ``serves`` and ``savepoint_dir``
-            is set.
+        :raises InvalidConfigurationError: if the timeout is out of range, or only one of ``serves`` and
+            ``savepoint_dir`` is set.
         :raises CheckpointNotFoundError: if the savepoint request to serve is not open.
         """
 

@@ -65,7 +65,7 @@ def coordinator_address(conn_id: str = DEFAULT_CONN_ID) -> CoordinatorAddress:
     Return the coordinator's address from the connection, ``[statecheck] api_url`` or Airflow's api-server, in this order.
 
     :param conn_id: Connection id; the default connection may be missing.
-    :raises InvalidConfigurationError: The connection is missing or its fields are not a valid address.
+    :raises InvalidConfigurationError: if the connection is missing or its fields are not a valid address.
     """
     connection = _connection(conn_id)
     if connection is None and conn_id == DEFAULT_CONN_ID:
@@ -147,7 +147,7 @@ def check_address(address: CoordinatorAddress) -> str:
     """
     Connect to the coordinator's API, log in if a user is configured, and return a summary.
 
-    :raises StateCheckError: The connection or the login failed.
+    :raises StateCheckError: if the connection or the login failed.
     """
     client = address.open()
     summary = f"Connected to the coordinator at {client.base_url}, version {_coordinator_version(client)}."
@@ -178,8 +178,8 @@ def _not_a_coordinator(client: HttpClient) -> StateCheckError:
             f"include the path of [api] base_url."
         )
     return EnvironmentNotReadyError(
-        f"Expected airflow-provider-statecheck on the api-server at {client.base_url}, found Airflow {airflow} without it; "
-        f"install it there and restart the api-server with core among its --apps."
+        f"Expected airflow-provider-statecheck on the api-server at {client.base_url}, found Airflow {airflow} without "
+        "it; install it there and restart the api-server with core among its --apps."
     )
 
 
@@ -205,7 +205,7 @@ def open_storage(checkpoint_dir: str, conn_id: str | None = None) -> CheckpointS
     :param checkpoint_dir: Local path or fsspec URI.
     :param conn_id: Connection with the credentials, ignored for local paths. By default the filesystem uses the
         credentials of its environment.
-    :raises InvalidConfigurationError: The connection is missing, or its options cannot be passed to another process.
+    :raises InvalidConfigurationError: if the connection is missing, or its options cannot be passed to another process.
     """
     base = normalise_base(checkpoint_dir)
     if conn_id is None or scheme_of(base) in LOCAL_SCHEMES:
@@ -237,8 +237,8 @@ def guarded_storage_opener(conn_id: str | None = None, *given: str | None) -> Ca
     """
     Return a function that opens storage for a server or for maintenance, which serve all jobs.
 
-    It opens only ``checkpoint_dir``, ``savepoint_dir`` and ``allowed_locations`` of the configuration, whatever tasks have
-    registered, and gives up hosts that do not answer.
+    It opens only ``checkpoint_dir``, ``savepoint_dir`` and ``allowed_locations`` of the configuration, whatever tasks
+    have registered, and gives up hosts that do not answer.
 
     :param conn_id: Connection with the credentials, by default ``[statecheck] storage_conn_id``.
     :param given: Further directories or pointers, from the user who runs a command; ``None`` is ignored.
@@ -250,8 +250,8 @@ def pointer_storage_opener(conn_id: str | None, *given: str) -> Callable[[str], 
     """
     Return a function that opens storage for a command on a checkpoint or savepoint that its user names.
 
-    The files may be where those of other checkpoints may be, see :func:`configured_locations`, and hosts that do not answer are
-    given up.
+    The files may be where those of other checkpoints may be, see :func:`configured_locations`, and hosts that do not
+    answer are given up.
 
     :param conn_id: Connection with the credentials, by default ``[statecheck] storage_conn_id``.
     :param given: Directories and pointers of the command.
@@ -326,8 +326,8 @@ def _portable_options(filesystem: Any, conn_id: str) -> dict[str, Any]:
     for name, value in options.items():
         if not _is_plain(value):
             raise InvalidConfigurationError(
-                f"Expected options that can be passed to another process, found a {type(value).__name__} as {name!r} in "
-                f"the filesystem of connection {conn_id!r}; set {OPTIONS_KEY} in the connection's extra."
+                f"Expected options that can be passed to another process, found a {type(value).__name__} as {name!r} "
+                f"in the filesystem of connection {conn_id!r}; set {OPTIONS_KEY} in the connection's extra."
             )
     return options
 

@@ -37,15 +37,16 @@ def job_name_of(context: Mapping[str, Any], job: str | None, *, is_test: bool) -
 
     :param job: Explicit name; by default each run has its own job.
     :param is_test: Whether this is a test run, which uses a separate job.
-    :raises InvalidConfigurationError: The name is invalid, or that of a real job starts with the prefix of test jobs.
+    :raises InvalidConfigurationError: if the name is invalid, or that of a real job starts with the prefix of test
+        jobs.
     """
     require_not_missing("job", job)
     name = job if is_given(job) else run_job_of(context)
     job_id_of(name)  # rejects other values than texts before the prefix of test runs is added
     if is_test_job(name) and not is_test:
         raise InvalidConfigurationError(
-            f"Expected a job name without the prefix {TEST_NAMESPACE!r}, found {name!r}; jobs with this prefix belong to "
-            f"test runs and are pruned automatically. Use another job=."
+            f"Expected a job name without the prefix {TEST_NAMESPACE!r}, found {name!r}; jobs with this prefix belong "
+            "to test runs and are pruned automatically. Use another job=."
         )
     return job_name(name, is_test=is_test)
 

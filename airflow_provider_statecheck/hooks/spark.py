@@ -4,9 +4,9 @@ Hooks for spark-submit and for Spark sessions.
 :class:`CheckpointedSparkSubmitHook` registers an attempt and passes it to the submitted driver. :class:`SessionTarget`
 describes the driver of a task that runs Spark in its own process.
 
-On a standalone cluster, spark-submit refuses Python applications in cluster mode. The hook therefore submits an empty jar
-with Spark's ``PythonRunner`` as the main class, which spark-submit itself uses for Python applications in client mode.
-Python then runs the program of :mod:`~airflow_provider_statecheck.spark.driver.cluster_start`.
+On a standalone cluster, spark-submit refuses Python applications in cluster mode. The hook therefore submits an empty
+jar with Spark's ``PythonRunner`` as the main class, which spark-submit itself uses for Python applications in client
+mode. Python then runs the program of :mod:`~airflow_provider_statecheck.spark.driver.cluster_start`.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _DEPLOY_MODES = (None, "", _CLIENT, "cluster")
 _CONFIG = "config_kwargs"
 _SETTING_PREFIX = "spark."
 _REMEDY = (
-    "correct it. Airflow takes the scheme of a connection that is given as a URI for its type: give such a connection as "
-    "JSON, with the scheme in its host."
+    "correct it. Airflow takes the scheme of a connection that is given as a URI for its type: give such a connection "
+    "as JSON, with the scheme in its host."
 )
 
 
@@ -75,7 +75,7 @@ class CheckpointedSparkSubmitHook(SparkSubmitHook):
         Return a hook with the settings of a ``SparkSubmitHook``.
 
         :param hook: Hook created by Spark's operator; copying it avoids repeating its constructor's arguments.
-        :raises InvalidConfigurationError: The deploy mode does not support a handover.
+        :raises InvalidConfigurationError: if the deploy mode does not support a handover.
         """
         copy = cls.__new__(cls)
         vars(copy).update(vars(hook))
@@ -115,8 +115,8 @@ class CheckpointedSparkSubmitHook(SparkSubmitHook):
         mode = self._connection["deploy_mode"]
         if mode not in _DEPLOY_MODES:
             raise InvalidConfigurationError(
-                f"Expected 'client' or 'cluster' as deploy_mode, or as deploy-mode in the extra of {place}, found {mode!r}; "
-                f"correct it.",
+                f"Expected 'client' or 'cluster' as deploy_mode, or as deploy-mode in the extra of {place}, found "
+                f"{mode!r}; correct it.",
                 key="deploy_mode",
             )
 
@@ -124,18 +124,18 @@ class CheckpointedSparkSubmitHook(SparkSubmitHook):
         master = str(self._connection["master"])
         if self._is_cluster and not master.startswith("spark://"):
             raise InvalidConfigurationError(
-                f"Expected client mode, or cluster mode on a standalone cluster, found cluster mode on {master!r}, where "
-                f"the driver's specification would expose its token; use deploy_mode='client'."
+                f"Expected client mode, or cluster mode on a standalone cluster, found cluster mode on {master!r}, "
+                "where the driver's specification would expose its token; use deploy_mode='client'."
             )
         if not self._is_cluster and self._conf.get(_DEPLOY_MODE) == "cluster":
             raise InvalidConfigurationError(
-                f"Expected cluster mode in deploy_mode, found it in conf as {_DEPLOY_MODE}, which Airflow does not read; "
-                f"use deploy_mode='cluster'."
+                f"Expected cluster mode in deploy_mode, found it in conf as {_DEPLOY_MODE}, which Airflow does not "
+                "read; use deploy_mode='cluster'."
             )
         if str(self._conf.get(_SUPERVISE, "false")).strip().lower() == "true":
             raise InvalidConfigurationError(
-                f"Expected {_SUPERVISE} to be false, found true: a driver that Spark restarts would reuse the attempt of "
-                f"the failed driver; let Airflow retry the task."
+                f"Expected {_SUPERVISE} to be false, found true: a driver that Spark restarts would reuse the attempt "
+                "of the failed driver; let Airflow retry the task."
             )
 
     def _prepare(self, application: str) -> str:
@@ -235,7 +235,7 @@ def require_cluster_paths(application: str, py_files: str | None) -> None:
     Check that workers find the Python files of an application.
 
     :param py_files: Comma-separated Python files.
-    :raises InvalidConfigurationError: A path is relative or on another filesystem, which workers do not fetch.
+    :raises InvalidConfigurationError: if a path is relative or on another filesystem, which workers do not fetch.
     """
     for path in _listed(py_files) if application == STAGE_APPLICATION else (application, *_listed(py_files)):
         _require_path(path)
@@ -251,8 +251,8 @@ def _require_path(path: str) -> None:
         bare = bare.removeprefix(prefix)
     if not Path(bare).is_absolute() or "://" in bare:
         raise InvalidConfigurationError(
-            f"Expected the Python files of an application in cluster mode at absolute paths that every worker can read, "
-            f"found {path!r}; move it to a shared filesystem, or use client mode."
+            "Expected the Python files of an application in cluster mode at absolute paths that every worker can "
+            f"read, found {path!r}; move it to a shared filesystem, or use client mode."
         )
 
 
@@ -269,10 +269,10 @@ class SessionTarget:
         """
         Read a Spark connection with the same rules as Spark's operator.
 
-        :param conn_id: Connection of type ``spark`` or ``spark_connect``. With ``None`` the master comes from ``config``,
-            ``PYSPARK_SUBMIT_ARGS`` or ``spark-defaults.conf``, and is local by default.
+        :param conn_id: Connection of type ``spark`` or ``spark_connect``. With ``None`` the master comes from
+            ``config``, ``PYSPARK_SUBMIT_ARGS`` or ``spark-defaults.conf``, and is local by default.
         :param config: Settings with precedence over those of the connection.
-        :raises InvalidConfigurationError: A setting has no value, or the master is missing or unknown to Spark.
+        :raises InvalidConfigurationError: if a setting has no value, or the master is missing or unknown to Spark.
         """
         require_not_missing("conn_id", conn_id)
         given = checked_settings(_CONFIG, config)
@@ -289,7 +289,7 @@ class SessionTarget:
         """
         Check Java and the installed Spark packages before Spark starts.
 
-        :raises EnvironmentNotReadyError: A requirement is missing or has an incompatible version.
+        :raises EnvironmentNotReadyError: if a requirement is missing or has an incompatible version.
         """
         from airflow_provider_statecheck.spark.driver.readiness import check_environment
 

@@ -27,7 +27,7 @@ def checked_settings(argument: str, given: Any) -> dict[str, Any]:
 
     :param argument: Name of the argument, or description of the place, for errors.
     :param given: Mapping, or ``None`` for no settings.
-    :raises InvalidConfigurationError: A setting has no value, or one that is neither text nor a number.
+    :raises InvalidConfigurationError: if a setting has no value, or one that is neither text nor a number.
     """
     if given is None:
         return {}
@@ -68,7 +68,7 @@ def checked_texts(argument: str, given: Any) -> list[str] | None:
     Return a list of texts after a check of its values.
 
     :param given: List of texts and numbers, or ``None``.
-    :raises InvalidConfigurationError: The argument is no list, or one of its values is missing.
+    :raises InvalidConfigurationError: if the argument is no list, or one of its values is missing.
     """
     if given is None:
         return None
@@ -80,7 +80,8 @@ def checked_texts(argument: str, given: Any) -> list[str] | None:
     for index, value in enumerate(given):
         if value is None:
             raise InvalidConfigurationError(
-                f"Expected a value for {argument}[{index}], found None, which a template gives for a missing value; give one.",
+                f"Expected a value for {argument}[{index}], found None, which a template gives for a missing value; "
+                "give one.",
                 key=argument,
             )
     return [str(value) for value in given]
@@ -92,7 +93,7 @@ def require_master(master: str, place: str, remedy: str) -> None:
 
     :param place: Argument or connection that names the master, for errors.
     :param remedy: What to do, for errors.
-    :raises InvalidConfigurationError: Spark would refuse the master.
+    :raises InvalidConfigurationError: if Spark would refuse the master.
     """
     if not _MASTER.fullmatch(master):
         raise InvalidConfigurationError(
@@ -106,7 +107,7 @@ def require_remote(remote: str, place: str) -> None:
     """
     Require the address of a Spark Connect server.
 
-    :raises InvalidConfigurationError: Spark would refuse the address.
+    :raises InvalidConfigurationError: if Spark would refuse the address.
     """
     if not _REMOTE.fullmatch(remote):
         # The address may contain a token.

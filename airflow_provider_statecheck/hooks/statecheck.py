@@ -57,8 +57,8 @@ class StatecheckHook(BaseHook):
     """
     Read jobs and checkpoints from the coordinator, and queryable state from checkpoints.
 
-    The name of a job is the ``job`` argument of its operators, by default ``dag_id/<logical date, else partition, else run id>``. The names of
-    test runs start with ``test/``.
+    The name of a job is the ``job`` argument of its operators, by default ``dag_id/<logical date, else partition, else
+    run id>``. The names of test runs start with ``test/``.
 
     :param statecheck_conn_id: Connection to the server, with a login if tasks cannot authenticate on their own. If the
         default connection is missing, the hook uses this Airflow's api-server.
@@ -80,7 +80,7 @@ class StatecheckHook(BaseHook):
         """
         Return a gateway to the coordinator.
 
-        :raises EnvironmentNotReadyError: Airflow's database is not accessible and no task is running.
+        :raises EnvironmentNotReadyError: if Airflow's database is not accessible and no task is running.
         """
         if self._gateway is None:
             self._gateway = airflow_gateway(self.statecheck_conn_id)
@@ -110,7 +110,7 @@ class StatecheckHook(BaseHook):
         :param uid: Uid of an operator; by default all operators.
         :param before: Upper bound of the ids, exclusive; the first id of a page selects the previous page.
         :param limit: Maximum number of checkpoints, at most 1,000.
-        :raises CheckpointNotFoundError: There is no such job.
+        :raises CheckpointNotFoundError: if there is no such job.
         """
         operator_id = None if uid is None else operator_id_of(uid)
         page = CheckpointPage(before=before, limit=limit, operator_id=operator_id)
@@ -124,7 +124,7 @@ class StatecheckHook(BaseHook):
         """
         Return the newest completed checkpoint of an operator, ``None`` if it has none.
 
-        :raises CheckpointNotFoundError: There is no such job.
+        :raises CheckpointNotFoundError: if there is no such job.
         """
         return self.get_conn().latest(job_id_of(job), operator_id_of(uid))
 
@@ -135,7 +135,7 @@ class StatecheckHook(BaseHook):
         It reads the checkpoint storage in this process if Airflow's database is accessible, with the credentials of
         ``[statecheck] storage_conn_id``. Otherwise it asks the server with the token of the running task.
 
-        :raises EnvironmentNotReadyError: Airflow's database is not accessible and no task is running.
+        :raises EnvironmentNotReadyError: if Airflow's database is not accessible and no task is running.
         """
         if self._states is None:
             self._states = state_reads(self.statecheck_conn_id)
@@ -153,9 +153,10 @@ class StatecheckHook(BaseHook):
         :param key: The key; a tuple for a key of several columns.
         :param user_key: Key of one entry of a map state; without it, the value is the whole map.
         :param options: ``namespace``, and ``checkpoint_id``, ``pointer`` or ``at`` for an earlier checkpoint.
-        :raises CheckpointNotFoundError: There is no such job or checkpoint.
-        :raises UnknownKvStateLocationError: No state of the job has this queryable name; the message lists the names.
-        :raises UnknownKeyOrNamespaceError: The key has no state.
+        :raises CheckpointNotFoundError: if there is no such job or checkpoint.
+        :raises UnknownKvStateLocationError: if no state of the job has this queryable name; the message lists the
+            names.
+        :raises UnknownKeyOrNamespaceError: if the key has no state.
         """
         return self.state_client().get(_job_here(job), name, key, user_key=user_key, **options)
 
@@ -167,8 +168,8 @@ class StatecheckHook(BaseHook):
 
         The parameters are those of :meth:`query_state`, with several keys.
 
-        :raises CheckpointNotFoundError: There is no such job or checkpoint.
-        :raises UnknownKvStateLocationError: No state of the job has this queryable name.
+        :raises CheckpointNotFoundError: if there is no such job or checkpoint.
+        :raises UnknownKvStateLocationError: if no state of the job has this queryable name.
         """
         return self.state_client().get_many(_job_here(job), name, keys, user_key=user_key, **options)
 
@@ -178,7 +179,7 @@ class StatecheckHook(BaseHook):
 
         :param job: Name or id of the job.
         :param checkpoint: ``checkpoint_id``, ``pointer`` or ``at`` for an earlier checkpoint.
-        :raises CheckpointNotFoundError: There is no such job or checkpoint.
+        :raises CheckpointNotFoundError: if there is no such job or checkpoint.
         """
         return self.state_client().names(_job_here(job), **checkpoint)
 
@@ -186,7 +187,7 @@ class StatecheckHook(BaseHook):
         """
         Return the URI of the checkpoint directory from which an operator would be restored.
 
-        :raises CheckpointNotFoundError: There is no such job, or the operator has no completed checkpoint.
+        :raises CheckpointNotFoundError: if there is no such job, or the operator has no completed checkpoint.
         """
         latest = self.latest(job, uid)
         if latest is None:
@@ -208,20 +209,23 @@ class StatecheckHook(BaseHook):
         """
         Take a savepoint of a whole job, and return the URI of its directory.
 
-        A stage that is running gives its next checkpoint. The call copies the parts, so it takes as long as a copy of the
-        state; no stage waits for it, unless the job is to stop.
+        A stage that is running gives its next checkpoint. The call copies the parts, so it takes as long as a copy of
+        the state; no stage waits for it, unless the job is to stop.
 
         :param job: Name or id of the job. In a task that runs under ``dag.test``, a name means the job of test runs.
         :param target: Parent directory of the savepoint, by default ``[statecheck] savepoint_dir``.
-        :param stop: ``suspend`` stops each stage at its next boundary if the savepoint succeeds; ``terminate`` takes the savepoint
-            when the stages that are running have ended. By default the job does not stop.
-        :param timeout: The longest wait for the stages in seconds. The maintenance Dag completes a savepoint whose time is over.
-        :param storage_conn_id: Connection with the credentials of the storage, by default ``[statecheck] storage_conn_id``.
-        :raises InvalidConfigurationError: The target, ``stop`` or ``timeout`` is invalid, or the filesystem of the target is not installed.
-        :raises CheckpointNotFoundError: There is no such job, or a stage has no state that is retained.
-        :raises CheckpointDeclinedError: A stage could not give its part.
-        :raises CheckpointExpiredError: The stages have not given their parts within the timeout.
-        :raises CheckpointError: The savepoint is complete, and a stage did not stop within the timeout.
+        :param stop: ``suspend`` stops each stage at its next boundary if the savepoint succeeds; ``terminate`` takes
+            the savepoint when the stages that are running have ended. By default the job does not stop.
+        :param timeout: The longest wait for the stages in seconds. The maintenance Dag completes a savepoint whose time
+            is over.
+        :param storage_conn_id: Connection with the credentials of the storage, by default ``[statecheck]
+            storage_conn_id``.
+        :raises InvalidConfigurationError: if the target, ``stop`` or ``timeout`` is invalid, or the filesystem of the
+            target is not installed.
+        :raises CheckpointNotFoundError: if there is no such job, or a stage has no state that is retained.
+        :raises CheckpointDeclinedError: if a stage could not give its part.
+        :raises CheckpointExpiredError: if the stages have not given their parts within the timeout.
+        :raises CheckpointError: if the savepoint is complete, and a stage did not stop within the timeout.
         """
         from airflow_provider_statecheck.checkpoint.codec import require
         from airflow_provider_statecheck.checkpoint.ids import new_key
@@ -240,17 +244,18 @@ class StatecheckHook(BaseHook):
         """
         Restore all stages of a job in place, from a savepoint of the whole job, and return what changes.
 
-        The next attempt of each stage starts from its part. The call clears no tasks; ``tasks_to_run`` of the result says which
-        have to run again.
+        The next attempt of each stage starts from its part. The call clears no tasks; ``tasks_to_run`` of the result
+        says which have to run again.
 
         :param job: Name or id of the job. In a task that runs under ``dag.test``, a name means the job of test runs.
         :param pointer: URI of the savepoint.
         :param dry_run: Whether to only return the result.
-        :param storage_conn_id: Connection with the credentials of the storage, by default ``[statecheck] storage_conn_id``.
-        :raises CheckpointNotFoundError: There is no such job or savepoint.
-        :raises ConcurrentAttemptError: A task of the job is running.
-        :raises IncompatibleCheckpointError: It is not a savepoint of this whole job.
-        :raises CorruptStateError: The savepoint cannot be restored.
+        :param storage_conn_id: Connection with the credentials of the storage, by default ``[statecheck]
+            storage_conn_id``.
+        :raises CheckpointNotFoundError: if there is no such job or savepoint.
+        :raises ConcurrentAttemptError: if a task of the job is running.
+        :raises IncompatibleCheckpointError: if it is not a savepoint of this whole job.
+        :raises CorruptStateError: if the savepoint cannot be restored.
         """
         from airflow_provider_statecheck.maintenance.job_restore import RestoreJob, read_savepoint
 
@@ -274,17 +279,19 @@ class StatecheckHook(BaseHook):
         """
         Lead the aligned checkpoints of several operators that the running task executes, in a ``with`` block.
 
-        The block raises the error with which the coordinator fails the job or an operator. At its end, checkpoints that are
-        pending are aborted.
+        The block raises the error with which the coordinator fails the job or an operator. At its end, checkpoints that
+        are pending are aborted.
 
         :param tasks: The tasks of the operators.
         :param config: Settings of checkpoints, by default those of ``CheckpointConfig()``.
         :param job: Name of the job, by default that of the Dag run. Under ``dag.test``, it means the job of test runs.
-        :param checkpoint_dir: Directory of the checkpoints, by default that of ``config``, or ``[statecheck] checkpoint_dir``.
-        :param storage_conn_id: Connection with the credentials of the storage, by default ``[statecheck] storage_conn_id``.
-        :raises EnvironmentNotReadyError: No task is running.
-        :raises InvalidConfigurationError: An argument is invalid, or there is no checkpoint directory.
-        :raises AccessDeniedError: The job is named after another Dag.
+        :param checkpoint_dir: Directory of the checkpoints, by default that of ``config``, or ``[statecheck]
+            checkpoint_dir``.
+        :param storage_conn_id: Connection with the credentials of the storage, by default ``[statecheck]
+            storage_conn_id``.
+        :raises EnvironmentNotReadyError: if no task is running.
+        :raises InvalidConfigurationError: if an argument is invalid, or there is no checkpoint directory.
+        :raises AccessDeniedError: if the job is named after another Dag.
         """
         from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
         from airflow_provider_statecheck.configuration import StatecheckSettings
@@ -325,17 +332,18 @@ class StatecheckHook(BaseHook):
         Return the contents of checkpoints: snapshots, finished items, iterations, values and states.
 
         Only the metadata is read; ``contents`` of each result reads what it is asked for. An operator whose metadata is
-        damaged or missing has an ``error``, which its ``contents`` raises. ``listing`` of a result lists everything and what
-        cannot be read.
+        damaged or missing has an ``error``, which its ``contents`` raises. ``listing`` of a result lists everything and
+        what cannot be read.
 
         :param job: Name or id of the job.
         :param uid: Uid of an operator; by default all operators.
-        :param storage_conn_id: Connection with the credentials of the storage, by default ``[statecheck] storage_conn_id``.
+        :param storage_conn_id: Connection with the credentials of the storage, by default ``[statecheck]
+            storage_conn_id``.
         :param checkpoint: ``checkpoint_id``, ``pointer`` or ``at``; by default the latest checkpoint of each operator.
-        :raises CheckpointNotFoundError: There is no such job, operator or checkpoint.
-        :raises InvalidConfigurationError: The checkpoint is given in several ways.
-        :raises CorruptStateError: The metadata of all checkpoints is corrupt.
-        :raises StorageError: The storage fails.
+        :raises CheckpointNotFoundError: if there is no such job, operator or checkpoint.
+        :raises InvalidConfigurationError: if the checkpoint is given in several ways.
+        :raises CorruptStateError: if the metadata of all checkpoints is corrupt.
+        :raises StorageError: if the storage fails.
         """
         from airflow_provider_statecheck.gateway.time_travel import AsOf
 
@@ -357,17 +365,18 @@ class StatecheckHook(BaseHook):
 
         :param job: Name or id of the job.
         :param uid: Uid of the operator, required if several operators have a snapshot of this name.
-        :param scope: Items of the loops around the snapshot, such as ``days[2026-01-01]``, or ``""`` for none; required if
-            several scopes have the name.
+        :param scope: Items of the loops around the snapshot, such as ``days[2026-01-01]``, or ``""`` for none; required
+            if several scopes have the name.
         :param columns: Names of the columns to read, by default all.
-        :param storage_conn_id: Connection with the credentials of the storage, by default ``[statecheck] storage_conn_id``.
+        :param storage_conn_id: Connection with the credentials of the storage, by default ``[statecheck]
+            storage_conn_id``.
         :param checkpoint: ``checkpoint_id``, ``pointer`` or ``at``; by default the latest checkpoint of each operator.
-        :raises CheckpointNotFoundError: There is no such job, operator or checkpoint.
-        :raises UnknownStateError: There is no such snapshot; the message lists the snapshots.
-        :raises InvalidConfigurationError: Several operators or scopes have the name, or a column is unknown.
-        :raises UnsupportedStateError: Only Spark reads a column, also while reading.
-        :raises CorruptStateError: A file of the snapshot was changed, also while reading.
-        :raises StorageError: The storage fails, also while reading.
+        :raises CheckpointNotFoundError: if there is no such job, operator or checkpoint.
+        :raises UnknownStateError: if there is no such snapshot; the message lists the snapshots.
+        :raises InvalidConfigurationError: if several operators or scopes have the name, or a column is unknown.
+        :raises UnsupportedStateError: if only Spark reads a column, also while reading.
+        :raises CorruptStateError: if a file of the snapshot was changed, also while reading.
+        :raises StorageError: if the storage fails, also while reading.
         """
         from airflow_provider_statecheck.gateway.time_travel import AsOf
         from airflow_provider_statecheck.queryable.job_contents import snapshot_in

@@ -1,7 +1,8 @@
 """
 Task side of a stage whose driver runs in another process.
 
-:class:`SubmittedStage` registers an attempt for the driver, follows its checkpoints in the log of the task and closes the
+:class:`SubmittedStage` registers an attempt for the driver, follows its checkpoints in the log of the task and closes
+    the
 attempt if the driver did not. In ``airflow tasks test`` and ``dag.test`` no api-server may be running;
 :func:`driver_access` then serves the API from the task.
 """
@@ -167,8 +168,9 @@ class SubmittedStage:
         status = self._status()
         if status is not None and status is not AttemptStatus.FINISHED:
             raise StageExitError(
-                f"Expected the driver of stage {self.registration.uid!r} to report the end of its stage, found that its "
-                f"process succeeded and its attempt is {status.value}; do not end the process in the code of the stage."
+                f"Expected the driver of stage {self.registration.uid!r} to report the end of its stage, found that "
+                f"its process succeeded and its attempt is {status.value}; do not end the process in the code of the "
+                "stage."
             )
 
     def _status(self) -> AttemptStatus | None:
@@ -345,7 +347,8 @@ class DriverCheckpoints:
     """
     Log the checkpoints of an attempt from the rows of its job, in the same format as the driver.
 
-    :param view: Function that returns the view of the job; ``None`` if it has no rows, or none that changed since the last call.
+    :param view: Function that returns the view of the job; ``None`` if it has no rows, or none that changed since the
+        last call.
     :param attempt: Attempt of the driver.
     :param checkpoint_log: Log to write to.
     """
@@ -396,7 +399,8 @@ class DriverCheckpoints:
                 self._log.failed(checkpoint)
 
     def _restored_id(self, view: JobView) -> int | None:
-        # The attempt's row contains a candidate until the driver confirms it; the statistics contain confirmed restores.
+        # The attempt's row contains a candidate until the driver confirms it; the statistics contain confirmed
+        # restores.
         latest = OperatorStatistics.in_view(view, self._attempt.operator_id).latest_restored
         return latest.checkpoint_id if latest is not None and latest.epoch == self._attempt.epoch else None
 

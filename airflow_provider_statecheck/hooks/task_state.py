@@ -1,9 +1,9 @@
 """
 Marker in Airflow's task state store that tells whether a clear kept the state of a task.
 
-Airflow 3.4 discards the entries of a task instance that a user clears, unless the user keeps its task state. Airflow 3.3, and
-the clears in 3.4 that offer no choice, leave them. A missing marker therefore is a choice, and one that is there is a choice
-only where Airflow discards by default.
+Airflow 3.4 discards the entries of a task instance that a user clears, unless the user keeps its task state. Airflow
+3.3, and the clears in 3.4 that offer no choice, leave them. A missing marker therefore is a choice, and one that is
+there is a choice only where Airflow discards by default.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def mark_task_state(context: Mapping[str, Any], clear_marker: str) -> TaskState:
     """
     Write the marker of a try into the state store of its task, and return how the store has kept that of the tries before it.
 
-    :param clear_marker: Value that changes when the task is cleared. The marker contains it, so that a try that ended before
-        its registration does not hide what a clear did.
+    :param clear_marker: Value that changes when the task is cleared. The marker contains it, so that a try that ended
+        before its registration does not hide what a clear did.
     :return: ``TaskState.UNKNOWN`` without a store, or if Airflow clears the store after each success.
     """
     store = context.get("task_state_store")

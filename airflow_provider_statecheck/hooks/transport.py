@@ -1,8 +1,9 @@
 """
 Choice of gateways, direct or HTTP, and the credentials of a task.
 
-A process with access to Airflow's database calls the coordinator, maintenance and savepoints in process. A task calls them over
-HTTP and authenticates with a challenge (:class:`TaskCredentials`) or with a login (:class:`LoginCredentials`).
+A process with access to Airflow's database calls the coordinator, maintenance and savepoints in process. A task calls
+them over HTTP and authenticates with a challenge (:class:`TaskCredentials`) or with a login
+(:class:`LoginCredentials`).
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def airflow_gateway(conn_id: str = DEFAULT_CONN_ID) -> StageGateway:
     Return a gateway to the coordinator: in process if Airflow's database is accessible, otherwise over HTTP.
 
     :param conn_id: Connection to the server, used over HTTP only.
-    :raises EnvironmentNotReadyError: The database is not accessible and no task is running.
+    :raises EnvironmentNotReadyError: if the database is not accessible and no task is running.
     """
     return _in_process() if is_orm_open() else over_http(task_gateway(conn_id))
 
@@ -106,7 +107,7 @@ def task_gateway(conn_id: str = DEFAULT_CONN_ID) -> HttpGateway:
     Return an HTTP gateway with the credentials of the running task.
 
     :param conn_id: Connection to the server.
-    :raises EnvironmentNotReadyError: No task is running.
+    :raises EnvironmentNotReadyError: if no task is running.
     """
     from airflow_provider_statecheck.gateway.http import HttpGateway
 
@@ -119,7 +120,7 @@ def task_credentials(client: HttpClient, address: CoordinatorAddress) -> Credent
     """
     Return the credentials of the running task: a login if the connection has one, otherwise a challenge.
 
-    :raises EnvironmentNotReadyError: No task is running.
+    :raises EnvironmentNotReadyError: if no task is running.
     """
     ti = running_context()["ti"]
     if address.login is None:
@@ -132,9 +133,9 @@ def state_reads(conn_id: str = DEFAULT_CONN_ID) -> StateReads:
     """
     Return reads of queryable state: in process if Airflow's database is accessible, otherwise over HTTP.
 
-    :param conn_id: Connection to the server, used over HTTP only. In process, ``[statecheck] storage_conn_id`` names the
-        connection with the credentials of the checkpoint storage.
-    :raises EnvironmentNotReadyError: The database is not accessible and no task is running.
+    :param conn_id: Connection to the server, used over HTTP only. In process, ``[statecheck] storage_conn_id`` names
+        the connection with the credentials of the checkpoint storage.
+    :raises EnvironmentNotReadyError: if the database is not accessible and no task is running.
     """
     if is_orm_open():
         from airflow_provider_statecheck.queryable.reads import LocalStateClient
@@ -152,7 +153,7 @@ def running_context() -> Mapping[str, Any]:
     """
     Return the context of the running task.
 
-    :raises EnvironmentNotReadyError: No task is running.
+    :raises EnvironmentNotReadyError: if no task is running.
     """
     from airflow.sdk import get_current_context
 
@@ -195,8 +196,8 @@ class TaskCredentials:
         """
         Return a token for this task.
 
-        :raises AccessDeniedError: The coordinator rejected the challenge.
-        :raises CoordinatorError: The supervisor of the task has ended.
+        :raises AccessDeniedError: if the coordinator rejected the challenge.
+        :raises CoordinatorError: if the supervisor of the task has ended.
         """
         secret = secrets.token_urlsafe(32)
         _announce(self._ti_id, challenge_of(secret))
@@ -221,7 +222,7 @@ class LoginCredentials:
         """
         Return a token for this task.
 
-        :raises AccessDeniedError: The user is unknown or may not edit the task.
+        :raises AccessDeniedError: if the user is unknown or may not edit the task.
         """
         user = self._client.log_in(self._login, self._password)
         return _masked(self._client.post("token/login", self._task, user)["token"])
@@ -241,8 +242,8 @@ def _announce(ti_id: Any, challenge: str) -> None:
         task_runner.SUPERVISOR_COMMS.send(message)
     except (OSError, EOFError) as error:
         raise CoordinatorError(
-            "Expected the supervisor of the task, which vouches for it to the coordinator, found that it has ended; Airflow "
-            "starts the next try when the task's heartbeat times out."
+            "Expected the supervisor of the task, which vouches for it to the coordinator, found that it has ended; "
+            "Airflow starts the next try when the task's heartbeat times out."
         ) from error
 
 
@@ -278,7 +279,7 @@ def reading_access(job_id: JobId, conn_id: str = DEFAULT_CONN_ID) -> ReadingAcce
     Return access to a job for another process, ``None`` if Airflow's database is accessible and no token is needed.
 
     :param conn_id: Connection to the server.
-    :raises EnvironmentNotReadyError: No task is running.
+    :raises EnvironmentNotReadyError: if no task is running.
     """
     if is_orm_open():
         return None
@@ -296,7 +297,7 @@ async def job_reader(access: ReadingAccess | None) -> AsyncIterator[JobReader]:
     Open a reader of jobs.
 
     :param access: Result of :func:`reading_access`; ``None`` calls the coordinator in a thread of this process.
-    :raises EnvironmentNotReadyError: ``access`` is ``None`` and Airflow's database is not accessible.
+    :raises EnvironmentNotReadyError: if ``access`` is ``None`` and Airflow's database is not accessible.
     """
     if access is None:
         yield _InProcessReader(await asyncio.to_thread(airflow_gateway))
@@ -357,7 +358,7 @@ def job_rows() -> JobStore:
     """
     Return the store that lists jobs.
 
-    :raises EnvironmentNotReadyError: Airflow's database is not accessible.
+    :raises EnvironmentNotReadyError: if Airflow's database is not accessible.
     """
     return _local_services("jobs").rows
 
@@ -366,7 +367,7 @@ def job_recovery() -> JobRecovery:
     """
     Return the service that recreates the rows of lost jobs.
 
-    :raises EnvironmentNotReadyError: Airflow's database is not accessible.
+    :raises EnvironmentNotReadyError: if Airflow's database is not accessible.
     """
     return _local_services("recover").recovery
 
@@ -375,7 +376,7 @@ def job_rewinding() -> JobRewinding:
     """
     Return the service that rewinds the state of jobs to an earlier run.
 
-    :raises EnvironmentNotReadyError: Airflow's database is not accessible.
+    :raises EnvironmentNotReadyError: if Airflow's database is not accessible.
     """
     return _local_services("rewind").rewinding
 
@@ -384,7 +385,7 @@ def provider_tables() -> ProviderTables:
     """
     Return the tables of this package as a whole.
 
-    :raises EnvironmentNotReadyError: Airflow's database is not accessible.
+    :raises EnvironmentNotReadyError: if Airflow's database is not accessible.
     """
     from airflow_provider_statecheck.metadata.provider_tables import ProviderTables
 
@@ -394,8 +395,8 @@ def provider_tables() -> ProviderTables:
 def _local_services(command: str) -> Services:
     if not is_orm_open():
         raise EnvironmentNotReadyError(
-            f"Expected access to Airflow's database, found a task without it; run 'airflow statecheck {command}' on the "
-            f"scheduler's machine."
+            f"Expected access to Airflow's database, found a task without it; run 'airflow statecheck {command}' on "
+            "the scheduler's machine."
         )
     from airflow_provider_statecheck.api.airflow_services import airflow_services
 
@@ -407,7 +408,7 @@ def _gateway(verbs: Mapping[str, Verb], service: Callable[[Services], Gateway], 
     Return the service that answers these calls, in process if Airflow's database is accessible, otherwise over HTTP.
 
     :param conn_id: Connection to the server, used over HTTP only.
-    :raises EnvironmentNotReadyError: The database is not accessible and no task is running.
+    :raises EnvironmentNotReadyError: if the database is not accessible and no task is running.
     """
     if is_orm_open():
         from airflow_provider_statecheck.api.airflow_services import airflow_services
@@ -424,7 +425,8 @@ def find_job(gateway: JobReads, job: str) -> JobView:
     """
     Return the job with this name or id.
 
-    :raises CheckpointNotFoundError: There is no such job; the message names the jobs whose names contain the text or are similar.
+    :raises CheckpointNotFoundError: if there is no such job; the message names the jobs whose names contain the text or
+        are similar.
     """
     try:
         return gateway.describe(given_job_id(job))
@@ -455,7 +457,7 @@ def job_savepoints(
     :param conn_id: Connection to the server, used over HTTP only.
     :param storage_conn_id: Connection with the credentials of the storage, by default ``[statecheck] storage_conn_id``.
     :param target: Directory that the caller gives; other directories must be in the configured locations.
-    :raises EnvironmentNotReadyError: The database is not accessible and no task is running.
+    :raises EnvironmentNotReadyError: if the database is not accessible and no task is running.
     """
     from airflow_provider_statecheck.configuration import configured_savepoint_dir
     from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints

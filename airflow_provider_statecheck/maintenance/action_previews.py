@@ -83,16 +83,16 @@ def _savepoint_preview(view: JobView, wanted: UserAction) -> ActionPreview:
     attempt, newest = view.open_attempt(operator), next(_candidates(view, operator), None)
     if attempt is None and newest is None:
         raise NoRestorableCheckpointError(
-            f"Expected a completed checkpoint of operator {operator.uid!r} in job {view.job.name!r} to copy to a savepoint, "
-            f"found none; run the stage until it completes one.",
+            f"Expected a completed checkpoint of operator {operator.uid!r} in job {view.job.name!r} to copy to a "
+            "savepoint, found none; run the stage until it completes one.",
             uid=operator.uid,
         )
     if attempt is not None:
         effect = f"{_name(attempt)} copies its next completed checkpoint to a savepoint and continues."
     else:
         effect = (
-            "The next 'airflow statecheck gc', the maintenance Dag or the next attempt copies the newest checkpoint to a "
-            "savepoint."
+            "The next 'airflow statecheck gc', the maintenance Dag or the next attempt copies the newest checkpoint "
+            "to a savepoint."
         )
     return ActionPreview(action=wanted.action, effect=effect, kept=_affected(view, [newest] if newest else []))
 
@@ -102,8 +102,8 @@ def _stop_preview(view: JobView, wanted: UserAction) -> ActionPreview:
     attempt = view.open_attempt(operator)
     if attempt is None:
         raise CheckpointNotFoundError(
-            f"Expected a running attempt of operator {operator.uid!r} in job {view.job.name!r} to stop, found none; take a "
-            f"savepoint without stopping.",
+            f"Expected a running attempt of operator {operator.uid!r} in job {view.job.name!r} to stop, found none; "
+            "take a savepoint without stopping.",
             uid=operator.uid,
         )
     return ActionPreview(
@@ -240,8 +240,9 @@ def _removal_preview(view: JobView, wanted: UserAction) -> ActionPreview:
     deleted = [c for c in view.checkpoints if c.discarded_at is None and custody_of(view, c).owner is Owner.JOB]
     size = readable_size(sum(c.full_size_bytes for c in deleted))
     effect = (
-        f"The next run of the maintenance Dag or 'airflow statecheck prune' deletes the files of {counted(len(deleted), 'checkpoint')}, "
-        f"up to {size}, and removes the job with its {counted(len(view.operators), 'operator')} and {counted(len(view.attempts), 'attempt')}."
+        "The next run of the maintenance Dag or 'airflow statecheck prune' deletes the files of "
+        f"{counted(len(deleted), 'checkpoint')}, up to {size}, and removes the job with its "
+        f"{counted(len(view.operators), 'operator')} and {counted(len(view.attempts), 'attempt')}."
     )
     return ActionPreview(
         action=wanted.action,
@@ -276,8 +277,9 @@ def _fork_preview(view: JobView, wanted: UserAction) -> ActionPreview:
     return ActionPreview(
         action=wanted.action,
         effect=(
-            f"A new run of Dag {point.dag_id!r} works on a copy of {kind} {forked.checkpoint_id} of operator {operator.uid!r}, in "
-            f"a job of its own. Job {view.job.name!r} and all of its checkpoints stay as they are; nothing is deleted."
+            f"A new run of Dag {point.dag_id!r} works on a copy of {kind} {forked.checkpoint_id} of operator "
+            f"{operator.uid!r}, in a job of its own. Job {view.job.name!r} and all of its checkpoints stay as they "
+            "are; nothing is deleted."
         ),
         kept=_affected(view, [forked]),
         recomputed=_affected(view, newer),
@@ -289,8 +291,8 @@ def _fork_preview(view: JobView, wanted: UserAction) -> ActionPreview:
 def _fork_notes(forked: CheckpointRecord) -> Iterator[str]:
     if not forked.properties.is_savepoint:
         yield (
-            "Until the first checkpoint of the fork is complete, newer checkpoints of the job may subsume this one. Take a "
-            "savepoint first and fork from it if the job runs in the meantime."
+            "Until the first checkpoint of the fork is complete, newer checkpoints of the job may subsume this one. "
+            "Take a savepoint first and fork from it if the job runs in the meantime."
         )
 
 

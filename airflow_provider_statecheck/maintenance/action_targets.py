@@ -16,8 +16,8 @@ class ActionSubject:
 
     operator_id: OperatorId | None = None
     """
-    Operator of a savepoint, a stop or a withdrawal. For a rewind, ``None`` means all operators; for a withdrawal, the request
-    to remove the job.
+    Operator of a savepoint, a stop or a withdrawal. For a rewind, ``None`` means all operators; for a withdrawal, the
+    request to remove the job.
     """
     checkpoint_id: int | None = None
     """Checkpoint to restore or to fork from, or savepoint to dispose of."""
@@ -41,7 +41,7 @@ def operator_of(view: JobView, wanted: UserAction) -> OperatorRecord:
     """
     Return the operator of an action.
 
-    :raises CheckpointNotFoundError: The job has no such stage.
+    :raises CheckpointNotFoundError: if the job has no such stage.
     """
     # The coordinator of aligned checkpoints takes its savepoints and restores in its own program.
     found = view.operator(wanted.operator_id)
@@ -56,12 +56,13 @@ def checkpoint_of(view: JobView, wanted: UserAction) -> CheckpointRecord:
     """
     Return the checkpoint of an action.
 
-    :raises CheckpointNotFoundError: The job does not retain it.
+    :raises CheckpointNotFoundError: if the job does not retain it.
     """
     found = view.checkpoint(wanted.checkpoint_id)
     if found is None:
         raise CheckpointNotFoundError(
-            f"Expected a retained checkpoint of job {view.job.name!r}, found {wanted.checkpoint_id!r}; name a retained one.",
+            f"Expected a retained checkpoint of job {view.job.name!r}, found {wanted.checkpoint_id!r}; name a retained "
+            "one.",
             checkpoint_id=wanted.checkpoint_id,
         )
     return found
@@ -71,7 +72,7 @@ def chosen_of(view: JobView, wanted: UserAction) -> tuple[OperatorRecord, Checkp
     """
     Return the checkpoint of an action with its operator.
 
-    :raises CheckpointNotFoundError: The job does not retain it, or it belongs to no stage.
+    :raises CheckpointNotFoundError: if the job does not retain it, or it belongs to no stage.
     """
     checkpoint = checkpoint_of(view, wanted)
     return operator_of(view, replace(wanted, operator_id=checkpoint.operator_id)), checkpoint
@@ -81,13 +82,13 @@ def savepoint_of(view: JobView, wanted: UserAction) -> CheckpointRecord:
     """
     Return the savepoint of an action.
 
-    :raises CheckpointNotFoundError: The checkpoint is no savepoint of the job, or not complete.
+    :raises CheckpointNotFoundError: if the checkpoint is no savepoint of the job, or not complete.
     """
     checkpoint = checkpoint_of(view, wanted)
     if not checkpoint.is_of_user or checkpoint.status is not CheckpointStatus.COMPLETED:
         raise CheckpointNotFoundError(
-            f"Expected checkpoint {checkpoint.checkpoint_id} of job {view.job.name!r} to be a completed savepoint, found "
-            f"{checkpoint.properties.snapshot_type.value} that is {checkpoint.status.value}; name a savepoint.",
+            f"Expected checkpoint {checkpoint.checkpoint_id} of job {view.job.name!r} to be a completed savepoint, "
+            f"found {checkpoint.properties.snapshot_type.value} that is {checkpoint.status.value}; name a savepoint.",
             checkpoint_id=checkpoint.checkpoint_id,
         )
     return checkpoint
@@ -96,8 +97,8 @@ def savepoint_of(view: JobView, wanted: UserAction) -> CheckpointRecord:
 def nothing_chosen(operator: OperatorRecord) -> CheckpointNotFoundError:
     """Return the error of a withdrawal without a choice."""
     return CheckpointNotFoundError(
-        f"Expected a checkpoint that was chosen for the next attempt of operator {operator.uid!r}, found none; an attempt has "
-        f"restored it, or the choice was withdrawn.",
+        f"Expected a checkpoint that was chosen for the next attempt of operator {operator.uid!r}, found none; an "
+        "attempt has restored it, or the choice was withdrawn.",
         uid=operator.uid,
     )
 

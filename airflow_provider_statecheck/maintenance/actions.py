@@ -93,10 +93,10 @@ class JobActions:
         """
         Return the effect of an action without changing anything.
 
-        :raises CheckpointNotFoundError: There is no such job, operator or checkpoint.
-        :raises NoRestorableCheckpointError: The checkpoint cannot be restored, or there is none.
-        :raises SavepointClaimedError: An operator claimed the savepoint.
-        :raises ConcurrentAttemptError: A task runs that must not run.
+        :raises CheckpointNotFoundError: if there is no such job, operator or checkpoint.
+        :raises NoRestorableCheckpointError: if the checkpoint cannot be restored, or there is none.
+        :raises SavepointClaimedError: if an operator claimed the savepoint.
+        :raises ConcurrentAttemptError: if a task runs that must not run.
         """
         view = self._store.describe(wanted.job_id)
         if wanted.action is JobAction.REWIND:
@@ -112,7 +112,7 @@ class JobActions:
         """
         Accept any action but a fork; a repeated key returns the first request. Raises as :meth:`preview`.
 
-        :raises InvalidConfigurationError: The key has another form.
+        :raises InvalidConfigurationError: if the key has another form.
         """
         require_request_key(wanted.request_key)
         view = self._store.describe(wanted.job_id)
@@ -129,8 +129,9 @@ class JobActions:
         """
         Start a run that forks the job; a repeated key returns the first request. Raises as :meth:`preview`.
 
-        :param start: Starts the run and returns its id. To start it exactly once, it works in the transaction of the store.
-        :raises InvalidConfigurationError: The key has another form.
+        :param start: Starts the run and returns its id. To start it exactly once, it works in the transaction of the
+            store.
+        :raises InvalidConfigurationError: if the key has another form.
         """
         require_request_key(wanted.request_key)
         with self._store.transaction(wanted.job_id) as tx:
@@ -148,7 +149,7 @@ def require_request_key(key: str) -> None:
     """
     Require the form of the key of a request.
 
-    :raises InvalidConfigurationError: The key has another form.
+    :raises InvalidConfigurationError: if the key has another form.
     """
     require("request_key", key, lambda k: bool(_KEY.fullmatch(k)), "32 hexadecimal digits")
 

@@ -42,16 +42,16 @@ def dispose(
     """
     Delete a savepoint, its metadata first to prevent a restore from incomplete files.
 
-    If only its row is left, the savepoint was deleted by hand, and the row is disposed of. The call may be repeated after a
-    failure, also if the metadata was deleted or is damaged.
+    If only its row is left, the savepoint was deleted by hand, and the row is disposed of. The call may be repeated
+    after a failure, also if the metadata was deleted or is damaged.
 
     :param open_storage: Function that opens the storage of a directory.
     :param pointer: URI of the savepoint's directory or of its metadata file.
     :param dry_run: Whether to only return the result.
-    :raises CheckpointNotFoundError: There are neither files nor a row, or the files belong to a job.
-    :raises InvalidConfigurationError: The name of the directory is not that of a savepoint.
-    :raises SavepointClaimedError: An operator claimed the savepoint.
-    :raises ConcurrentAttemptError: An operator of its job restores the savepoint, or will restore it in place.
+    :raises CheckpointNotFoundError: if there are neither files nor a row, or the files belong to a job.
+    :raises InvalidConfigurationError: if the name of the directory is not that of a savepoint.
+    :raises SavepointClaimedError: if an operator claimed the savepoint.
+    :raises ConcurrentAttemptError: if an operator of its job restores the savepoint, or will restore it in place.
     """
     directory = savepoint_directory(pointer)
     storage = open_storage(directory.rpartition("/")[0])
@@ -72,13 +72,13 @@ def savepoint_directory(pointer: str) -> str:
     Return the directory of a savepoint.
 
     :param pointer: URI of the directory or of its metadata file.
-    :raises InvalidConfigurationError: Its name is not that of a savepoint.
+    :raises InvalidConfigurationError: if its name is not that of a savepoint.
     """
     directory = pointer_uri(pointer).removesuffix(f"/{METADATA_FILE}")
     if not is_savepoint_directory(directory):
         raise InvalidConfigurationError(
-            f"Expected the directory of a savepoint (savepoint-…), found {redact(directory)}; delete a renamed savepoint "
-            f"yourself, and the files of a job with 'airflow statecheck gc' or 'prune'."
+            f"Expected the directory of a savepoint (savepoint-…), found {redact(directory)}; delete a renamed "
+            "savepoint yourself, and the files of a job with 'airflow statecheck gc' or 'prune'."
         )
     return directory
 

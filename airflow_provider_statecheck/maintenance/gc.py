@@ -1,11 +1,11 @@
 """
 Garbage collection: of checkpoint files, of old rows and of whole jobs.
 
-It deletes the files of ended checkpoints and the orphan files of ended attempts. Files of an operator with an open attempt are
-not deleted, because only that attempt knows which snapshots its DataFrames read.
+It deletes the files of ended checkpoints and the orphan files of ended attempts. Files of an operator with an open
+attempt are not deleted, because only that attempt knows which snapshots its DataFrames read.
 
-The files of a job are deleted before its rows, because the rows of attempts name the directories with files. An interrupted
-call is completed by the next one.
+The files of a job are deleted before its rows, because the rows of attempts name the directories with files. An
+interrupted call is completed by the next one.
 """
 
 from __future__ import annotations
@@ -101,11 +101,11 @@ def collect_job(
     Operators with an open attempt are skipped.
 
     :param open_storage: Function that opens the storage of a checkpoint directory.
-    :param quarantine: Time from the discovery of an orphan file without a row to its deletion, at least a day; by default
-        such files are deleted immediately.
+    :param quarantine: Time from the discovery of an orphan file without a row to its deletion, at least a day; by
+        default such files are deleted immediately.
     :param dry_run: Whether to report without deleting.
-    :raises CheckpointNotFoundError: There is no such job.
-    :raises InvalidConfigurationError: The quarantine is shorter than a day.
+    :raises CheckpointNotFoundError: if there is no such job.
+    :raises InvalidConfigurationError: if the quarantine is shorter than a day.
     """
     require_stay(quarantine)
 
@@ -331,7 +331,7 @@ class PruneRequest:
     """
     Selection of the jobs and rows to delete.
 
-    :raises InvalidConfigurationError: ``older_than`` is less than a day.
+    :raises InvalidConfigurationError: if ``older_than`` is less than a day.
     """
 
     job_ids: tuple[JobId, ...] = ()
@@ -382,7 +382,7 @@ def prune_job(gateway: JobMaintenance, job_id: JobId, request: PruneRequest, ope
     Delete the old rows of a job, or the whole job if the request selects it.
 
     :param open_storage: Function that opens the storage of a checkpoint directory.
-    :raises CheckpointNotFoundError: There is no such job.
+    :raises CheckpointNotFoundError: if there is no such job.
     """
     view = gateway.describe(job_id)
     report = PrunedJob(job=view.job.name)

@@ -1,12 +1,12 @@
 """
 Maintenance of a job's rows: abandoned attempts, ended runs, retention and removal.
 
-A job is removed in three steps: ``retire`` ends its checkpoints, garbage collection deletes their files and confirms this,
-and ``remove`` deletes the rows. An interrupted removal is resumed by the next call. The epochs, generations and checkpoint
-ids of a removed job are never reused.
+A job is removed in three steps: ``retire`` ends its checkpoints, garbage collection deletes their files and confirms
+this, and ``remove`` deletes the rows. An interrupted removal is resumed by the next call. The epochs, generations and
+checkpoint ids of a removed job are never reused.
 
-``settle_run`` applies the retention of checkpoints when a run ends, like Flink's shutdown of the completed checkpoint store.
-It applies to jobs that are named after a run; a job with an explicit name continues across runs.
+``settle_run`` applies the retention of checkpoints when a run ends, like Flink's shutdown of the completed checkpoint
+store. It applies to jobs that are named after a run; a job with an explicit name continues across runs.
 """
 
 from __future__ import annotations
@@ -126,7 +126,11 @@ class RetireJob:
 
     @property
     def is_by_user(self) -> bool:
-        """Return whether a user selected this job. Other jobs must belong to a test run or be named after a run that ended."""
+        """
+        Return whether a user selected this job.
+
+        Other jobs must belong to a test run or be named after a run that ended.
+        """
         return self.is_named or self.request_key is not None
 
 
@@ -168,7 +172,7 @@ class JobMaintenance(StoredJobs):
 
         The rows are read once, and again only after a change.
 
-        :raises CheckpointNotFoundError: There is no such job.
+        :raises CheckpointNotFoundError: if there is no such job.
         """
         view = self._store.describe(job_id)
         if self._close_abandoned(view) is not None:
@@ -179,10 +183,10 @@ class JobMaintenance(StoredJobs):
         """
         Close the attempts whose drivers died without closing them, and return these attempts.
 
-        An attempt is abandoned if it was silent for longer than the lifetime of its tokens and its run has ended or it has
-        no run. Two calls must find it silent, because the clock of the first call may be ahead by days.
+        An attempt is abandoned if it was silent for longer than the lifetime of its tokens and its run has ended or it
+        has no run. Two calls must find it silent, because the clock of the first call may be ahead by days.
 
-        :raises CheckpointNotFoundError: There is no such job.
+        :raises CheckpointNotFoundError: if there is no such job.
         """
         return self._close_abandoned(self._store.describe(job_id)) or ()
 
@@ -205,11 +209,11 @@ class JobMaintenance(StoredJobs):
         """
         Discard the checkpoints that are not retained after the end of their run, and return their ids.
 
-        Applies to jobs that are named after a run, and to operators whose newest attempt has ended. While a savepoint of the
-        whole job is in progress, all checkpoints are retained, and a later call discards them. In any job, the requests for a
-        savepoint at the end of a stage fail that an attempt of an ended run has left open.
+        Applies to jobs that are named after a run, and to operators whose newest attempt has ended. While a savepoint
+        of the whole job is in progress, all checkpoints are retained, and a later call discards them. In any job, the
+        requests for a savepoint at the end of a stage fail that an attempt of an ended run has left open.
 
-        :raises CheckpointNotFoundError: There is no such job.
+        :raises CheckpointNotFoundError: if there is no such job.
         """
         return self._settle_run(self._store.describe(job_id)) or ()
 
@@ -238,8 +242,8 @@ class JobMaintenance(StoredJobs):
 
         :param age_seconds: Minimum age in seconds, at least a day.
         :param dry_run: Whether to only return the ids.
-        :raises InvalidConfigurationError: The age is less than a day.
-        :raises CheckpointNotFoundError: There is no such job.
+        :raises InvalidConfigurationError: if the age is less than a day.
+        :raises CheckpointNotFoundError: if there is no such job.
         """
         age = _age(age_seconds)
         operators = [o.operator_id for o in self._store.describe(job_id).operators]
@@ -280,7 +284,7 @@ class JobMaintenance(StoredJobs):
 
         :param age_seconds: Minimum age in seconds, at least a day.
         :param dry_run: Whether to only count the tokens.
-        :raises InvalidConfigurationError: The age is less than a day.
+        :raises InvalidConfigurationError: if the age is less than a day.
         """
         return self._tokens.drop_ended(self._clock.now() - _age(age_seconds), dry_run=dry_run)
 
@@ -349,9 +353,11 @@ def each_job(
     No job stops the others, whatever its rows and files contain: the report of one that fails says why.
 
     :param job_ids: Jobs, in order of processing.
-    :param failed: Makes a report of the id of a job and its ``problems``, or the ``unreachable`` storage or coordinator.
+    :param failed: Makes a report of the id of a job and its ``problems``, or the ``unreachable`` storage or
+        coordinator.
     :param side_by_side: Number of jobs that are worked on at the same time, each in a thread.
-    :raises AccessDeniedError: if the caller may not maintain jobs; a refusal that concerns one job is in the report of that job.
+    :raises AccessDeniedError: if the caller may not maintain jobs; a refusal that concerns one job is in the report of
+        that job.
     :raises EnvironmentNotReadyError: if the tables are missing.
     """
     in_a_row, has_ended = 0, False
@@ -424,7 +430,8 @@ def _in_use(view: JobView, request: RetireJob) -> tuple[str, ...]:
     since = last_active(view)
     is_idle = (view.read_at - since).total_seconds() >= request.idle_seconds
     busy = () if is_idle else (f"its last attempt was at {since.isoformat(timespec='seconds')}",)
-    # A user who selects a job discards its savepoint in progress, and the output that its sink prepared and did not commit.
+    # A user who selects a job discards its savepoint in progress, and the output that its sink prepared and did not
+    # commit.
     unfinished = () if request.is_by_user else (*open_commits(view), *awaited_savepoints(view))
     requested = () if request.request_key is None else obstacles_to_removal(view, request.request_key)
     return (*(reasons_to_keep(view) or requested), *unfinished, *busy)

@@ -1,9 +1,9 @@
 """
 Restore of a job in place, from a savepoint of the whole job.
 
-All stages return to the savepoint in one transaction, which changes rows only: the next attempt of each stage restores its
-part, and a stage without a part starts without state. Sinks keep the output up to the part and retract the later output with
-their first commit. The savepoint is read and verified before, and is never owned by the job.
+All stages return to the savepoint in one transaction, which changes rows only: the next attempt of each stage restores
+its part, and a stage without a part starts without state. Sinks keep the output up to the part and retract the later
+output with their first commit. The savepoint is read and verified before, and is never owned by the job.
 """
 
 from __future__ import annotations
@@ -130,10 +130,10 @@ def read_savepoint(open_storage: Callable[[str], CheckpointStorage], pointer: st
     Read and verify a savepoint from which a job can be restored in place: every byte that the metadata has a checksum of.
 
     :param open_storage: Opens the storage of a URI.
-    :raises CheckpointNotFoundError: There is nothing at the pointer.
-    :raises IncompatibleCheckpointError: It is not a savepoint of this whole job.
-    :raises CorruptStateError: The savepoint cannot be restored.
-    :raises StorageError: The storage is unavailable.
+    :raises CheckpointNotFoundError: if there is nothing at the pointer.
+    :raises IncompatibleCheckpointError: if it is not a savepoint of this whole job.
+    :raises CorruptStateError: if the savepoint cannot be restored.
+    :raises StorageError: if the storage is unavailable.
     """
     uri = pointer_uri(pointer)
     storage = open_storage(uri)
@@ -143,8 +143,8 @@ def read_savepoint(open_storage: Callable[[str], CheckpointStorage], pointer: st
     problems = CheckpointVerifier(storage, is_deep=True).verify_pointer(uri).problems
     if problems:
         raise CorruptStateError(
-            f"Expected the savepoint {redact(found.external_pointer)} to be complete, found: {'; '.join(problems)}. Nothing was "
-            f"changed; restore its files from a backup, or restore another savepoint."
+            f"Expected the savepoint {redact(found.external_pointer)} to be complete, found: {'; '.join(problems)}. "
+            "Nothing was changed; restore its files from a backup, or restore another savepoint."
         )
     parts = tuple(_part(found.external_pointer, file, each, job.job_id) for each in document.parts)
     return JobSavepoint(pointer=found.external_pointer, parts=parts)
@@ -153,15 +153,16 @@ def read_savepoint(open_storage: Callable[[str], CheckpointStorage], pointer: st
 def _require_of_job(document: CheckpointDocument, pointer: str, job: JobRecord) -> None:
     if document.job_id != job.job_id:
         raise IncompatibleCheckpointError(
-            f"Expected a savepoint of job {job.name!r} to restore it in place, found one of job {document.job_name!r} in "
-            f"{redact(pointer)}; nothing was changed. Start the tasks in another job with from_savepoint= set to this pointer.",
+            f"Expected a savepoint of job {job.name!r} to restore it in place, found one of job {document.job_name!r} "
+            f"in {redact(pointer)}; nothing was changed. Start the tasks in another job with from_savepoint= set to "
+            "this pointer.",
             uid=document.uid,
         )
     if not document.parts:
         raise IncompatibleCheckpointError(
             f"Expected a savepoint of all stages of job {job.name!r}, found a checkpoint of {document.uid!r} alone in "
-            f"{redact(pointer)}; nothing was changed. Choose a retained checkpoint of one operator on the page of the job, or start "
-            f"the task in another job with from_savepoint= set to this pointer.",
+            f"{redact(pointer)}; nothing was changed. Choose a retained checkpoint of one operator on the page of the "
+            "job, or start the task in another job with from_savepoint= set to this pointer.",
             uid=document.uid,
         )
 
@@ -204,9 +205,9 @@ class JobRestoring:
         A known key is the same request, whatever has happened since. An equal request is the same one until an attempt
         completes a checkpoint.
 
-        :raises CheckpointNotFoundError: There is no such job, or the savepoint was disposed of.
-        :raises ConcurrentAttemptError: A task of the job is running.
-        :raises InvalidConfigurationError: The savepoint has no part, or a part is not one of it.
+        :raises CheckpointNotFoundError: if there is no such job, or the savepoint was disposed of.
+        :raises ConcurrentAttemptError: if a task of the job is running.
+        :raises InvalidConfigurationError: if the savepoint has no part, or a part is not one of it.
         """
         _require_of_pointer(request.savepoint)
         # Airflow is queried before the transaction, as foreign code must not run while a row is locked.
@@ -220,8 +221,8 @@ def _require_of_pointer(savepoint: JobSavepoint) -> None:
     # The rows say which files the next attempts read, and the caller may be a task.
     if not savepoint.parts:
         raise InvalidConfigurationError(
-            f"Expected the parts of the savepoint {redact(savepoint.pointer)}, found none; nothing was changed. Without a part, every "
-            f"stage would start without state. Read the parts from the metadata of the savepoint."
+            f"Expected the parts of the savepoint {redact(savepoint.pointer)}, found none; nothing was changed. "
+            "Without a part, every stage would start without state. Read the parts from the metadata of the savepoint."
         )
     uri = f"{savepoint.pointer}/{METADATA_FILE}"
     for part in savepoint.parts:
@@ -235,8 +236,8 @@ def _require_of_pointer(savepoint: JobSavepoint) -> None:
         )
         if part.source != expected or normalise_pointer(savepoint.pointer) != savepoint.pointer:
             raise InvalidConfigurationError(
-                f"Expected the part of stage {part.uid!r} to be one of the savepoint {redact(savepoint.pointer)}, found another "
-                f"source; nothing was changed. Read the parts from the metadata of the savepoint.",
+                f"Expected the part of stage {part.uid!r} to be one of the savepoint {redact(savepoint.pointer)}, "
+                "found another source; nothing was changed. Read the parts from the metadata of the savepoint.",
                 uid=part.uid,
             )
 
@@ -269,8 +270,8 @@ def _require_kept(view: JobView, savepoint: JobSavepoint) -> None:
     row = row_of(view, savepoint.pointer)
     if row is not None and row.has_ended:
         raise CheckpointNotFoundError(
-            f"Expected a retained savepoint at {redact(savepoint.pointer)}, found that it is {row.status.value}; nothing was "
-            f"changed. Restore another savepoint.",
+            f"Expected a retained savepoint at {redact(savepoint.pointer)}, found that it is {row.status.value}; "
+            "nothing was changed. Restore another savepoint.",
             checkpoint_id=row.checkpoint_id,
         )
     if row is not None and row.metadata_sha256:
@@ -283,9 +284,9 @@ def _require_unchanged(row: CheckpointRecord, savepoint: JobSavepoint) -> None:
     found = {(part.source.metadata_size, part.source.metadata_sha256) for part in savepoint.parts}
     if found != {recorded}:
         raise CorruptStateError(
-            f"Expected {redact(savepoint.pointer)}/{METADATA_FILE} as it was written, with {row.metadata_size} bytes and digest "
-            f"{row.metadata_sha256[:12]}, found other content; nothing was changed. Restore the file from a backup, or restore "
-            "another savepoint.",
+            f"Expected {redact(savepoint.pointer)}/{METADATA_FILE} as it was written, with {row.metadata_size} bytes "
+            f"and digest {row.metadata_sha256[:12]}, found other content; nothing was changed. Restore the file from a "
+            "backup, or restore another savepoint.",
             checkpoint_id=row.checkpoint_id,
         )
 
@@ -312,8 +313,8 @@ def _warning(tx: JobTransaction, view: JobView, operator: OperatorRecord, part: 
     else:
         return ""
     return (
-        f"Operator {operator.uid!r} has {done} since its part was taken, which retracted the output of the part; its sink "
-        f"may refuse to restore it."
+        f"Operator {operator.uid!r} has {done} since its part was taken, which retracted the output of the part; its "
+        "sink may refuse to restore it."
     )
 
 
@@ -325,8 +326,8 @@ def _warning_without_part(view: JobView, operator: OperatorRecord) -> str:
     if began is None:
         return ""
     return (
-        f"Operator {operator.uid!r} has no part in the savepoint and starts without state, although it has started from "
-        f"{redact(began)} before: it does not start from there again."
+        f"Operator {operator.uid!r} has no part in the savepoint and starts without state, although it has started "
+        f"from {redact(began)} before: it does not start from there again."
     )
 
 

@@ -1,10 +1,10 @@
 """
 Savepoints of a whole job.
 
-The request of a savepoint, its checkpoint and what each stage has given are rows, so any
-process that reaches the rows and the storage carries it on: the command that requested it, another command, or the
-maintenance Dag. A stage is not disturbed; its next checkpoint becomes its part. With a savepoint that stops the job, a stage waits
-after its part (suspend) or the savepoint waits for its end (terminate).
+The request of a savepoint, its checkpoint and what each stage has given are rows, so any process that reaches the rows
+and the storage carries it on: the command that requested it, another command, or the maintenance Dag. A stage is not
+disturbed; its next checkpoint becomes its part. With a savepoint that stops the job, a stage waits after its part
+(suspend) or the savepoint waits for its end (terminate).
 """
 
 from __future__ import annotations
@@ -113,10 +113,11 @@ class WholeJobSavepoints:
 
         :param target: Parent directory of the savepoint, ``None`` for the configured one.
         :param kind: ``SAVEPOINT``, or a kind that stops the job.
-        :raises CheckpointNotFoundError: The job has no stage with state, or retention has released the state of one.
-        :raises CheckpointDeclinedError: A stage has not yet restored what a restore in place has requested.
-        :raises ConcurrentAttemptError: Another savepoint of the job is in progress, or a program takes its own.
-        :raises InvalidConfigurationError: There is neither a target nor a configured directory, or the target is invalid.
+        :raises CheckpointNotFoundError: if the job has no stage with state, or retention has released the state of one.
+        :raises CheckpointDeclinedError: if a stage has not yet restored what a restore in place has requested.
+        :raises ConcurrentAttemptError: if another savepoint of the job is in progress, or a program takes its own.
+        :raises InvalidConfigurationError: if there is neither a target nor a configured directory, or the target is
+            invalid.
         """
         target = self.directory_of(target)
         if target is None and self.directory is None:
@@ -140,7 +141,7 @@ class WholeJobSavepoints:
         Return the parent directory of a requested savepoint in its usual form.
 
         :param target: Directory that the user gave, ``None`` for the configured one.
-        :raises InvalidConfigurationError: It is invalid, or its filesystem is not installed.
+        :raises InvalidConfigurationError: if it is invalid, or its filesystem is not installed.
         """
         # A filesystem that does not exist would fail the savepoint, and then each garbage collection of the job.
         return None if target is None else self.open_storage(normalise_savepoint_dir(target)).base_uri
@@ -150,9 +151,10 @@ class WholeJobSavepoints:
         Wait for a requested savepoint and the stop that it requests, and return the URI of its directory.
 
         :param timeout: The longest wait in seconds.
-        :raises CheckpointDeclinedError: The savepoint failed.
-        :raises CheckpointExpiredError: It was not complete within the timeout; it remains requested.
-        :raises CheckpointError: It is complete, and a stage did not stop within the timeout; ``pointer`` is its directory.
+        :raises CheckpointDeclinedError: if the savepoint failed.
+        :raises CheckpointExpiredError: if it was not complete within the timeout; it remains requested.
+        :raises CheckpointError: if it is complete, and a stage did not stop within the timeout; ``pointer`` is its
+            directory.
         """
         request, awaited = self.wait_for(job_id, request_key, timeout)
         taken = None if request.checkpoint_id is None else self.maintenance.checkpoint(job_id, request.checkpoint_id)
@@ -162,8 +164,9 @@ class WholeJobSavepoints:
             return taken.location
         if request.status.is_open:
             raise CheckpointExpiredError(
-                f"Expected a savepoint within {timeout:.0f} seconds, found that it awaits {', '.join(awaited) or 'its files'}; "
-                f"the maintenance Dag completes it when they have {_awaited_of(request)}."
+                f"Expected a savepoint within {timeout:.0f} seconds, found that it awaits "
+                f"{', '.join(awaited) or 'its files'}; the maintenance Dag completes it when they have "
+                f"{_awaited_of(request)}."
             )
         raise CheckpointDeclinedError(f"The savepoint failed: {request.failure_message}")
 
@@ -174,10 +177,10 @@ class WholeJobSavepoints:
         The wait goes on while the coordinator does not answer, as the request is recorded.
 
         :param timeout: The longest wait in seconds; 0 for one attempt.
-        :return: The request, and the uids of the stages whose next checkpoint a savepoint of the job awaits. After the completion
-            of a savepoint with which the job suspends, those that have not stopped yet.
-        :raises CheckpointNotFoundError: There is no such job or request.
-        :raises CoordinatorError: The coordinator does not answer at the end of the wait.
+        :return: The request, and the uids of the stages whose next checkpoint a savepoint of the job awaits. After the
+            completion of a savepoint with which the job suspends, those that have not stopped yet.
+        :raises CheckpointNotFoundError: if there is no such job or request.
+        :raises CoordinatorError: if the coordinator does not answer at the end of the wait.
         """
         deadline = self.monotonic() + timeout
         while True:
@@ -213,8 +216,8 @@ class WholeJobSavepoints:
         Savepoints that have expired fail. A running stage takes its own savepoint itself.
 
         :return: The uids of the stages whose next checkpoint a savepoint of the job awaits.
-        :raises CheckpointNotFoundError: There is no such job.
-        :raises StateCheckError: The rows or the storage fail; the call may be repeated.
+        :raises CheckpointNotFoundError: if there is no such job.
+        :raises StateCheckError: if the rows or the storage fail; the call may be repeated.
         """
         view = self.maintenance.describe(job_id)
         for taken in serve_idle(self.savepoints, view, self.open_storage, self.directory):
@@ -340,8 +343,8 @@ def _require_own(source: CheckpointDocument, member: Member) -> None:
     # The names of the states within a checkpoint begin with the uid that took it.
     if source.uid != member.uid:
         raise CheckpointDeclinedError(
-            f"Expected a checkpoint of stage {member.uid!r}, found only the one that it started from, of stage {source.uid!r} in "
-            f"job {source.job_name!r}; run the stage until it completes a checkpoint."
+            f"Expected a checkpoint of stage {member.uid!r}, found only the one that it started from, of stage "
+            f"{source.uid!r} in job {source.job_name!r}; run the stage until it completes a checkpoint."
         )
 
 
@@ -371,7 +374,11 @@ class _Documents:
         return positions
 
     def copied_checkpoint(self, adopted: CheckpointRecord) -> int:
-        """Return the checkpoint of the same operator that a restored savepoint copies; 0 for one of another operator."""
+        """
+        Return the checkpoint of the same operator that a restored savepoint copies.
+
+        0 for one of another operator.
+        """
         document = self._documents.load(adopted)
         is_own = (document.job_id, document.operator_id) == (adopted.job_id, adopted.operator_id)
         return document.checkpoint_id if is_own else 0
@@ -403,8 +410,8 @@ def savepoint_kind(stop: str | None) -> CheckpointType:
 def not_stopped(uids: Iterable[str], pointer: str) -> CheckpointError:
     """Return the error of a completed savepoint with which stages should have stopped that still run."""
     return CheckpointError(
-        f"Expected all stages to stop with savepoint {redact(pointer)}, found that these still run: {', '.join(uids)}; the "
-        f"savepoint is complete and retained, so stop their tasks in Airflow.",
+        f"Expected all stages to stop with savepoint {redact(pointer)}, found that these still run: {', '.join(uids)}; "
+        "the savepoint is complete and retained, so stop their tasks in Airflow.",
         pointer=redact(pointer),
     )
 
@@ -417,7 +424,8 @@ def _request_in(view: JobView, request_key: str) -> CheckpointRequest:
     request = next((each for each in view.requests if each.request_key == request_key), None)
     if request is None:
         raise CheckpointNotFoundError(
-            f"Expected a savepoint request {request_key} in job {view.job.name!r}, found none; request the savepoint again."
+            f"Expected a savepoint request {request_key} in job {view.job.name!r}, found none; request the savepoint "
+            "again."
         )
     return request
 
@@ -461,7 +469,8 @@ def _require_no_own_coordinator(view: JobView) -> None:
         return
     if view.has_open_attempt(operator):
         raise ConcurrentAttemptError(
-            f"Job {view.job.name!r} has a coordinator of its own, {newest.owner.label}; take the savepoint in that program.",
+            f"Job {view.job.name!r} has a coordinator of its own, {newest.owner.label}; take the savepoint in that "
+            "program.",
             uid=operator.uid,
             holder=newest.owner.label,
         )

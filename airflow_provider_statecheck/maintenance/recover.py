@@ -1,9 +1,10 @@
 """
 Recovery of lost rows from the checkpoints on storage.
 
-:class:`Recoveries` finds the jobs below a checkpoint directory and verifies their checkpoints. :class:`JobRecovery` writes
-their rows. All attempts of a recovered job have ended, and the next attempt restores the newest checkpoint. Its epoch is
-higher than that of any attempt with files on storage.
+:class:`Recoveries` finds the jobs below a checkpoint directory and verifies their checkpoints. :class:`JobRecovery`
+    writes
+their rows. All attempts of a recovered job have ended, and the next attempt restores the newest checkpoint. Its epoch
+is higher than that of any attempt with files on storage.
 """
 
 from __future__ import annotations
@@ -118,8 +119,9 @@ class Recoveries:
         Recover every job without rows, each in a separate transaction. The call may be repeated.
 
         :param job: Name or id of a job; by default all jobs.
-        :raises CheckpointNotFoundError: The directory has no job, the job has no files, or the directory of savepoints has none.
-        :raises StorageError: The storage is unavailable.
+        :raises CheckpointNotFoundError: if the directory has no job, the job has no files, or the directory of
+            savepoints has none.
+        :raises StorageError: if the storage is unavailable.
         """
         storage = self._open(directory)
         savepoints, unreadable = _find_savepoints(self._open(self._savepoints)) if self._savepoints else ([], [])
@@ -133,7 +135,7 @@ class Recoveries:
                 )
 
         def one(job_id: JobId) -> RecoveredJob:
-            return self._recover(storage, _find_job(storage, job_id), savepoints, is_here=job_id in here)
+            return self._recover(storage, find_job(storage, job_id), savepoints, is_here=job_id in here)
 
         recovered = list(each_job(sorted(job_ids), one, RecoveredJob.failed))
         return [*recovered, *unreadable]
@@ -302,7 +304,8 @@ def _find_jobs(storage: CheckpointStorage) -> list[JobId]:
     return [JobId(name) for name in storage.list_directories(storage.base_uri) if _JOB_ID.fullmatch(name)]
 
 
-def _find_job(storage: CheckpointStorage, job_id: JobId) -> FoundJob:
+def find_job(storage: CheckpointStorage, job_id: JobId) -> FoundJob:
+    """Return what the directory of a job has: checkpoints, and problems of those that cannot be read."""
     paths = [path.split("/") for path in storage.list_files(job_uri(storage.base_uri, job_id))]
     ids = sorted({i for i in (checkpoint_id_of(p[0]) for p in paths if len(p) > 1) if i is not None})
     with_metadata = [checkpoint_id_of(p[0]) for p in paths if len(p) == 2 and p[1] == METADATA_FILE]
@@ -444,12 +447,12 @@ class JobRecovery:
         Write the rows of a job in one transaction.
 
         :param dry_run: Whether to only check the request.
-        :raises InvalidConfigurationError: The job has rows, or an id is out of range.
+        :raises InvalidConfigurationError: if the job has rows, or an id is out of range.
         """
         if not 0 <= request.highest_checkpoint_id <= HIGHEST_ID:
             raise InvalidConfigurationError(
-                f"Expected checkpoint ids up to {HIGHEST_ID}, found {request.highest_checkpoint_id}; move the directory or "
-                f"savepoint with this id away."
+                f"Expected checkpoint ids up to {HIGHEST_ID}, found {request.highest_checkpoint_id}; move the "
+                "directory or savepoint with this id away."
             )
         if dry_run:
             return

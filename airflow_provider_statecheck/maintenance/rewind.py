@@ -2,8 +2,8 @@
 Rewinding the state of a job to the point before a run, and checkpoints that a run can fork.
 
 A cleared run rewinds its own state when it starts again. A rewind does the same for a run and all later ones before any
-of them starts: one transaction rolls back their checkpoints, and the next run restores the newest earlier checkpoint. The
-files of the checkpoints that were rolled back are deleted after a newer checkpoint completes.
+of them starts: one transaction rolls back their checkpoints, and the next run restores the newest earlier checkpoint.
+The files of the checkpoints that were rolled back are deleted after a newer checkpoint completes.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ class JobRewinding:
         """
         Rewind the operators of a job to their state before a run, atomically. The call is idempotent.
 
-        :raises CheckpointNotFoundError: There is no such job, or it has no state across runs.
-        :raises ConcurrentAttemptError: A task of the job is running.
-        :raises NoRestorableCheckpointError: The state before the run is not retained or not readable.
+        :raises CheckpointNotFoundError: if there is no such job, or it has no state across runs.
+        :raises ConcurrentAttemptError: if a task of the job is running.
+        :raises NoRestorableCheckpointError: if the state before the run is not retained or not readable.
         """
         dead = self.dead_attempts(request)
         with changing(self._store, request.job_id, dry_run=request.dry_run) as tx:
@@ -153,13 +153,13 @@ def require_no_running_task(
     Return the open attempt of an operator, whose task does not run, or ``None``.
 
     :param dead: Open attempts whose tasks do not run.
-    :raises ConcurrentAttemptError: The task of the open attempt is running.
+    :raises ConcurrentAttemptError: if the task of the open attempt is running.
     """
     attempt = transitions.open_attempt(tx, operator)
     if attempt is not None and attempt not in dead:
         raise ConcurrentAttemptError(
-            f"Expected no running task for operator {operator.uid!r} of job {tx.job.name!r}, found {attempt.owner.label}; "
-            f"nothing was changed. Wait until it ends, or stop it."
+            f"Expected no running task for operator {operator.uid!r} of job {tx.job.name!r}, found "
+            f"{attempt.owner.label}; nothing was changed. Wait until it ends, or stop it."
         )
     return attempt
 
@@ -175,15 +175,15 @@ def _plan(
     if restorable and not earlier and not _starts_with(operator, run):
         runs = ", ".join(dict.fromkeys(repr(c.run_key) for c in restorable))
         raise NoRestorableCheckpointError(
-            f"Expected a retained checkpoint of operator {operator.uid!r} in job {tx.job.name!r} from before run {run!r}, "
-            f"found checkpoints of {runs}; nothing was changed. Retain checkpoints of more runs with "
-            f"retained_runs, or run on a copy of the state with from_checkpoint=."
+            f"Expected a retained checkpoint of operator {operator.uid!r} in job {tx.job.name!r} from before run "
+            f"{run!r}, found checkpoints of {runs}; nothing was changed. Retain checkpoints of more runs with "
+            "retained_runs, or run on a copy of the state with from_checkpoint=."
         )
     if earlier and all(c.unusable_reason is not None for c in earlier):
         raise NoRestorableCheckpointError(
-            f"Expected a readable checkpoint of operator {operator.uid!r} in job {tx.job.name!r} from before run {run!r}, "
-            f"found that {earlier[0].checkpoint_id} could not be read: {earlier[0].unusable_reason}; nothing was changed. "
-            f"Restore its files from a backup.",
+            f"Expected a readable checkpoint of operator {operator.uid!r} in job {tx.job.name!r} from before run "
+            f"{run!r}, found that {earlier[0].checkpoint_id} could not be read: {earlier[0].unusable_reason}; nothing "
+            "was changed. Restore its files from a backup.",
             checkpoint_ids=tuple(c.checkpoint_id for c in earlier),
         )
     return operator, RewoundOperator(
@@ -243,16 +243,16 @@ def require_fork_point(view: JobView, wanted: UserAction) -> tuple[OperatorRecor
     """
     Return the checkpoint at which an action forks a job, with its operator.
 
-    :raises CheckpointNotFoundError: The job does not retain it, or it belongs to no stage.
-    :raises NoRestorableCheckpointError: No run can fork from it.
+    :raises CheckpointNotFoundError: if the job does not retain it, or it belongs to no stage.
+    :raises NoRestorableCheckpointError: if no run can fork from it.
     """
     operator, checkpoint = chosen_of(view, wanted)
     point = fork_point(view, checkpoint)
     if point is None:
         obstacle = _obstacle(view, checkpoint, view.attempts_of(checkpoint.operator_id))
         raise NoRestorableCheckpointError(
-            f"Expected checkpoint {checkpoint.checkpoint_id} of job {view.job.name!r} to be one that a run can fork from, found "
-            f"{obstacle}.",
+            f"Expected checkpoint {checkpoint.checkpoint_id} of job {view.job.name!r} to be one that a run can fork "
+            f"from, found {obstacle}.",
             checkpoint_ids=(checkpoint.checkpoint_id,),
         )
     return operator, point

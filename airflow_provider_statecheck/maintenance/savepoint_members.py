@@ -1,10 +1,10 @@
 """
 Choice of the parts of a savepoint of a whole job.
 
-A part is a completed checkpoint of one stage whose sink commits are confirmed: of a stage that runs when the savepoint is
-triggered its first one afterwards, of any other stage its last one. A savepoint with which the job terminates takes the last
-one of each stage, after the stage has ended. The parts are consistent if no stage has listed output of another one that the
-other's part does not contain. A stage whose part is behind its readers gives a later one.
+A part is a completed checkpoint of one stage whose sink commits are confirmed: of a stage that runs when the savepoint
+is triggered its first one afterwards, of any other stage its last one. A savepoint with which the job terminates takes
+the last one of each stage, after the stage has ended. The parts are consistent if no stage has listed output of another
+one that the other's part does not contain. A stage whose part is behind its readers gives a later one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,11 @@ class Dependencies(Protocol):
         """Return the positions that a checkpoint of a stage has listed, from its metadata."""
 
     def copied_checkpoint(self, adopted: CheckpointRecord) -> int:
-        """Return the checkpoint of the same operator that a restored savepoint copies; 0 for one of another operator."""
+        """
+        Return the checkpoint of the same operator that a restored savepoint copies.
+
+        0 for one of another operator.
+        """
 
     def row(self, checkpoint_id: int) -> CheckpointRecord | None:
         """Return the row of a checkpoint that the view of its job does not contain; ``None`` if it is removed."""
@@ -115,8 +119,8 @@ def require_members(view: JobView) -> None:
     """
     Require the stages of a job to have parts for a savepoint.
 
-    :raises CheckpointNotFoundError: if no stage has state, retention has released the state of one, or one has ended that has
-        only the savepoint that it started from.
+    :raises CheckpointNotFoundError: if no stage has state, retention has released the state of one, or one has ended
+        that has only the savepoint that it started from.
     :raises CheckpointDeclinedError: if a stage has not yet restored what a restore in place has requested.
     """
     in_place_restore.require_none_waiting(view, view.operators)
@@ -132,21 +136,22 @@ def require_checkpoints(view: JobView, members: Sequence[Member]) -> None:
     begun = next((m for m in members if m.status is MemberStatus.RELEASED and _has_only_its_savepoint(view, m)), None)
     if begun is not None:
         raise CheckpointNotFoundError(
-            f"Expected a checkpoint of stage {begun.uid!r} for a savepoint of job {view.job.name!r}, found only the savepoint "
-            f"that the stage started from; run the stage until it completes a checkpoint.",
+            f"Expected a checkpoint of stage {begun.uid!r} for a savepoint of job {view.job.name!r}, found only the "
+            "savepoint that the stage started from; run the stage until it completes a checkpoint.",
             uid=begun.uid,
         )
     released = next((member for member in members if member.status is MemberStatus.RELEASED), None)
     if released is not None:
         raise CheckpointNotFoundError(
-            f"Expected a retained checkpoint of stage {released.uid!r} for a savepoint of job {view.job.name!r}, found that "
-            f"retention has released its last one; run the stage again first, or retain the checkpoints of ended runs with "
-            f"externalized_checkpoint_retention.",
+            f"Expected a retained checkpoint of stage {released.uid!r} for a savepoint of job {view.job.name!r}, found "
+            "that retention has released its last one; run the stage again first, or retain the checkpoints of ended "
+            "runs with externalized_checkpoint_retention.",
             uid=released.uid,
         )
     if all(member.status is not MemberStatus.GIVING for member in members):
         raise CheckpointNotFoundError(
-            f"Expected a stage of job {view.job.name!r} that runs or has a completed checkpoint, found none; run a stage first."
+            f"Expected a stage of job {view.job.name!r} that runs or has a completed checkpoint, found none; run a "
+            "stage first."
         )
 
 
@@ -169,8 +174,8 @@ class MemberChoice:
         Return a consistent part of each member; ``None`` for those that are still awaited, or have ended without one.
 
         :return: The parts by member. The status of those that have ended without a checkpoint is ``EMPTY``.
-        :raises CheckpointDeclinedError: if a member cannot give a part any more, no member can, or the parts cannot be made
-            consistent.
+        :raises CheckpointDeclinedError: if a member cannot give a part any more, no member can, or the parts cannot be
+            made consistent.
         """
         chosen = dict(map(self._choice, members))
         if all(member.status is MemberStatus.EMPTY for member in chosen):
@@ -291,8 +296,8 @@ class MemberChoice:
             taken_by = self._epoch_of(position)
             if taken_by is not None and any(epoch > taken_by and restored < position for epoch, restored in cuts):
                 raise _declined(
-                    f"stage {reader.uid!r} has listed the output of checkpoint {position} of stage {writer.uid!r}, which has "
-                    f"retracted it; run {reader.uid!r} again first"
+                    f"stage {reader.uid!r} has listed the output of checkpoint {position} of stage {writer.uid!r}, "
+                    f"which has retracted it; run {reader.uid!r} again first"
                 )
 
     def _restored_by(self, attempt: AttemptRecord) -> int:
@@ -322,7 +327,8 @@ def _status(view: JobView, operator: OperatorRecord) -> MemberStatus:
     if not current and _has_only_its_savepoint(view, operator):
         return MemberStatus.RELEASED
     is_begun = any(a.generation == operator.generation for a in view.attempts_of(operator.operator_id))
-    # A rewind to before the first checkpoint leaves the checkpoints of the generation before until a newer one completes.
+    # A rewind to before the first checkpoint leaves the checkpoints of the generation before until a newer one
+    # completes.
     is_rewound = any(c.is_restorable for c in own)
     has_had_state = bool(current) or (not is_begun and not is_rewound and bool(own or _has_counted(view, operator)))
     return MemberStatus.RELEASED if has_had_state else MemberStatus.EMPTY

@@ -1,8 +1,8 @@
 """
 Steps of a savepoint of a whole job: trigger, give, finalize, decline and expire.
 
-The rows hold all that a step has done, so another process goes on after any of them. A process leads only for its step: what it
-has not triggered or finalized when it ends is settled by the next one.
+The rows hold all that a step has done, so another process goes on after any of them. A process leads only for its step:
+what it has not triggered or finalized when it ends is settled by the next one.
 """
 
 from __future__ import annotations
@@ -123,7 +123,11 @@ class SavepointSteps:
         self._abort(AbortScope.EXPIRED, expired, uids={o.operator_id: o.uid for o in self.view.stages})
 
     def trigger(self, request: CheckpointRequest) -> None:
-        """Begin a savepoint of the stages that have begun, if its request is queued; a failure is logged, and the next call retries."""
+        """
+        Begin a savepoint of the stages that have begun, if its request is queued.
+
+        A failure is logged, and the next call retries.
+        """
         try:
             chosen = self.rows.choose(self.leader, _ONE_AT_A_TIME).run
             if chosen is not None and chosen.request_key == request.request_key:
@@ -193,7 +197,7 @@ class SavepointSteps:
 
         :param part: Copy of the stage's checkpoint; ``None`` for a stage that has ended without one.
         :return: Whether the savepoint has the part; ``False`` if it has ended.
-        :raises CheckpointException: The savepoint cannot be finalized.
+        :raises CheckpointException: if the savepoint cannot be finalized.
         """
         asked = AcknowledgeAligned(
             leader=self.leader,

@@ -1,8 +1,8 @@
 """
 Savepoints requested by users: triggering, and savepoints of idle jobs.
 
-A request is a row. A running stage takes the savepoint at its next checkpoint boundary. For an idle operator, the command
-or the maintenance Dag copies the newest checkpoint to a savepoint.
+A request is a row. A running stage takes the savepoint at its next checkpoint boundary. For an idle operator, the
+command or the maintenance Dag copies the newest checkpoint to a savepoint.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class JobSavepoints:
         """
         Request a savepoint of an operator, or of the whole job.
 
-        :raises CheckpointNotFoundError: There is no such job or operator.
-        :raises ConcurrentAttemptError: Another savepoint of the whole job has not ended.
-        :raises InvalidConfigurationError: The requested type is not a savepoint.
+        :raises CheckpointNotFoundError: if there is no such job or operator.
+        :raises ConcurrentAttemptError: if another savepoint of the whole job has not ended.
+        :raises InvalidConfigurationError: if the requested type is not a savepoint.
         """
         properties = transitions.properties_of(request)
         with self._store.transaction(request.job_id) as tx:
@@ -101,8 +101,8 @@ class JobSavepoints:
         :param request_key: Key of the savepoint request to serve.
         :param savepoint_dir: Parent directory of the savepoint, unless the request has a target.
         :param trigger_key: Idempotency key of the client; the same key returns the same savepoint.
-        :raises ConcurrentAttemptError: An attempt of the operator is running and takes the savepoint.
-        :raises CheckpointNotFoundError: There is no such request, or it has ended.
+        :raises ConcurrentAttemptError: if an attempt of the operator is running and takes the savepoint.
+        :raises CheckpointNotFoundError: if there is no such request, or it has ended.
         """
         with self._store.transaction(job_id) as tx:
             known = tx.checkpoint_by_request(trigger_key)
@@ -127,7 +127,7 @@ class JobSavepoints:
         """
         Report that a copied savepoint was written, or why writing failed. An ended savepoint is not changed.
 
-        :raises CheckpointNotFoundError: There is no such savepoint.
+        :raises CheckpointNotFoundError: if there is no such savepoint.
         """
         with self._store.transaction(request.job_id) as tx:
             savepoint = _require_savepoint(tx, request.checkpoint_id)
@@ -142,7 +142,7 @@ class JobSavepoints:
         :param checkpoint_id: Id of the savepoint.
         :param parts: Chosen checkpoint of each stage; a stage that is not named keeps what is pinned.
         :return: The awaited acknowledgements of the savepoint, which name its stages.
-        :raises CheckpointNotFoundError: The savepoint is not pending, or a checkpoint is not retained.
+        :raises CheckpointNotFoundError: if the savepoint is not pending, or a checkpoint is not retained.
         """
         with self._store.transaction(job_id) as tx:
             savepoint = _require_savepoint(tx, checkpoint_id)
@@ -164,9 +164,9 @@ class JobSavepoints:
         :param job_id: Job that the savepoint was taken of; it may no longer exist.
         :param dry_run: Whether to only check that it may be disposed of, and return the row as it would be.
         :return: Row of the savepoint if it still exists; the caller must then confirm the deletion of its files.
-        :raises CheckpointNotFoundError: The pointer refers to a checkpoint of a job.
-        :raises SavepointClaimedError: An operator claimed the savepoint and will delete it.
-        :raises ConcurrentAttemptError: An operator of its job restores the savepoint, or will restore it in place.
+        :raises CheckpointNotFoundError: if the pointer refers to a checkpoint of a job.
+        :raises SavepointClaimedError: if an operator claimed the savepoint and will delete it.
+        :raises ConcurrentAttemptError: if an operator of its job restores the savepoint, or will restore it in place.
         """
         _require_disposable(self._store.claim(pointer), pointer)
         jobs = jobs_with_savepoint(self._store, pointer, job_id)
@@ -217,9 +217,9 @@ def dispose_in(tx: JobTransaction, pointer: str) -> CheckpointRecord | None:
     Dispose of a savepoint in a transaction of its job; its files may then be deleted.
 
     :return: The row of the savepoint, or ``None`` if the job has none.
-    :raises CheckpointNotFoundError: The pointer refers to a checkpoint of the job.
-    :raises SavepointClaimedError: An operator claimed the savepoint and will delete it.
-    :raises ConcurrentAttemptError: An operator of the job restores the savepoint, or will restore it in place.
+    :raises CheckpointNotFoundError: if the pointer refers to a checkpoint of the job.
+    :raises SavepointClaimedError: if an operator claimed the savepoint and will delete it.
+    :raises ConcurrentAttemptError: if an operator of the job restores the savepoint, or will restore it in place.
     """
     claim, view = tx.claim(pointer), tx.view()
     _require_disposable(claim, pointer)
@@ -259,8 +259,8 @@ def _require_unneeded(view: JobView, pointer: str) -> None:
         need = _need(view, operator, pointer)
         if need is not None:
             raise ConcurrentAttemptError(
-                f"Expected no operator of job {view.job.name!r} to need the savepoint {redact(pointer)}, found {need}; then "
-                "dispose of the savepoint again.",
+                f"Expected no operator of job {view.job.name!r} to need the savepoint {redact(pointer)}, found {need}; "
+                "then dispose of the savepoint again.",
                 uid=operator.uid,
             )
 
@@ -286,8 +286,8 @@ def _waiting_need(view: JobView, operator: OperatorRecord, pointer: str) -> str 
     if restore is None or restore.source is None or canonical_uri(restore.pointer) != canonical_uri(pointer):
         return None
     return (
-        f"that the restore in place of operator {operator.uid!r} waits for an attempt that completes a checkpoint; let a run "
-        "complete one, or withdraw the restore"
+        f"that the restore in place of operator {operator.uid!r} waits for an attempt that completes a checkpoint; let "
+        "a run complete one, or withdraw the restore"
     )
 
 
@@ -295,9 +295,9 @@ def _require_none_of_job(tx: JobTransaction) -> None:
     # The pins of a second one would replace those of the first.
     for request in requests_of_job(tx):
         raise ConcurrentAttemptError(
-            f"Expected no savepoint of the whole job {tx.job.name!r} in progress, found request {request.request_key} of "
-            f"{request.requested_at.isoformat(timespec='seconds')}; wait until it has ended. If its command was interrupted, "
-            f"'airflow statecheck gc' and the maintenance Dag go on with it.",
+            f"Expected no savepoint of the whole job {tx.job.name!r} in progress, found request {request.request_key} "
+            f"of {request.requested_at.isoformat(timespec='seconds')}; wait until it has ended. If its command was "
+            "interrupted, 'airflow statecheck gc' and the maintenance Dag go on with it.",
             request_key=request.request_key,
         )
 
@@ -308,8 +308,8 @@ def _pin(tx: JobTransaction, operator_id: OperatorId, checkpoint_id: int) -> Non
     # A checkpoint that is already pinned may have been rolled back since, or its stage may have started over.
     if checkpoint is None or checkpoint_id not in {c.checkpoint_id for c in transitions.restorable(tx, operator)}:
         raise CheckpointNotFoundError(
-            f"Expected checkpoint {checkpoint_id} of operator {operator.uid!r} of job {tx.job.name!r} to be retained, found "
-            f"{'none' if checkpoint is None else checkpoint.status.value}; choose another one.",
+            f"Expected checkpoint {checkpoint_id} of operator {operator.uid!r} of job {tx.job.name!r} to be retained, "
+            f"found {'none' if checkpoint is None else checkpoint.status.value}; choose another one.",
             checkpoint_id=checkpoint_id,
         )
     if operator.pinned_checkpoint != checkpoint_id:
@@ -444,8 +444,8 @@ def _newest(view: JobView, operator: OperatorRecord, generation: int) -> Checkpo
     usable = [c for c in view.of_operator(operator.operator_id) if c.is_usable and c.generation == generation]
     if not usable:
         raise CheckpointNotFoundError(
-            f"Operator {operator.uid!r} of job {view.job.name!r} has no completed checkpoint to copy to a savepoint; run "
-            f"the stage until it completes one.",
+            f"Operator {operator.uid!r} of job {view.job.name!r} has no completed checkpoint to copy to a savepoint; "
+            "run the stage until it completes one.",
             uid=operator.uid,
         )
     return usable[-1]

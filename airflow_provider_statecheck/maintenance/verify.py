@@ -1,8 +1,8 @@
 """
 Verification of retained checkpoints.
 
-Reads every file that a restore would read and reports all problems of a checkpoint. An unavailable storage raises an error
-instead, as it is no evidence against a checkpoint.
+Reads every file that a restore would read and reports all problems of a checkpoint. An unavailable storage raises an
+error instead, as it is no evidence against a checkpoint.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def verify_job(
     :param checkpoint_id: Id of one checkpoint; by default all checkpoints.
     :param is_deep: Whether to also read every page of every file.
     :param with_savepoints: Whether to include the savepoints of the job, which their owner may have moved or deleted.
-    :raises CheckpointNotFoundError: The checkpoint is not retained.
-    :raises StorageError: The storage is unavailable; earlier results were yielded before.
+    :raises CheckpointNotFoundError: if the checkpoint is not retained.
+    :raises StorageError: if the storage is unavailable; earlier results were yielded before.
     """
     verifiers: dict[tuple[str, OperatorId], CheckpointVerifier] = {}
     for checkpoint in _selected(view, checkpoint_id, with_savepoints=with_savepoints):
@@ -135,7 +135,7 @@ class CheckpointVerifier:
         """
         Verify a completed checkpoint, including that its metadata matches its row.
 
-        :raises StorageError: The storage is unavailable.
+        :raises StorageError: if the storage is unavailable.
         """
         verifier = self._on(self._storage.allowing(checkpoint.location))
         verification = verifier._verify(checkpoint.location, lambda: _load_of_row(verifier._storage, checkpoint))
@@ -145,8 +145,8 @@ class CheckpointVerifier:
         """
         Verify a checkpoint without a row. The metadata file contains its own checksum.
 
-        :raises CheckpointNotFoundError: There is no checkpoint at the pointer.
-        :raises StorageError: The storage is unavailable.
+        :raises CheckpointNotFoundError: if there is no checkpoint at the pointer.
+        :raises StorageError: if the storage is unavailable.
         """
         location = resolve_checkpoint(self._storage, pointer)
         return self._on(location.storage)._verify(location.external_pointer, lambda: location.read()[0])
@@ -224,8 +224,8 @@ def _load_of_row(storage: CheckpointStorage, checkpoint: CheckpointRecord) -> Ch
     found = {key: _IDENTITY[key](document) for key in expected}
     if found != expected:
         raise CorruptStateError(
-            f"Expected {checkpoint.metadata_uri} to match its row with {expected}, found {found}; the file was replaced by "
-            f"that of another checkpoint."
+            f"Expected {checkpoint.metadata_uri} to match its row with {expected}, found {found}; the file was "
+            "replaced by that of another checkpoint."
         )
     return document
 

@@ -1,9 +1,9 @@
 """
 Lists of all jobs, which go on without the values that cannot be read, and their queries.
 
-A page of the list takes two statements: the jobs with their figures and the numbers of jobs by status, and the Dags of these jobs.
-The first one finds the jobs that match the filter once, for the page and for the numbers. It looks at the checkpoints of the jobs on
-the page only, and at the operators of all jobs only if the reader may not read all Dags.
+A page of the list takes two statements: the jobs with their figures and the numbers of jobs by status, and the Dags of
+these jobs. The first one finds the jobs that match the filter once, for the page and for the numbers. It looks at the
+checkpoints of the jobs on the page only, and at the operators of all jobs only if the reader may not read all Dags.
 """
 
 from __future__ import annotations

@@ -175,8 +175,8 @@ class FiguresOfTransition:
     """
     Figures of a job in the list of jobs, and the Dags of its operators, during a transition.
 
-    The changes of a checkpoint or of a registration determine the new figures. After other changes, such as the end of an
-    attempt or the rewind of a job, the figures that may have changed are read from the rows again.
+    The changes of a checkpoint or of a registration determine the new figures. After other changes, such as the end of
+    an attempt or the rewind of a job, the figures that may have changed are read from the rows again.
     """
 
     def __init__(self, rows: UnitOfWork, figures: JobFigures) -> None:
@@ -241,7 +241,8 @@ class FiguresOfTransition:
         """Take note that ended checkpoints will be removed."""
         failed_at = self._figures.failed_at
         if failed_at is not None and not self._has_other_failure:
-            # Another failure is known only after a look at all checkpoints, and the last one is rarely among the old ones.
+            # Another failure is known only after a look at all checkpoints, and the last one is rarely among the old
+            # ones.
             self._has_other_failure = bool(
                 self._rows.execute(statements.fails_after(checkpoint_ids, failed_at)).scalar()
             )

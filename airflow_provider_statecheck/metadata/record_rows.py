@@ -1,10 +1,11 @@
 """
 Records as rows: types of columns, tables of records, and values that no record can take.
 
-A database restored from a damaged backup, or a statement of an administrator, leaves values in rows that no version of this
-package writes. An error of the driver or of a type would name neither the row nor the column, and would end a list at the
-first bad row. What cannot be read is therefore kept as a :class:`BadValue` until its row is read as a record. Numbers and
-plain texts need no type of their own, so :class:`Form` also tells a text from a number, which SQLite stores in any column.
+A database restored from a damaged backup, or a statement of an administrator, leaves values in rows that no version of
+this package writes. An error of the driver or of a type would name neither the row nor the column, and would end a list
+at the first bad row. What cannot be read is therefore kept as a :class:`BadValue` until its row is read as a record.
+Numbers and plain texts need no type of their own, so :class:`Form` also tells a text from a number, which SQLite stores
+in any column.
 """
 
 from __future__ import annotations
@@ -349,7 +350,11 @@ class RecordTable(Generic[Record]):
         return value
 
     def problem(self, values: Mapping[str, Any]) -> CorruptRowError | None:
-        """Return the error of the first value that cannot be read, by columns of the table; values of others are ignored."""
+        """
+        Return the error of the first value that cannot be read, by columns of the table.
+
+        Values of others are ignored.
+        """
         return self._bad_row(values) if any(self.bad_columns(values)) else None
 
     def bad_columns(self, values: Mapping[str, Any]) -> Iterator[str]:
@@ -360,9 +365,9 @@ class RecordTable(Generic[Record]):
         column = next(self.bad_columns(values))
         key = ", ".join(f"{name}={values[name]}" for name in (*self.key_names, "pointer") if name in values)
         return CorruptRowError(
-            f"Expected {self._forms[column].description} in column {column} of table {self.table.name}, found a value that "
-            f"cannot be read in the row with {key}; correct it, or restore the row from a backup of the database. Only the "
-            f"job of the row stops.",
+            f"Expected {self._forms[column].description} in column {column} of table {self.table.name}, found a value "
+            f"that cannot be read in the row with {key}; correct it, or restore the row from a backup of the database. "
+            "Only the job of the row stops.",
             table=self.table.name,
             key=key,
             column=column,
@@ -386,8 +391,8 @@ class RecordTable(Generic[Record]):
             expected = _expected_in(self.c[name].type, value)
             if expected:
                 raise InvalidConfigurationError(
-                    f"Expected column {name} of table {self.table.name} to be {expected}, found another value; nothing was "
-                    f"changed, correct it where it comes from.",
+                    f"Expected column {name} of table {self.table.name} to be {expected}, found another value; nothing "
+                    "was changed, correct it where it comes from.",
                     table=self.table.name,
                     column=name,
                 )

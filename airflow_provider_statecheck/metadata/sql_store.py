@@ -102,7 +102,7 @@ class SqlJobStore:
     """
 
     def __init__(self, engine: Engine, clock: Clock | None = None) -> None:
-        self._engine = engine
+        self.engine = engine
         self._clock = clock or SystemClock()
 
     @contextmanager
@@ -188,7 +188,7 @@ class SqlJobStore:
 
     @cached_property
     def _versions(self) -> JobVersions:
-        return JobVersions(self._engine)
+        return JobVersions(self.engine)
 
     def _read_view(self, job_id: JobId) -> JobView | None:
         with executing(), self._connect() as connection:
@@ -204,7 +204,7 @@ class SqlJobStore:
         return JOBS.read(row)
 
     def _connect(self) -> AbstractContextManager[Connection]:
-        return keeping_bad_values(self._engine.connect())
+        return keeping_bad_values(self.engine.connect())
 
     def _commit(self, connection: Connection) -> None:
         commit(connection)
@@ -408,8 +408,8 @@ class SqlJobTransaction:
         known = self.checkpoint(record.checkpoint_id)
         if known is None or (known.status, known.epoch) != (expected, record.epoch):
             raise CoordinatorError(
-                f"Expected checkpoint {record.checkpoint_id} to be {expected.value} in epoch {record.epoch}, found that "
-                f"another writer changed it; read it again.",
+                f"Expected checkpoint {record.checkpoint_id} to be {expected.value} in epoch {record.epoch}, found "
+                "that another writer changed it; read it again.",
                 checkpoint_id=record.checkpoint_id,
             )
         if record.summary is None and known.summary is not None:

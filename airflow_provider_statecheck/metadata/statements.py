@@ -130,8 +130,8 @@ OPERATOR = (
 """
 An operator with the attempt that holds its epoch and its undiscarded checkpoints, of which only few are retained.
 
-With each pending checkpoint come the statistics and the open requests of the operator, which its end changes, and the open
-requests to the whole job, with which its stages may have to stop.
+With each pending checkpoint come the statistics and the open requests of the operator, which its end changes, and the
+open requests to the whole job, with which its stages may have to stop.
 """
 LAST_ATTEMPT_OF_RUN = (
     select(*ATTEMPTS.columns)
@@ -222,7 +222,8 @@ LATEST_CHECKPOINTS = (
     .order_by(_operator.uid, _checkpoint.checkpoint_id.desc())
 )
 """
-A job with its operators and the checkpoints that ``newest_readable`` chooses from, newest first. Retention leaves few of these.
+A job with its operators and the checkpoints that ``newest_readable`` chooses from, newest first. Retention leaves few
+of these.
 
 One statement reads one moment.
 """

@@ -1,9 +1,9 @@
 """
 Tables ``statecheck_*``, derived from the records that are their rows.
 
-A table has a column for each field of its records, with the name of the field and a type and nullability that follow from
-its annotation. The tables have a separate ``MetaData`` and no foreign keys to tables of Airflow. Such a key would block
-``airflow db reset``, and would delete the checkpoints of a Dag run together with the run.
+A table has a column for each field of its records, with the name of the field and a type and nullability that follow
+from its annotation. The tables have a separate ``MetaData`` and no foreign keys to tables of Airflow. Such a key would
+block ``airflow db reset``, and would delete the checkpoints of a Dag run together with the run.
 """
 
 from __future__ import annotations
@@ -210,7 +210,8 @@ def _text_of(name: str) -> TypeEngine[str]:
     if name not in TEXT_LENGTHS:
         return Text()
     plain = String(TEXT_LENGTHS[name])
-    # Names are sorted by code points, as on SQLite, and pages of the list of jobs do not depend on the language of a database.
+    # Names are sorted by code points, as on SQLite, and pages of the list of jobs do not depend on the language of a
+    # database.
     return plain.with_variant(String(plain.length, collation="C"), "postgresql") if name == "name" else plain
 
 

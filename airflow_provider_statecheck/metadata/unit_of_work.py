@@ -1,8 +1,8 @@
 """
 Rows that a transition reads and writes, engines for use without Airflow, and database errors.
 
-A row is read once, and a changed row is written once: before a query that may read it, or at the end. PostgreSQL writes all
-rows in one statement.
+A row is read once, and a changed row is written once: before a query that may read it, or at the end. PostgreSQL writes
+all rows in one statement.
 """
 
 from __future__ import annotations
@@ -115,7 +115,11 @@ class UnitOfWork:
         return [self.hold(table, row) for row in self.execute(query, **values)]
 
     def values(self, table: RecordTable[Any], name: str, query: Executable, **values: object) -> list[Any]:
-        """Return the values of a query for one column of the job's rows; the other parameters name the rows in an error."""
+        """
+        Return the values of a query for one column of the job's rows.
+
+        The other parameters name the rows in an error.
+        """
         found = self.execute(query, **values).scalars()
         return [table.value(name, each, job_id=self._job_id, **values) for each in found]
 
@@ -213,8 +217,8 @@ class UnitOfWork:
         result = self._connection.execute(statement, parameters, execution_options={"preserve_rowcount": True})
         if (result.rowcount if len(writes) == 1 else sum(result.one())) != len(writes):
             raise CoordinatorError(
-                f"Expected the rows of job {self._job_id} as they were read, found that another writer changed one; nothing "
-                f"was changed, read them again."
+                f"Expected the rows of job {self._job_id} as they were read, found that another writer changed one; "
+                "nothing was changed, read them again."
             )
 
 
@@ -246,7 +250,8 @@ def open_engine(url: str) -> Engine:
     Use it for separate databases only. In Airflow's database, ``airflow db migrate`` creates the tables.
 
     :param url: SQLAlchemy URL such as ``sqlite:///state.db``.
-    :raises InvalidConfigurationError: if it is no such URL, or the driver of the database is not installed or asynchronous.
+    :raises InvalidConfigurationError: if it is no such URL, or the driver of the database is not installed or
+        asynchronous.
     :raises CoordinatorUnavailableError: if the database cannot be opened.
     """
     wait = {"timeout": _SQLITE_WAIT_SECONDS} if str(url).startswith("sqlite") else {}
@@ -255,13 +260,13 @@ def open_engine(url: str) -> Engine:
     except (ArgumentError, ImportError, ValueError) as error:
         reason = f" ({error})" if isinstance(error, ImportError | NoSuchModuleError) else ""
         raise InvalidConfigurationError(
-            f"Expected the SQLAlchemy URL of a database with an installed driver, such as sqlite:///state.db, found another "
-            f"one{reason}; it is not shown, because it may contain a password."
+            "Expected the SQLAlchemy URL of a database with an installed driver, such as sqlite:///state.db, found "
+            f"another one{reason}; it is not shown, because it may contain a password."
         ) from None
     if engine.dialect.is_async:
         raise InvalidConfigurationError(
-            f"Expected the SQLAlchemy URL of a database with a synchronous driver, such as postgresql+psycopg2, found the "
-            f"asynchronous driver {engine.dialect.driver}; name another one."
+            "Expected the SQLAlchemy URL of a database with a synchronous driver, such as postgresql+psycopg2, found "
+            f"the asynchronous driver {engine.dialect.driver}; name another one."
         )
     _create_tables(engine)
     return engine
@@ -294,7 +299,8 @@ def executing() -> Iterator[None]:
     Map errors of statements before a commit; after such an error, nothing was changed.
 
     :raises EnvironmentNotReadyError: if tables are missing.
-    :raises CoordinatorUnavailableError: if the database did not respond or no connection was free; the caller may retry.
+    :raises CoordinatorUnavailableError: if the database did not respond or no connection was free; the caller may
+        retry.
     :raises InvalidConfigurationError: if another job has used a key.
     :raises CoordinatorError: if the database rejected another statement.
     """
@@ -304,8 +310,8 @@ def executing() -> Iterator[None]:
         raise _mapped(error) from error
     except PoolTimeoutError as error:
         raise CoordinatorUnavailableError(
-            "Expected a free connection to the metadata database, found that all of the pool were in use; nothing was changed, "
-            "try again, or raise sql_alchemy_pool_size in section [database] of Airflow's configuration."
+            "Expected a free connection to the metadata database, found that all of the pool were in use; nothing was "
+            "changed, try again, or raise sql_alchemy_pool_size in section [database] of Airflow's configuration."
         ) from error
 
 
@@ -338,7 +344,8 @@ def commit(connection: Connection) -> None:
 def _mapped(error: DBAPIError) -> StateCheckError:
     if _is_missing_table(error):
         return EnvironmentNotReadyError(
-            "Expected the tables statecheck_* in the metadata database, found that one is missing; run 'airflow db migrate'."
+            "Expected the tables statecheck_* in the metadata database, found that one is missing; run 'airflow db "
+            "migrate'."
         )
     if isinstance(error, OperationalError) or error.connection_invalidated:
         # SQLite does not name the file, and a missing folder is the usual cause.
@@ -351,8 +358,8 @@ def _mapped(error: DBAPIError) -> StateCheckError:
     if isinstance(error, IntegrityError):
         # Writers of one job take turns, so only the key of another job can be in the way.
         return InvalidConfigurationError(
-            f"Expected a new key of an attempt or a request, found one that another job has used ({error.orig}); nothing was "
-            f"changed, generate a new key."
+            f"Expected a new key of an attempt or a request, found one that another job has used ({error.orig}); "
+            "nothing was changed, generate a new key."
         )
     return CoordinatorError(
         f"Expected the metadata database to accept a statement, found an error ({error.orig}); nothing was changed."

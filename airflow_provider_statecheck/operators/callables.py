@@ -24,11 +24,11 @@ def stage_function(function: Any, arguments: Mapping[str, Any]) -> Callable[...,
     """
     Check the function of a stage and make the parameters optional that the operator supplies.
 
-    Airflow binds the arguments of the function before the task runs. The supplied parameters and all parameters after them
-    become keyword-only in its signature.
+    Airflow binds the arguments of the function before the task runs. The supplied parameters and all parameters after
+    them become keyword-only in its signature.
 
     :param arguments: Arguments of the operator, with ``op_args`` and ``op_kwargs``.
-    :raises InvalidConfigurationError: The function cannot be the function of a stage, or its arguments do not fit.
+    :raises InvalidConfigurationError: if the function cannot be the function of a stage, or its arguments do not fit.
     """
     require_function(function)
     signature = _signature_of(function)
@@ -59,22 +59,22 @@ def require_function(function: Any) -> None:
     """
     Require a function that returns its result.
 
-    :raises InvalidConfigurationError: It is something else, or asynchronous, or a generator.
+    :raises InvalidConfigurationError: if it is something else, or asynchronous, or a generator.
     """
     if not callable(function):
         raise InvalidConfigurationError(
-            f"Expected a function as python_callable, found {function!r}; give the arguments of the task by name, such as "
-            f"conn_id=."
+            f"Expected a function as python_callable, found {function!r}; give the arguments of the task by name, such "
+            "as conn_id=."
         )
     if any(map(inspect.iscoroutinefunction, _inner(function))) or _is(inspect.isasyncgenfunction, function):
         raise InvalidConfigurationError(
-            f"Expected a function that returns its result, found that {_name(function)} is asynchronous; Spark's calls wait "
-            f"for their results: write it with 'def', and call asyncio.run for what is asynchronous in it."
+            f"Expected a function that returns its result, found that {_name(function)} is asynchronous; Spark's calls "
+            "wait for their results: write it with 'def', and call asyncio.run for what is asynchronous in it."
         )
     if _is(inspect.isgeneratorfunction, function):
         raise InvalidConfigurationError(
-            f"Expected a function that returns its result, found that {_name(function)} is a generator, whose values nothing "
-            f"would read; return the result, and add the metadata of assets by outlet_events."
+            f"Expected a function that returns its result, found that {_name(function)} is a generator, whose values "
+            "nothing would read; return the result, and add the metadata of assets by outlet_events."
         )
 
 
@@ -96,8 +96,8 @@ def _signature_of(function: Callable[..., Any]) -> inspect.Signature:
         return inspect.signature(function)
     except (TypeError, ValueError) as error:
         raise InvalidConfigurationError(
-            f"Expected a function with a signature, found that {_name(function)} has none; wrap it in a function with the "
-            f"parameters spark and checkpoint."
+            f"Expected a function with a signature, found that {_name(function)} has none; wrap it in a function with "
+            "the parameters spark and checkpoint."
         ) from error
 
 
@@ -142,8 +142,8 @@ def _require_by_name(
     supplied = [name for name in _SUPPLIED if name in op_kwargs]
     if supplied:
         raise InvalidConfigurationError(
-            f"Expected {' and '.join(supplied)} of {_name(function)} from the operator only, found a value in op_kwargs; "
-            f"remove it."
+            f"Expected {' and '.join(supplied)} of {_name(function)} from the operator only, found a value in "
+            "op_kwargs; remove it."
         )
 
 

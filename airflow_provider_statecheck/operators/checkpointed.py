@@ -1,7 +1,8 @@
 """
 Base class of the checkpointed operators: arguments, job name, uid and registration.
 
-:class:`CheckpointedOperator` holds the arguments. :func:`prepare_stage` resolves them for a try: the settings, the storage,
+:class:`CheckpointedOperator` holds the arguments. :func:`prepare_stage` resolves them for a try: the settings, the
+    storage,
 the job and uid of the stage, and the owner of the attempt.
 """
 
@@ -222,8 +223,8 @@ class CheckpointedOperator(BaseOperator):
         """
         Resolve the storage, the registration and the driver settings of a try without starting anything.
 
-        :raises InvalidConfigurationError: A setting is out of range or not supported by this operator, a mapped task has no
-            key, or another task of the Dag has the same uid.
+        :raises InvalidConfigurationError: if a setting is out of range or not supported by this operator, a mapped task
+            has no key, or another task of the Dag has the same uid.
         """
         for name in self.unused_arguments:
             if getattr(self, name) is not None:
@@ -264,7 +265,7 @@ def prepare_stage(task: CheckpointedOperator, context: Mapping[str, Any]) -> Pre
     """
     Resolve the storage, the registration and the driver settings of a try, and set the link to the page of its checkpoints.
 
-    :raises InvalidConfigurationError: A setting is out of range, a mapped task has no key, or a fork has no job.
+    :raises InvalidConfigurationError: if a setting is out of range, a mapped task has no key, or a fork has no job.
     """
     from airflow_provider_statecheck.configuration import StatecheckSettings
     from airflow_provider_statecheck.hooks.connection import open_storage
@@ -407,7 +408,7 @@ def uid_of(context: Mapping[str, Any], uid: str | None, map_key: str | None) -> 
 
     :param uid: Explicit uid; by default the task id.
     :param map_key: Key of the instance of a mapped task, independent of the order of instances.
-    :raises InvalidConfigurationError: A mapped task has no key, or the uid is invalid.
+    :raises InvalidConfigurationError: if a mapped task has no key, or the uid is invalid.
     """
     ti = context["ti"]
     if getattr(ti, "map_index", -1) >= 0 and not map_key:
@@ -430,7 +431,7 @@ def refuse_shared_uid(task_id: str, tasks: Sequence[Any]) -> None:
     Require that no other task of the Dag has the same job, uid and map key, before templates are rendered.
 
     :param task_id: Id of the starting task.
-    :raises InvalidConfigurationError: Another task has the same job, uid and map key.
+    :raises InvalidConfigurationError: if another task has the same job, uid and map key.
     """
     identities = {task.task_id: _identity(task) for task in tasks if isinstance(task, CheckpointedOperator)}
     identity = identities.get(task_id)

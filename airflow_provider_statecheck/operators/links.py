@@ -38,7 +38,8 @@ def push_link(operator: Any, context: Mapping[str, Any]) -> None:
         task_id=ti.task_id,
         map_index=ti.map_index,
     )
-    # Sent as a raw message because a custom XCom backend could replace the value by a reference, which the button would open.
+    # Sent as a raw message because a custom XCom backend could replace the value by a reference, which the button would
+    # open.
     task_runner.SUPERVISOR_COMMS.send(message)
 
 

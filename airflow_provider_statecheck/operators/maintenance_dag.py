@@ -99,13 +99,13 @@ def collect_all(
     """
     Delete the files of ended checkpoints of all jobs, like ``airflow statecheck gc --all``.
 
-    :param quarantine: Time from the discovery of an orphan file without a row to its deletion, at least a day; by default
-        such files are deleted immediately.
+    :param quarantine: Time from the discovery of an orphan file without a row to its deletion, at least a day; by
+        default such files are deleted immediately.
     :param conn_id: Connection to the coordinator.
     :param storage_conn_id: Connection with the credentials of the checkpoint storage.
     :return: Number of deleted bytes.
-    :raises InvalidConfigurationError: The quarantine is shorter than a day.
-    :raises StorageError: A deletion failed; raised after all jobs.
+    :raises InvalidConfigurationError: if the quarantine is shorter than a day.
+    :raises StorageError: if a deletion failed; raised after all jobs.
     """
     gateway, opener = maintenance_gateway(conn_id), guarded_storage_opener(storage_conn_id)
     taken = job_savepoints(conn_id, storage_conn_id).take_all(_all(gateway))
@@ -132,8 +132,8 @@ def prune_all(
     :param conn_id: Connection to the coordinator.
     :param storage_conn_id: Connection with the credentials of the checkpoint storage.
     :return: Number of removed jobs.
-    :raises InvalidConfigurationError: The age is less than a day.
-    :raises StorageError: Files of a job could not be deleted, and its rows are retained; raised after all jobs.
+    :raises InvalidConfigurationError: if the age is less than a day.
+    :raises StorageError: if files of a job could not be deleted, and its rows are retained; raised after all jobs.
     """
     request = PruneRequest(older_than=older_than, test_jobs=True)
     gateway, opener = maintenance_gateway(conn_id), guarded_storage_opener(storage_conn_id)
@@ -161,8 +161,9 @@ def verify_all(*, is_deep: bool = False, conn_id: str = DEFAULT_CONN_ID, storage
     :param conn_id: Connection to the coordinator.
     :param storage_conn_id: Connection with the credentials of the checkpoint storage.
     :return: Number of verified checkpoints.
-    :raises CorruptStateError: A checkpoint cannot be restored, or a row of a job cannot be read; raised after all jobs.
-    :raises StorageError: The storage of a job is unavailable; raised after all jobs.
+    :raises CorruptStateError: if a checkpoint cannot be restored, or a row of a job cannot be read; raised after all
+        jobs.
+    :raises StorageError: if the storage of a job is unavailable; raised after all jobs.
     """
     gateway, opener = maintenance_gateway(conn_id), guarded_storage_opener(storage_conn_id)
     found: list[Verification] = []

@@ -90,8 +90,9 @@ class StageCallable(CheckpointedOperator, PythonOperator):
         """
         Interrupt the task: the error wakes the main thread, which cancels the Spark jobs and closes the attempt.
 
-        Airflow calls this method in its signal handler, where py4j must not be used. The main thread therefore waits for
-        Spark, also for its start, in other threads. It calls it again after a timeout, when the stage has already ended.
+        Airflow calls this method in its signal handler, where py4j must not be used. The main thread therefore waits
+        for Spark, also for its start, in other threads. It calls it again after a timeout, when the stage has already
+        ended.
         """
         self._interrupt()
 
@@ -124,8 +125,8 @@ def _raise_if_driver_lost(error: BaseException) -> None:
         ) from error
     if has_jvm_died(wait_seconds=1.0):
         raise DriverLostError(
-            f"The driver's JVM died while the stage was running ({type(error).__name__}); check for an out-of-memory kill "
-            f"or a crash file. A retry starts a new JVM."
+            f"The driver's JVM died while the stage was running ({type(error).__name__}); check for an out-of-memory "
+            "kill or a crash file. A retry starts a new JVM."
         ) from error
 
 
@@ -134,13 +135,16 @@ class CheckpointedPySparkOperator(PySparkOperator, StageCallable):  # type: igno
     Run a PySpark callable that saves its progress.
 
     The callable takes ``spark`` and ``checkpoint``, a
-    :class:`~airflow_provider_statecheck.spark.context.StageContext`. When the task fails, its retry skips the work that a
-    completed checkpoint contains. Spark runs locally, on a cluster whose driver is the task, or on a Spark Connect server;
-    other arguments are those of :class:`~airflow_provider_statecheck.operators.checkpointed.CheckpointedOperator`.
+    :class:`~airflow_provider_statecheck.spark.context.StageContext`. When the task fails, its retry skips the work that
+        a
+    completed checkpoint contains. Spark runs locally, on a cluster whose driver is the task, or on a Spark Connect
+    server; other arguments are those of
+    :class:`~airflow_provider_statecheck.operators.checkpointed.CheckpointedOperator`.
 
     :param python_callable: Function to call.
-    :param conn_id: Connection of type ``spark`` or ``spark_connect``. Without it, the master is taken from ``config_kwargs``,
-        ``PYSPARK_SUBMIT_ARGS`` or ``spark-defaults.conf``; if none of them names a master, Spark runs locally. (templated)
+    :param conn_id: Connection of type ``spark`` or ``spark_connect``. Without it, the master is taken from
+        ``config_kwargs``, ``PYSPARK_SUBMIT_ARGS`` or ``spark-defaults.conf``; if none of them names a master, Spark
+        runs locally. (templated)
     :param config_kwargs: Spark settings. (templated)
     """
 
@@ -157,7 +161,7 @@ class CheckpointedPySparkOperator(PySparkOperator, StageCallable):  # type: igno
         """
         Check the environment and run the stage.
 
-        :raises AirflowFailException: An error that a retry cannot fix.
+        :raises AirflowFailException: if an error that a retry cannot fix.
         """
         from airflow_provider_statecheck.hooks.spark import SessionTarget
 
@@ -205,13 +209,14 @@ class CheckpointedStageOperator(CheckpointedPySparkOperator):
     functions, the position of the source and the staged output of the sink, and continues with the next increment. With
     ``job=`` the state continues across Dag runs.
 
-    Other arguments are those of :class:`~airflow_provider_statecheck.operators.pyspark.CheckpointedPySparkOperator`, such as
-    ``conn_id``, ``config_kwargs`` and ``checkpoint_dir``, without ``overhead_budget``; ``renamed_uids`` also names functions
-    of the stage whose uid has changed.
+    Other arguments are those of :class:`~airflow_provider_statecheck.operators.pyspark.CheckpointedPySparkOperator`,
+    such as ``conn_id``, ``config_kwargs`` and ``checkpoint_dir``, without ``overhead_budget``; ``renamed_uids`` also
+    names functions of the stage whose uid has changed.
 
-    :param stage: The stage, or its location as ``module:attribute``, which is imported when the task runs. A callable there is
-        called without arguments and returns the stage.
-    :param uid: Name of the stage within its job. The default is the task id, regardless of the stage's name. (templated)
+    :param stage: The stage, or its location as ``module:attribute``, which is imported when the task runs. A callable
+        there is called without arguments and returns the stage.
+    :param uid: Name of the stage within its job. The default is the task id, regardless of the stage's name.
+        (templated)
     :param parallelism: Number of subtasks. The default is that of the stage, or else the number of task slots of Spark.
     """
 
@@ -228,7 +233,7 @@ class CheckpointedStageOperator(CheckpointedPySparkOperator):
         Check the environment and run the stage.
 
         :return: Number of increments and rows, and the id of the last checkpoint.
-        :raises AirflowFailException: An error that a retry cannot fix.
+        :raises AirflowFailException: if an error that a retry cannot fix.
         """
         from airflow_provider_statecheck.spark.stages.planning import load_stage
         from airflow_provider_statecheck.state.backends import directories_of

@@ -35,15 +35,17 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator)
     """
     Submit an application that saves its progress.
 
-    The application calls :meth:`StageContext.current() <airflow_provider_statecheck.spark.context.StageContext.current>`.
-    When it fails, the retry submits it again, and it restores the last completed checkpoint. A driver on a standalone
-    cluster continues if its task dies; the retry reconnects to it, as with Spark's operator.
+    The application calls :meth:`StageContext.current()
+    <airflow_provider_statecheck.spark.context.StageContext.current>`. When it fails, the retry submits it again, and it
+    restores the last completed checkpoint. A driver on a standalone cluster continues if its task dies; the retry
+    reconnects to it, as with Spark's operator.
 
     Works in client mode, and in cluster mode on a standalone cluster, Python applications included. Other arguments are
     those of ``SparkSubmitOperator`` and of
     :class:`~airflow_provider_statecheck.operators.checkpointed.CheckpointedOperator`.
 
-    :param ship_package: Add this package to the Python files of the application. Not needed if the cluster has it installed.
+    :param ship_package: Add this package to the Python files of the application. Not needed if the cluster has it
+        installed.
     :param package_dir: For cluster mode: a directory shared by all workers for the added package. The default is below
         ``checkpoint_dir`` if that is a local path. The driver verifies the files there before it uses them. (templated)
     """
@@ -67,7 +69,7 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator)
         """
         Submit the application or reconnect to its driver, and wait until it ends.
 
-        :raises AirflowFailException: An error that a retry cannot fix.
+        :raises AirflowFailException: if an error that a retry cannot fix.
         """
         from airflow_provider_statecheck.hooks.submitted_stage import repeatedly
 
@@ -190,15 +192,17 @@ class CheckpointedStageSubmitOperator(CheckpointedSparkSubmitOperator):
     """
     Submit a stateful stage.
 
-    The submitted application is part of this package: it imports the stage and runs it. Pass the modules of the stage with
-    ``py_files``, or install them on the driver and the executors.
+    The submitted application is part of this package: it imports the stage and runs it. Pass the modules of the stage
+    with ``py_files``, or install them on the driver and the executors.
 
     Other arguments are those of
-    :class:`~airflow_provider_statecheck.operators.spark_submit.CheckpointedSparkSubmitOperator`, without ``application``,
-    ``application_args`` and ``overhead_budget``; ``renamed_uids`` also names functions of the stage whose uid has changed.
+    :class:`~airflow_provider_statecheck.operators.spark_submit.CheckpointedSparkSubmitOperator`, without
+        ``application``,
+    ``application_args`` and ``overhead_budget``; ``renamed_uids`` also names functions of the stage whose uid has
+    changed.
 
-    :param stage: Location of the stage as ``module:attribute``, which the driver imports. A callable there is called without
-        arguments and returns the stage. (templated)
+    :param stage: Location of the stage as ``module:attribute``, which the driver imports. A callable there is called
+        without arguments and returns the stage. (templated)
     :param uid: Name of the stage within its job. The default is the task id. (templated)
     :param parallelism: Number of subtasks. The default is that of the stage, or else the number of task slots of Spark.
     """

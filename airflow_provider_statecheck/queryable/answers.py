@@ -63,7 +63,8 @@ def reply_parts(reply: StateReply) -> Iterator[str]:
     """
     Yield the JSON of a reply in parts, an :class:`AnswerMessage`.
 
-    A key of several columns is a list; :mod:`~airflow_provider_statecheck.queryable.json_values` describes the form of values.
+    A key of several columns is a list; :mod:`~airflow_provider_statecheck.queryable.json_values` describes the form of
+    values.
 
     :raises UnsupportedStateError: if this release does not support a type of the state.
     """

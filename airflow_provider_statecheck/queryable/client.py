@@ -76,8 +76,8 @@ class QueryableStateClient(StateReads):
     """
     Client of queryable state on Airflow's api-server, or on stand-alone servers. Safe for threads.
 
-    A call goes to the server that answered last. If that server does not respond, or cannot serve state, the call goes to the
-    next one. After a rejection for too many requests, the call waits for the time that the server names.
+    A call goes to the server that answered last. If that server does not respond, or cannot serve state, the call goes
+    to the next one. After a rejection for too many requests, the call waits for the time that the server names.
 
     .. code-block:: python
 
@@ -85,10 +85,11 @@ class QueryableStateClient(StateReads):
             total = client.get("sales", "totals", "user-7").value
 
     :param servers: Root URL of a server, or of several, such as ``https://airflow.example.com``.
-    :param token: Token of an Airflow user or a read token of the job, or a function that returns one; the function is called
-        at the first request and after the token has expired.
+    :param token: Token of an Airflow user or a read token of the job, or a function that returns one; the function is
+        called at the first request and after the token has expired.
     :param timeout_seconds: Timeout of one request.
-    :param retries: Number and pauses of the rounds over all servers, and the time in which the requests of a call begin.
+    :param retries: Number and pauses of the rounds over all servers, and the time in which the requests of a call
+        begin.
     :param client: Client for the requests, such as one with other certificates; the caller closes it.
     :raises InvalidConfigurationError: without a server, and for a URL with a user or a password.
     """
@@ -163,7 +164,8 @@ class AsyncQueryableStateClient:
     :param servers: Root URL of a server, or of several.
     :param token: Token, or a function that returns one, which is called in a thread.
     :param timeout_seconds: Timeout of one request.
-    :param retries: Number and pauses of the rounds over all servers, and the time in which the requests of a call begin.
+    :param retries: Number and pauses of the rounds over all servers, and the time in which the requests of a call
+        begin.
     :param client: Client for the requests; the caller closes it.
     :param sleep: Coroutine function that waits for a number of seconds.
     :raises InvalidConfigurationError: without a server, and for a URL with a user or a password.
@@ -323,7 +325,11 @@ class _Tries:
         self._servers.preferred = self.place
 
     def failed(self, error: StateCheckError) -> float:
-        """Choose the server of the next try and return the pause before it in seconds; raise the error if there is none."""
+        """
+        Choose the server of the next try and return the pause before it in seconds.
+
+        Raise the error if there is none.
+        """
         if isinstance(error, RequestLimitError):
             wanted = error.retry_after_seconds
             # A server that asks for no pause must not be called in a loop without one.

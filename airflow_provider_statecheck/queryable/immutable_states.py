@@ -59,7 +59,8 @@ def _refused(*_: Any, **__: Any) -> NoReturn:
     :raises ImmutableStateError: always.
     """
     raise ImmutableStateError(
-        "Expected a read of queried state, found a change; the stage that owns the state changes it, and a query reads it."
+        "Expected a read of queried state, found a change; the stage that owns the state changes it, and a query "
+        "reads it."
     )
 
 
@@ -215,12 +216,13 @@ def _entries(value: dict[Any, Any], user_keys: _Restored, values: _Restored) -> 
 def _require_kind(reply: StateReply, descriptor: StateDescriptor[Any]) -> None:
     if reply.is_entry:
         raise InvalidConfigurationError(
-            f"Expected a whole map of the state {reply.name!r}, found one of its entries; query the key without a user key."
+            f"Expected a whole map of the state {reply.name!r}, found one of its entries; query the key without a user "
+            "key."
         )
     if descriptor.kind is not reply.schema.kind:
         raise InvalidConfigurationError(
-            f"Expected the descriptor of a {reply.schema.kind} state for {reply.name!r}, found a {descriptor.kind} state; "
-            f"use the descriptor of the stage."
+            f"Expected the descriptor of a {reply.schema.kind} state for {reply.name!r}, found a {descriptor.kind} "
+            "state; use the descriptor of the stage."
         )
 
 

@@ -92,8 +92,8 @@ class JobContents:
         """
         Return what a function makes of the checkpoints of a job, one of each operator.
 
-        The function is called again if the latest checkpoint was subsumed while it read its files. It gets the error of damaged
-        or missing metadata when it reads the contents.
+        The function is called again if the latest checkpoint was subsumed while it read its files. It gets the error of
+        damaged or missing metadata when it reads the contents.
 
         :param answer: Function that reads the checkpoints.
         :param uid: Uid of an operator; by default all.

@@ -1,9 +1,9 @@
 """
 JSON form of state values, directed by the serializer of the state.
 
-Booleans, numbers, strings, lists and records are plain JSON. Other values are strings: bytes in base64, decimals in digits,
-dates, times and durations in ISO 8601, NaN and infinities by name. A map whose keys are texts is an object, and a map with other
-keys a list of pairs. The JSON does not name the types, so a serializer is necessary to decode a value.
+Booleans, numbers, strings, lists and records are plain JSON. Other values are strings: bytes in base64, decimals in
+digits, dates, times and durations in ISO 8601, NaN and infinities by name. A map whose keys are texts is an object, and
+a map with other keys a list of pairs. The JSON does not name the types, so a serializer is necessary to decode a value.
 """
 
 from __future__ import annotations
@@ -185,7 +185,8 @@ def decoded_text(form: JsonForm, text: str) -> Any:
     """
     Return the value of a text, such as a parameter of a URL.
 
-    A value that is a string in JSON is written without quotes, and another one as in JSON, such as ``42`` or ``{"x": 1}``.
+    A value that is a string in JSON is written without quotes, and another one as in JSON, such as ``42`` or ``{"x":
+    1}``.
 
     :raises MalformedMessageError: if the text has another form.
     """
@@ -329,8 +330,8 @@ def _is_in_reach(value: Decimal) -> bool:
 def _decimal_json(value: Decimal) -> str:
     if not _is_in_reach(value):
         raise UnsupportedStateError(
-            f"Expected a decimal between 1e-{_LARGEST_EXPONENT} and 1e{_LARGEST_EXPONENT}, found {value!r:.100}; no state "
-            f"has it."
+            f"Expected a decimal between 1e-{_LARGEST_EXPONENT} and 1e{_LARGEST_EXPONENT}, found {value!r:.100}; no "
+            "state has it."
         )
     return format(value, "f")
 

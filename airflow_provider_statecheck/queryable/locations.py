@@ -4,8 +4,8 @@ Locations of queryable state: which checkpoint holds the state of a name and a k
 The rules of registration are Flink's. A name belongs to the first operator that registers it, and a second operator is
 refused.
 
-The metadata of a checkpoint lists the states that a function registered in ``open``. States that were registered later are
-listed in the state files, which are read only if a name is unknown.
+The metadata of a checkpoint lists the states that a function registered in ``open``. States that were registered later
+are listed in the state files, which are read only if a name is unknown.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class KvStateLocation:
         address = self.addresses[key_group]
         if address is None:
             raise UnknownKvStateKeyGroupLocationError(
-                f"Expected state of {self.name!r} for each of {self.num_key_groups} key groups, found none for key group "
-                f"{key_group}; repeat the query after the next checkpoint.",
+                f"Expected state of {self.name!r} for each of {self.num_key_groups} key groups, found none for key "
+                f"group {key_group}; repeat the query after the next checkpoint.",
                 key_group=key_group,
             )
         return address
@@ -164,8 +164,8 @@ class KvStateLocationRegistry:
         entry = self._entries.get(name) or _Entry(uid, [None] * self.operators[uid])
         if entry.uid != uid:
             raise DuplicateNameError(
-                f"Expected each queryable name in one operator of a job, found {name!r} in {entry.uid!r} and in {uid!r}; "
-                f"give one of the states another queryable_name.",
+                f"Expected each queryable name in one operator of a job, found {name!r} in {entry.uid!r} and in "
+                f"{uid!r}; give one of the states another queryable_name.",
                 name=name,
             )
         self._entries[name] = entry
@@ -182,8 +182,8 @@ class KvStateLocationRegistry:
         entry = self._entries.get(name)
         if entry is None or entry.uid != uid or None in (registered := self._registered(entry, key_groups)):
             raise InvalidConfigurationError(
-                f"Expected that {uid!r} has registered {name!r} for the key groups {key_groups.start} to {key_groups.end}, "
-                f"found that it has not, because another call registered or unregistered it first."
+                f"Expected that {uid!r} has registered {name!r} for the key groups {key_groups.start} to "
+                f"{key_groups.end}, found that it has not, because another call registered or unregistered it first."
             )
         entry.addresses[key_groups.start : key_groups.end + 1] = [None] * len(registered)
         self._locations.pop(name, None)
@@ -205,8 +205,8 @@ class KvStateLocationRegistry:
         if entry is None:
             found = ", ".join(map(repr, self._entries)) or "none"
             raise UnknownKvStateLocationError(
-                f"Expected a state with the queryable name {name!r} in job {self._job_id}, found {found}; set queryable_name "
-                f"on its descriptor, and query it after the next checkpoint.",
+                f"Expected a state with the queryable name {name!r} in job {self._job_id}, found {found}; set "
+                "queryable_name on its descriptor, and query it after the next checkpoint.",
                 name=name,
             )
         return KvStateLocation(

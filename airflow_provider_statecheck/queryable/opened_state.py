@@ -38,7 +38,7 @@ KeyInGroup = tuple[Any, int]
 """Key in normal form, and its key group."""
 _KEYS_AT_ONCE = 64
 """Keys whose blocks are in memory at once, besides those in the cache."""
-_BYTES_AT_ONCE = 64 << 20
+BYTES_AT_ONCE = 64 << 20
 """Approximate size of the blocks of several keys that are in memory at once, in bytes."""
 _SHORT_BYTES = 16 << 10
 """Size of a value up to which its conversion takes no longer than the way to a thread and back."""
@@ -115,7 +115,7 @@ class OpenedState:
     def _parts(self, order: list[int]) -> Iterator[list[int]]:
         """Yield the indexes of the keys that are read at once, whose values are each in one block of a run."""
         bytes_of_key = sum(run.bytes_per_block for run in self._runs)
-        count = max(1, min(_KEYS_AT_ONCE, _BYTES_AT_ONCE // max(1, bytes_of_key)))
+        count = max(1, min(_KEYS_AT_ONCE, BYTES_AT_ONCE // max(1, bytes_of_key)))
         return (order[start : start + count] for start in range(0, len(order), count))
 
     def _parts_of_maps(self, targets: Sequence[Target], order: list[int]) -> Iterator[list[int]]:
@@ -123,7 +123,7 @@ class OpenedState:
         part, sizes = list[int](), dict[tuple[int, int], int]()
         for index in order:
             wanted = self._block_sizes(targets[index])
-            if part and (len(part) == _KEYS_AT_ONCE or sum((sizes | wanted).values()) > _BYTES_AT_ONCE):
+            if part and (len(part) == _KEYS_AT_ONCE or sum((sizes | wanted).values()) > BYTES_AT_ONCE):
                 yield part
                 part, sizes = [], {}
             part.append(index)

@@ -1,8 +1,8 @@
 """
 Oracles of the locations of a job's queryable state, and the owners of its names.
 
-An oracle follows the rows of its job by their version: each request checks the version, and only a changed one makes the
-oracle read the newest checkpoints. Of these, it loads the metadata of those that it does not know.
+An oracle follows the rows of its job by their version: each request checks the version, and only a changed one makes
+the oracle read the newest checkpoints. Of these, it loads the metadata of those that it does not know.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ class CheckpointLocationOracle:
         self._chosen = LruCache[tuple[RowsVersion, AsOf], tuple[CheckpointRecord, ...]](MAX_EARLIER, lambda _: 1)
         self._view: JobView | None = None
         self._version: RowsVersion | None = None
-        # The last wish for a refresh and the last fulfilled one. A wish during a refresh is another object, and stays open.
+        # The last wish for a refresh and the last fulfilled one. A wish during a refresh is another object, and stays
+        # open.
         self._wished = self._fulfilled = object()
         self._follow = SharedCall(self._follow_rows)
 
@@ -157,7 +158,8 @@ class CheckpointLocationOracle:
         return None if rows.job.rows_version == known else self._rows_of_lower_version(known)
 
     def _rows_of_lower_version(self, known: RowsVersion) -> LatestCheckpoints | None:
-        # They come from a check that another request made earlier, or the database was restored from a backup. New rows tell.
+        # They come from a check that another request made earlier, or the database was restored from a backup. New rows
+        # tell.
         about_to_wait()
         rows = self._rows.latest_checkpoints(self._job_id)
         return None if rows is None or rows.job.rows_version == known else rows
@@ -203,11 +205,11 @@ class LoadedLocations:
     """
     Locations of the states of a job in some of its checkpoints, one of each operator. Safe for threads.
 
-    The states that functions register in ``open`` claim their names first, then those that they register later, each in the
-    order of the uids of the stages. The owner of a name therefore does not depend on which state files were read.
+    The states that functions register in ``open`` claim their names first, then those that they register later, each in
+    the order of the uids of the stages. The owner of a name therefore does not depend on which state files were read.
 
-    The owner of a name is *in doubt* while it is not known whether a state with an earlier claim exists. A name in doubt is
-    not registered for readers. Two things raise doubt:
+    The owner of a name is *in doubt* while it is not known whether a state with an earlier claim exists. A name in
+    doubt is not registered for readers. Two things raise doubt:
 
     - The checkpoint of a stage cannot be read that may have an earlier claim, unless the state owned the name when the
       checkpoints of all stages were read last.
@@ -257,7 +259,8 @@ class LoadedLocations:
         Return the location of a name, also if its state was registered after ``open``.
 
         :raises UnknownKvStateLocationError: if the name is not registered in any of the checkpoints.
-        :raises StateCheckError: if the name is not registered or its owner is in doubt, and a checkpoint could not be read.
+        :raises StateCheckError: if the name is not registered or its owner is in doubt, and a checkpoint could not be
+            read.
         """
         try:
             return self._registered(name)
@@ -287,8 +290,8 @@ class LoadedLocations:
         with self._lock:
             if name in self._in_doubt:
                 raise UnknownKvStateLocationError(
-                    f"Expected one owner of the queryable name {name!r}, found a stage that may also claim it and whose "
-                    f"checkpoint is not read; repeat the query.",
+                    f"Expected one owner of the queryable name {name!r}, found a stage that may also claim it and "
+                    "whose checkpoint is not read; repeat the query.",
                     name=name,
                 )
             return self._registry.location(name)
@@ -310,7 +313,8 @@ class LoadedLocations:
         """
         Replace the stages, which are in the order of their uids.
 
-        A name that several functions claim is registered again in the order of claims, so all processes agree on its owner.
+        A name that several functions claim is registered again in the order of claims, so all processes agree on its
+        owner.
         """
         unread = problems.keys() - {stage.uid for stage in stages}
         with self._lock:
@@ -346,8 +350,8 @@ class LoadedLocations:
         # The registry would take it as a new registration of the same state.
         if self._registry.owner_of(state.name) == state.uid:
             raise DuplicateNameError(
-                f"Expected each queryable name for one state of {state.uid!r}, found {state.name!r} for several; give each "
-                f"state its own queryable_name.",
+                f"Expected each queryable name for one state of {state.uid!r}, found {state.name!r} for several; give "
+                "each state its own queryable_name.",
                 name=state.name,
             )
 
@@ -409,7 +413,8 @@ class SharedCall:
         """
         Return after a call of the function that began after this one; raises its error.
 
-        A refusal of a shared call may concern the permission of its first caller only, so that the others make calls of their own.
+        A refusal of a shared call may concern the permission of its first caller only, so that the others make calls of
+        their own.
         """
         if not may_wait():
             self._call_at_once()

@@ -1,8 +1,8 @@
 """
 Proxy of queryable state, which looks up where a key is, and state server, which reads it.
 
-A location may be stale: a newer checkpoint subsumes the old one, whose files are deleted. The proxy then looks the location
-up again and repeats the query, so a reader gets the newer value and no error.
+A location may be stale: a newer checkpoint subsumes the old one, whose files are deleted. The proxy then looks the
+location up again and repeats the query, so a reader gets the newer value and no error.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ MAX_ORACLES: Final = 200
 """
 Number of jobs whose locations a proxy knows at once.
 
-Each costs the decoded ``_metadata`` of the newest checkpoint of each stage. A job that is queried at earlier checkpoints also
-costs its rows and the earlier ``_metadata``, see :data:`~airflow_provider_statecheck.queryable.oracle.MAX_EARLIER`.
+Each costs the decoded ``_metadata`` of the newest checkpoint of each stage. A job that is queried at earlier
+checkpoints also costs its rows and the earlier ``_metadata``, see
+:data:`~airflow_provider_statecheck.queryable.oracle.MAX_EARLIER`.
 """
 RETRIES: Final = RetryPolicy(attempts=4, first_pause_seconds=0.05, longest_pause_seconds=1.0, deadline_seconds=10.0)
 """
@@ -54,7 +55,11 @@ _STALE = (
 
 
 class KvStateClientProxy(Protocol):
-    """Proxy that clients connect to: Flink's ``KvStateClientProxy``. Its calls may come from several threads at once."""
+    """
+    Proxy that clients connect to: Flink's ``KvStateClientProxy``.
+
+    Its calls may come from several threads at once.
+    """
 
     def update_kv_state_location_oracle(self, job_id: JobId, oracle: KvStateLocationOracle | None) -> None:
         """
@@ -90,7 +95,9 @@ class KvStateServer:
         limit: ValueLimit | None = None,
     ) -> list[Any]:
         """
-        Return the value of each key, :data:`ABSENT` for a key without one. Expiry is decided by the time of the checkpoint.
+        Return the value of each key, :data:`ABSENT` for a key without one.
+
+        Expiry is decided by the time of the checkpoint.
 
         Values need no class of the user: a record is a dictionary, an enum member its name, and the value of a custom
         serializer bytes. A map is a dictionary, and the value of an aggregating state its accumulator.
@@ -112,8 +119,8 @@ class KvStateServer:
             return state.read(keys, namespace, user_key, limit)
         except CheckpointNotFoundError as error:
             raise UnknownKvStateIdError(
-                f"Expected the state files of checkpoint {address.checkpoint_id} at {address.pointer}, found that they are "
-                f"deleted; look the location up again, because a newer checkpoint may have replaced it.",
+                f"Expected the state files of checkpoint {address.checkpoint_id} at {address.pointer}, found that they "
+                "are deleted; look the location up again, because a newer checkpoint may have replaced it.",
                 kv_state_id=address.kv_state_id,
             ) from error
 

@@ -86,8 +86,8 @@ class JsonUserKey:
     """
     User key in the JSON form of :mod:`~airflow_provider_statecheck.queryable.json_values`.
 
-    :param value: The key. In the form of ``json_of``, a text does not match another value that is a text in JSON; a server
-        that receives JSON cannot distinguish them.
+    :param value: The key. In the form of ``json_of``, a text does not match another value that is a text in JSON; a
+        server that receives JSON cannot distinguish them.
     """
 
     value: Any
@@ -145,8 +145,8 @@ class ValueLimit:
         self._read_bytes += values.nbytes
         if self._read_bytes > self._max_bytes:
             raise RequestLimitError(
-                f"Expected values of at most {self._max_bytes} bytes in memory, found larger ones; ask for fewer keys at once, "
-                f"or for one entry of a map with user_key, or read the state with read_state."
+                f"Expected values of at most {self._max_bytes} bytes in memory, found larger ones; ask for fewer keys "
+                "at once, or for one entry of a map with user_key, or read the state with read_state."
             )
 
 
@@ -217,8 +217,8 @@ class StateReply:
         absent = [key for key, value in zip(self.keys, self.values, strict=True) if value is ABSENT]
         if absent:
             raise UnknownKeyOrNamespaceError(
-                f"Expected state of {self.name!r} for the key {absent[0]!r} in checkpoint {self.checkpoint_id}, found none; "
-                f"it was not written, was removed or has expired, or it is in another namespace.",
+                f"Expected state of {self.name!r} for the key {absent[0]!r} in checkpoint {self.checkpoint_id}, found "
+                "none; it was not written, was removed or has expired, or it is in another namespace.",
                 checkpoint_id=self.checkpoint_id,
             )
         return self
@@ -279,7 +279,8 @@ def _keys(serializer: KeySerializer, keys: Iterable[Sequence[Any]]) -> tuple[Any
         if len(values) != len(columns):
             names = ", ".join(column["name"] for column in columns)
             raise InvalidConfigurationError(
-                f"Expected a key with a value for each of {names}, found {len(values)} values; pass one for each column."
+                f"Expected a key with a value for each of {names}, found {len(values)} values; pass one for each "
+                "column."
             )
         parts = tuple(map(_part, columns, forms, values))
         return serializer.normalized(parts[0] if len(parts) == 1 else parts)

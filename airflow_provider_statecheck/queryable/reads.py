@@ -115,9 +115,9 @@ def in_batches(query: StateQuery, parts: Iterable[tuple[Any, ...]]) -> Generator
     """
     Read many keys by several queries, all of one checkpoint.
 
-    The caller sends the reply to each query, or throws its error. The reply to the first query decides the checkpoint. If it
-    is subsumed before the last query, the batch starts over with the latest checkpoint, several times. The keys of a query
-    that is too large, or whose answer is, are split in halves.
+    The caller sends the reply to each query, or throws its error. The reply to the first query decides the checkpoint.
+    If it is subsumed before the last query, the batch starts over with the latest checkpoint, several times. The keys
+    of a query that is too large, or whose answer is, are split in halves.
 
     :param query: The query, whose keys are replaced.
     :param parts: The keys of each query.
@@ -155,8 +155,8 @@ class StateReads(ABC):
     Reads of the queryable state of jobs.
 
     A job is given by its name or by its id of 32 hexadecimal digits, and a state by its queryable name, which is
-    ``name[map_key]`` for an instance of a mapped task. A read addresses the latest completed checkpoint unless ``options``
-    choose another one, and never changes state.
+    ``name[map_key]`` for an instance of a mapped task. A read addresses the latest completed checkpoint unless
+    ``options`` choose another one, and never changes state.
     """
 
     @abstractmethod
@@ -200,9 +200,9 @@ class StateReads(ABC):
         """
         Return the reply for many keys; its ``found`` maps the keys that have state to their values.
 
-        All values are from one checkpoint. Requests have up to 1,000 keys each, and fewer if they or the answers are large. If
-        the checkpoint of the first one is subsumed before the last one, the read starts over with the latest checkpoint, up to
-        five times.
+        All values are from one checkpoint. Requests have up to 1,000 keys each, and fewer if they or the answers are
+        large. If the checkpoint of the first one is subsumed before the last one, the read starts over with the latest
+        checkpoint, up to five times.
 
         :param keys: The keys; ``keys`` of the reply has them in the same order, in normal form.
         :raises CheckpointNotFoundError: also if each checkpoint was subsumed during the read.

@@ -104,7 +104,7 @@ class StageAttempt:
         )
         self.storage = storage = storage.allowing(*_referenced_locations(registration, self.grant))
         self._documents = DocumentCache(lambda _: storage)
-        self._cleaner = EffectDiscards(storage, self._documents)
+        self.cleaner = EffectDiscards(storage, self._documents)
         self._files = CheckpointFiles(
             storage, self._documents, self.grant, registration.job_name, data_inline_threshold, monotonic
         )
@@ -173,9 +173,10 @@ class StageAttempt:
         Confirm the restored checkpoint to the coordinator and delete discarded checkpoints.
 
         :param restored: Return value of :meth:`load` or :meth:`load_before`.
-        :param starts_over: Whether the stage uses nothing of it, because its source has changed. A savepoint then remains its
-            owner's, and the output before the checkpoint is no longer in force.
-        :param restarted_run: Run whose checkpoints, and those of later runs, are given up, because the source has changed.
+        :param starts_over: Whether the stage uses nothing of it, because its source has changed. A savepoint then
+            remains its owner's, and the output before the checkpoint is no longer in force.
+        :param restarted_run: Run whose checkpoints, and those of later runs, are given up, because the source has
+            changed.
         :raises StaleAttemptError: if a newer attempt has taken over.
         :raises SavepointClaimedError: if another operator claimed the savepoint in the meantime.
         :raises NoRestorableCheckpointError: if the run starts without state, and is not the first one of the job.
@@ -283,7 +284,8 @@ class StageAttempt:
         """
         Confirm that the sink has committed the committables of checkpoints, and delete discarded checkpoints.
 
-        If the job stops with a savepoint, wait for the end of it, as :meth:`complete_checkpoint` does without open commits.
+        If the job stops with a savepoint, wait for the end of it, as :meth:`complete_checkpoint` does without open
+        commits.
 
         :param seconds: Time of the commits, for pages; ``None`` if it was not measured.
         :raises StaleAttemptError: if a newer attempt has taken over.
@@ -445,7 +447,7 @@ class StageAttempt:
         return completed, reply.effects
 
     def _discard(self, effects: OpenEffects, pinned: AbstractSet[str]) -> tuple[int, ...]:
-        deleted = self._cleaner.discard(effects, pinned) if effects.discards else ()
+        deleted = self.cleaner.discard(effects, pinned) if effects.discards else ()
         if not deleted:
             return ()
         self._log.discarded(c for c in effects.discards if c.checkpoint_id in deleted)

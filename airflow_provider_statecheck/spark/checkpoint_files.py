@@ -53,7 +53,7 @@ from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 log = logging.getLogger(__name__)
 
 INLINE_STATE_BYTES = 20 * 1024
-_PAUSE_SECONDS = 5.0
+PAUSE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +247,8 @@ class StageSavepoints:
     ) -> CheckpointRecord | None:
         if request.target is None and self._directory is None:
             raise InvalidConfigurationError(
-                "Expected a directory for savepoints, found none; name one in the request, or set [statecheck] savepoint_dir."
+                "Expected a directory for savepoints, found none; name one in the request, or set [statecheck] "
+                "savepoint_dir."
             )
         written = write_savepoint(
             self._storage,
@@ -282,7 +283,11 @@ def decline(
     error: StateCheckError,
     increment_seconds: float = 0.0,
 ) -> None:
-    """Decline a checkpoint or savepoint that failed; one that cannot be declined will expire, and its request with it."""
+    """
+    Decline a checkpoint or savepoint that failed.
+
+    One that cannot be declined will expire, and its request with it.
+    """
     message = DeclineCheckpoint(
         attempt=attempt,
         checkpoint_id=pending.checkpoint_id,
@@ -302,7 +307,8 @@ class JobStop:
     Holds a stage until the savepoint with which its job stops has ended: the stage stops with it, or continues if it failed.
 
     :param pause: Waits for a number of seconds; by default until :meth:`release` at the latest.
-    :param missed: Savepoint with which the stage or its job stops or has stopped, if an earlier try failed before it stopped.
+    :param missed: Savepoint with which the stage or its job stops or has stopped, if an earlier try failed before it
+        stopped.
     """
 
     def __init__(
@@ -350,7 +356,7 @@ class JobStop:
         while row is not None and row.is_in_progress and self._monotonic() < deadline:
             if self._released.is_set():
                 return row
-            self._pause(_PAUSE_SECONDS)
+            self._pause(PAUSE_SECONDS)
             row = self._read(row)
         return row
 
@@ -369,7 +375,7 @@ def _stopped(savepoint: CheckpointRecord, requester: str = "") -> StoppedWithSav
     whose = " of its job" if is_of_job else ""
     otherwise = "restore the job" if is_of_job else "start another job"
     return StoppedWithSavepointError(
-        f"The stage stopped with a savepoint{whose}, as requested{requester}: {redact(savepoint.location)}. Clear the task to "
-        f"resume from its last checkpoint, or {otherwise} from the savepoint.",
+        f"The stage stopped with a savepoint{whose}, as requested{requester}: {redact(savepoint.location)}. Clear the "
+        f"task to resume from its last checkpoint, or {otherwise} from the savepoint.",
         pointer=redact(savepoint.location),
     )

@@ -149,7 +149,8 @@ class StageContext:
         :param num_retained: Maximum number of completed checkpoints to retain, at least 1.
         :param retained_runs: Number of earlier runs whose last checkpoint is retained in addition to ``num_retained``,
             for a job that continues from run to run. As many runs can be run again.
-        :param checkpoint_timeout_seconds: Maximum time from the start of a checkpoint to its acknowledgement. The unit is seconds.
+        :param checkpoint_timeout_seconds: Maximum time from the start of a checkpoint to its acknowledgement. The unit
+            is seconds.
         :param tolerable_failed_checkpoints: Number of consecutive checkpoint failures that a stage tolerates before it
             fails; ``-1`` for no limit.
         :param overhead_budget: Maximum share of a stage's time that checkpointing may take, above 0 and up to 1. Beyond
@@ -264,7 +265,8 @@ class StageContext:
         :param version: Change it if the result changes for a reason outside the code.
         :param on_bad_part: What happens if a part fails: ``fail`` (default) ends the step at once; ``quarantine``
             computes the other parts first, so that a retry computes only the failed ones.
-        :raises InvalidConfigurationError: for any other ``when`` or ``on_bad_part``, or a combination that has no effect.
+        :raises InvalidConfigurationError: for any other ``when`` or ``on_bad_part``, or a combination that has no
+            effect.
         :raises DuplicateNameError: if the name is used twice in one scope.
         :raises UnsupportedStateError: for a DataFrame that cannot be restored unchanged.
         :raises UnsupportedPlanError: if the step cannot be computed in parts; the message names the operation.
@@ -440,7 +442,8 @@ class StageContext:
             if error is None:
                 self.finish()
             else:
-                # The steps behind the skip or exit were not used, but they are not dropped: they may be used after a clear.
+                # The steps behind the skip or exit were not used, but they are not dropped: they may be used after a
+                # clear.
                 self._finish(message_of(error))
         except BaseException as failure:
             self.fail(failure)
@@ -464,7 +467,8 @@ class StageContext:
 def _require_fitting(over: object, when: object, on_bad_part: str) -> None:
     if over is None and on_bad_part != FAIL:
         raise InvalidConfigurationError(
-            f"Expected on_bad_part only for a step that is computed in parts, found {on_bad_part!r} without over; set over."
+            f"Expected on_bad_part only for a step that is computed in parts, found {on_bad_part!r} without over; set "
+            "over."
         )
     if over is not None and when is not True:
         raise InvalidConfigurationError(

@@ -2,8 +2,8 @@
 Meaning of an error with which a stage ends: the status of its attempt is that of its task.
 
 Some errors are no failures. Airflow skips a task that raises ``AirflowSkipException``, and a process that calls
-``sys.exit(0)`` has succeeded. Who judges the error depends on the process: Airflow in a task, where also ``sys.exit(0)`` is a
-failure, else the process that started this one, which sees the exit status only.
+``sys.exit(0)`` has succeeded. Who judges the error depends on the process: Airflow in a task, where also
+``sys.exit(0)`` is a failure, else the process that started this one, which sees the exit status only.
 """
 
 from __future__ import annotations

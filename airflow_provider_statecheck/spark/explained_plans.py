@@ -1,8 +1,8 @@
 """
 Texts that Spark writes of plans: all that this package reads in them.
 
-A client of Spark Connect has plans as text only, and so has the size of a cached relation. Versions of Spark may write other
-texts, of which the tests have samples.
+A client of Spark Connect has plans as text only, and so has the size of a cached relation. Versions of Spark may write
+other texts, of which the tests have samples.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class TextNode(NamedTuple):
     kind: str
     """Class of the node in Catalyst; empty if the text has another form."""
     detail: str
-    """Name of an alias, type of a join, function of a Generate, whether a Repartition shuffles; empty for other nodes."""
+    """
+    Name of an alias, type of a join, function of a Generate, whether a Repartition shuffles; empty for other nodes.
+    """
 
 
 def explained(frame: Any) -> str:

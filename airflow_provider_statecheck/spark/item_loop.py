@@ -158,8 +158,8 @@ class ItemLoop:
     def _follow(self, basis: ItemBasis, changes: Mapping[Change, Mapping[str, ItemBasis | None]]) -> None:
         if own := changes.get(Change.OWN):
             log.warning(
-                "Loop %s: its body, what it reads or its version has changed since the items %s were finished; they are "
-                "worked on again.",
+                "Loop %s: its body, what it reads or its version has changed since the items %s were finished; they "
+                "are worked on again.",
                 describe(self._loop),
                 _named(own),
             )
@@ -171,8 +171,8 @@ class ItemLoop:
     def _keep_since_earlier_run(self, basis: ItemBasis, items: Mapping[str, ItemBasis | None]) -> None:
         if items:
             log.warning(
-                "Loop %s keeps the items %s, which an earlier run has finished, although the code of its body has changed "
-                "since; set another version= to work on them again.",
+                "Loop %s keeps the items %s, which an earlier run has finished, although the code of its body has "
+                "changed since; set another version= to work on them again.",
                 describe(self._loop),
                 _named(items),
             )
@@ -200,8 +200,8 @@ class ItemLoop:
         ]
         if kept:
             log.warning(
-                "Loop %s keeps the finished items %s, as on_clear='resume' demands, although its body, what it reads, its "
-                "version or a step before it has changed since.",
+                "Loop %s keeps the finished items %s, as on_clear='resume' demands, although its body, what it reads, "
+                "its version or a step before it has changed since.",
                 describe(self._loop),
                 _named(kept),
             )

@@ -77,7 +77,8 @@ class Refinement:
         converged: Any = self.until(current, previous)
         if not isinstance(converged, bool):
             raise InvalidConfigurationError(
-                f"Expected until to return True or False, found {type(converged).__name__}; collect the value and compare it."
+                f"Expected until to return True or False, found {type(converged).__name__}; collect the value and "
+                "compare it."
             )
         return converged
 

@@ -243,7 +243,7 @@ def _require_digest(storage: CheckpointStorage, uri: str, start: int, end: int, 
         digest.update(storage.read_range(uri, begin, min(begin + _CHUNK_BYTES, end)))
     if digest.hexdigest() != expected:
         raise CorruptStateError(
-            f"Expected bytes {start} to {end} of {redact(uri)} to have the digest {expected[:12]}…, found another one; they "
-            f"were changed after they were written.",
+            f"Expected bytes {start} to {end} of {redact(uri)} to have the digest {expected[:12]}…, found another one; "
+            "they were changed after they were written.",
             uri=redact(uri),
         )

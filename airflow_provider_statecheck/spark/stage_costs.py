@@ -263,9 +263,9 @@ def disk_failures_named(uri: str) -> Iterator[None]:
         log.debug("A disk did not take what Spark wrote.", exc_info=True)
         # Without the cause: its hundreds of lines of JVM trace would hide this message.
         raise StorageError(
-            f"Expected disks that take what Spark writes, found: {reason}, in {redact(uri)} or in Spark's local directories "
-            "(spark.local.dir); free some space, raise the quota or make the disk writable, then retry. Older checkpoints are "
-            "unaffected."
+            f"Expected disks that take what Spark writes, found: {reason}, in {redact(uri)} or in Spark's local "
+            "directories (spark.local.dir); free some space, raise the quota or make the disk writable, then retry. "
+            "Older checkpoints are unaffected."
         ) from None
 
 

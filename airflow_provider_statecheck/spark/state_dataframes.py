@@ -76,8 +76,8 @@ def read_state(
     :param spark: The session.
     :param pointer: Directory of a checkpoint or savepoint, or its metadata file.
     :param name: Name of the state.
-    :param uid: Uid of the function; required if several functions have a state of this name. In a savepoint of the whole job,
-        the uid of the stage, or both with ``/`` in between.
+    :param uid: Uid of the function; required if several functions have a state of this name. In a savepoint of the
+        whole job, the uid of the stage, or both with ``/`` in between.
     :param storage_options: Options of the filesystem; they are sent to the tasks, but not part of any text.
     :param allowed_locations: Further locations of files that the checkpoint may reference, as URIs such as
         ``s3://archive``.
@@ -115,11 +115,11 @@ def read_snapshot(
     :param spark: The session.
     :param pointer: Directory of a checkpoint or savepoint, or its metadata file.
     :param name: Name of the snapshot.
-    :param scope: Items of the loops around the snapshot, such as ``days[2026-01-01]``, or ``""`` for none; required if the
-        checkpoint has the name in several scopes.
+    :param scope: Items of the loops around the snapshot, such as ``days[2026-01-01]``, or ``""`` for none; required if
+        the checkpoint has the name in several scopes.
     :param uid: Uid of the stage; required for a savepoint of the whole job.
-    :param storage_options: Options of the filesystem; they are sent to the tasks, but not part of any text. Files that Spark
-        has written are read with the credentials of the session.
+    :param storage_options: Options of the filesystem; they are sent to the tasks, but not part of any text. Files that
+        Spark has written are read with the credentials of the session.
     :param allowed_locations: Further locations of files that the checkpoint may reference, as URIs such as
         ``s3://archive``.
     :raises CheckpointNotFoundError: if the checkpoint or the manifest of the snapshot is missing.

@@ -125,8 +125,8 @@ def retained_line(registration: RegisterAttempt, latest: CheckpointRecord | None
     """
     Return the last line of a failed attempt: the checkpoint that the next try restores.
 
-    :param latest: The newest restorable checkpoint, or the snapshot from which the attempt should have started and the next
-        try starts; ``None`` if there is neither.
+    :param latest: The newest restorable checkpoint, or the snapshot from which the attempt should have started and the
+        next try starts; ``None`` if there is neither.
     :param is_readable: Whether the attempt could read it, or did not try to.
     """
     name = registration.job_name
@@ -139,8 +139,8 @@ def retained_line(registration: RegisterAttempt, latest: CheckpointRecord | None
         )
     if not is_readable:
         return (
-            f"Job {name!r} retains checkpoint {latest.checkpoint_id}, which could not be read; the next try reads it again. "
-            f"Restore pointer: {latest.location}"
+            f"Job {name!r} retains checkpoint {latest.checkpoint_id}, which could not be read; the next try reads it "
+            f"again. Restore pointer: {latest.location}"
         )
     return (
         f"Job {name!r} retains checkpoint {latest.checkpoint_id}: {describe_content(latest)}. "
@@ -160,8 +160,8 @@ def _resumption(registration: RegisterAttempt) -> str:
 def fenced_line(job_name: str, epoch: int, newer_epoch: int) -> str:
     """Return the last line of a fenced attempt, which is not retried."""
     return (
-        f"Attempt {newer_epoch} of job {job_name!r} has replaced attempt {epoch}, whose new checkpoints are rejected (it is "
-        f"fenced)."
+        f"Attempt {newer_epoch} of job {job_name!r} has replaced attempt {epoch}, whose new checkpoints are rejected "
+        "(it is fenced)."
     )
 
 

@@ -1,8 +1,8 @@
 """
 Declared aggregates of the state of an operator, and their continuation by a later declaration.
 
-The value of an aggregate does not tell what it was computed from. A checkpoint therefore names function and expression of
-each, and a later declaration continues only those that have seen the earlier input.
+The value of an aggregate does not tell what it was computed from. A checkpoint therefore names function and expression
+of each, and a later declaration continues only those that have seen the earlier input.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ class AggregateSchema:
     name: str
     """Name of its field in the state and of its output column."""
     is_nullable: bool
-    """Whether the result can be null. In state of a release that recorded no function, this tells counts from others."""
+    """
+    Whether the result can be null. In state of a release that recorded no function, this tells counts from others.
+    """
     function: str | None = None
     """Function that computes a partial result; ``None`` in state of a release that recorded no function."""
     combine: str | None = None
@@ -83,9 +85,9 @@ def continued(
     if missing:
         raise StateMigrationError(
             f"Expected aggregates of the operator {operator!r} that its state has for all earlier input, found "
-            f"{_texts(missing)}; the state has {_texts(found)}. Declare the aggregates as they were. To aggregate all input "
-            "again, use another job=, or start this one over. To aggregate only later input, set another uid= of the "
-            "aggregates, and allow_non_restored_state=True to drop the state under the old uid.",
+            f"{_texts(missing)}; the state has {_texts(found)}. Declare the aggregates as they were. To aggregate all "
+            "input again, use another job=, or start this one over. To aggregate only later input, set another uid= "
+            "of the aggregates, and allow_non_restored_state=True to drop the state under the old uid.",
             state=missing[0].name,
         )
     return tuple(_with_aliases(each, origin) for each, origin in zip(declared, origins, strict=True) if origin)

@@ -1,8 +1,9 @@
 """
 State backends: contract, backends with Arrow files, and loading by name.
 
-The backends of this package share the format of their files. ``arrow`` writes incremental snapshots, and the others write full
-ones: in files of each checkpoint, or in its metadata. A setting may also name a backend by its entry point or dotted path.
+The backends of this package share the format of their files. ``arrow`` writes incremental snapshots, and the others
+write full ones: in files of each checkpoint, or in its metadata. A setting may also name a backend by its entry point
+or dotted path.
 """
 
 from __future__ import annotations
@@ -298,8 +299,8 @@ class FsStateBackend(AbstractFileStateBackend):
         """
         if self.checkpoint_path is None:
             raise InvalidConfigurationError(
-                "Expected a checkpoint directory for the filesystem state backend, found none; pass base_checkpoint_path or "
-                "set execution.checkpointing.dir."
+                "Expected a checkpoint directory for the filesystem state backend, found none; pass "
+                "base_checkpoint_path or set execution.checkpointing.dir."
             )
         storage = CheckpointStorage.open(self.checkpoint_path, **storage_options)
         return FsCheckpointStorageAccess(storage, attempt, savepoint_dir=self.savepoint_path)

@@ -1,9 +1,9 @@
 """
 Work on the files of jobs in a process whose memory is bounded.
 
-A page of a Parquet file may declare gigabytes in a few kilobytes, and a dictionary may repeat a long value in each row. The
-reader of Parquet has no bound for either, so a server lets another process decode such files. What a hostile file ends is
-that process, and the server replies that what it holds is too large.
+A page of a Parquet file may declare gigabytes in a few kilobytes, and a dictionary may repeat a long value in each row.
+The reader of Parquet has no bound for either, so a server lets another process decode such files. What a hostile file
+ends is that process, and the server replies that what it holds is too large.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final
 from airflow_provider_statecheck.exceptions import RequestLimitError
 from airflow_provider_statecheck.lazy import pa
 
-_MEMORY_BYTES: Final = 256 * 1024 * 1024
+MEMORY_BYTES: Final = 256 * 1024 * 1024
 """Memory that the process may use beyond that of its libraries."""
 
 
@@ -32,7 +32,7 @@ def run_bounded(work: Callable[..., bytes], *arguments: Any, seconds: float) -> 
     :raises RequestLimitError: if the function takes too much memory or time.
     """
     # The request comes from this process, unlike the bytes in it, which are not unpickled.
-    request = pickle.dumps((work, arguments, _MEMORY_BYTES))
+    request = pickle.dumps((work, arguments, MEMORY_BYTES))
     paths = os.pathsep.join(filter(None, sys.path))
     environment = os.environ | {"PYTHONPATH": paths, "ARROW_DEFAULT_MEMORY_POOL": "system"}
     command = [sys.executable, "-P", "-c", f"from {__name__} import {answer.__name__} as run; run()"]
@@ -43,14 +43,14 @@ def run_bounded(work: Callable[..., bytes], *arguments: Any, seconds: float) -> 
     except subprocess.TimeoutExpired as error:
         raise _too_large(f"more than {seconds} seconds") from error
     if done.returncode:
-        raise _too_large(f"more than {_MEMORY_BYTES} bytes of memory")
+        raise _too_large(f"more than {MEMORY_BYTES} bytes of memory")
     return done.stdout
 
 
 def _too_large(found: str) -> RequestLimitError:
     return RequestLimitError(
-        f"Expected rows that a server can decode, found that they take {found}; read them in a process of your own, with "
-        f"read_state or read_snapshot."
+        f"Expected rows that a server can decode, found that they take {found}; read them in a process of your own, "
+        "with read_state or read_snapshot."
     )
 
 

@@ -56,8 +56,8 @@ class StateTtlConfig:
         ttl: Any = self.ttl
         if not isinstance(ttl, timedelta) or ttl < _MILLISECOND:
             raise InvalidConfigurationError(
-                f"Expected a datetime.timedelta of at least one millisecond as the time to live, found {ttl!r}; leave ttl out "
-                f"for state that does not expire."
+                f"Expected a datetime.timedelta of at least one millisecond as the time to live, found {ttl!r}; leave "
+                "ttl out for state that does not expire."
             )
 
     @property
@@ -116,7 +116,8 @@ class StateDescriptor(Generic[T]):
     :param name: Name of the state, unique in the operator.
     :param type: Type of the values: a Python type, an Arrow type, a ``TypeSerializer`` or a custom serializer.
     :param ttl: Time to live, by default ``None``: values never expire.
-    :param queryable_name: Name for queries from outside the stage, by default ``None``; a URL must be able to contain it.
+    :param queryable_name: Name for queries from outside the stage, by default ``None``; a URL must be able to contain
+        it.
     :raises InvalidConfigurationError: for an invalid name or time to live.
     """
 
@@ -193,12 +194,14 @@ class StateDescriptor(Generic[T]):
         """
         Make the state queryable from outside the stage.
 
-        :raises InvalidConfigurationError: if a URL cannot contain the name, or if the state has a queryable name already.
+        :raises InvalidConfigurationError: if a URL cannot contain the name, or if the state has a queryable name
+            already.
         """
         require_queryable_name(queryable_name)
         if self.queryable_name is not None:
             raise InvalidConfigurationError(
-                f"Expected one queryable name for {self.name!r}, found {self.queryable_name!r} and {queryable_name!r}; set only one."
+                f"Expected one queryable name for {self.name!r}, found {self.queryable_name!r} and {queryable_name!r}; "
+                "set only one."
             )
         self.queryable_name = queryable_name
 
@@ -380,13 +383,14 @@ def require_queryable_name(name: Any) -> None:
     """
     Require a name that can be part of a URL.
 
-    :raises InvalidConfigurationError: if the name is empty, ``.`` or ``..``, or has a control character or a lone surrogate.
+    :raises InvalidConfigurationError: if the name is empty, ``.`` or ``..``, or has a control character or a lone
+        surrogate.
     """
     _require_name("queryable_name", name)
     if _IN_NO_URL.search(name):
         raise InvalidConfigurationError(
-            f"Expected a queryable_name that can be part of a URL, found {name!r:.100}; choose one other than . and .. and "
-            f"without control characters."
+            f"Expected a queryable_name that can be part of a URL, found {name!r:.100}; choose one other than . and .. "
+            "and without control characters."
         )
 
 

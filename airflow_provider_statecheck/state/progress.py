@@ -105,7 +105,11 @@ def decoded_step(scope: Any, name: Any) -> StepKey:
 
 
 def rows_in(encoded: Any) -> Iterator[Any]:
-    """Yield the records in JSON. A value that is no list raises its error when the first record is read, where it is expected."""
+    """
+    Yield the records in JSON.
+
+    A value that is no list raises its error when the first record is read, where it is expected.
+    """
     yield from encoded
 
 
@@ -449,7 +453,8 @@ class ScopedNames:
         """
         if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
             raise InvalidConfigurationError(
-                f"Expected the name of a step to be text of 1 to {_MAX_NAME} characters, found {name!r}; rename the step."
+                f"Expected the name of a step to be text of 1 to {_MAX_NAME} characters, found {name!r}; rename the "
+                "step."
             )
         step = (self.current, name)
         if step in self.used:
@@ -485,8 +490,8 @@ def keyed(items: Iterable[Item], key: Callable[[Item], Any] | None) -> list[tupl
     for encoded, item in pairs:
         if encoded in seen:
             raise DuplicateNameError(
-                f"Expected a unique key for each item, found {encoded!r} twice, the second time for {item!r}; pass key= to "
-                f"derive unique keys."
+                f"Expected a unique key for each item, found {encoded!r} twice, the second time for {item!r}; pass "
+                "key= to derive unique keys."
             )
         seen.add(encoded)
     return pairs

@@ -142,8 +142,8 @@ def decode_schemas(encoded: Mapping[str, Any]) -> OperatorSchemas:
     try:
         if encoded["version"] != VERSION:
             raise IncompatibleCheckpointError(
-                f"Expected state schemas of version {VERSION}, found {encoded['version']!r}; restore with the release that "
-                f"wrote the checkpoint, or a newer one."
+                f"Expected state schemas of version {VERSION}, found {encoded['version']!r}; restore with the release "
+                "that wrote the checkpoint, or a newer one."
             )
         return decode(OperatorSchemas, encoded)
     except UNDECODABLE as error:
@@ -187,8 +187,8 @@ def require_compatible(old: OperatorSchemas, new: OperatorSchemas, operator: str
         of_operator = f" of the operator {operator!r}" if operator else ""
         lines = "; ".join(verdict.line for verdict in incompatible_states)
         raise StateMigrationError(
-            f"Expected state{of_operator} that is compatible with the current types, found {lines}. Undo the change, give the "
-            f"state another name to start it empty, or restore with the release that wrote the checkpoint.",
+            f"Expected state{of_operator} that is compatible with the current types, found {lines}. Undo the change, "
+            "give the state another name to start it empty, or restore with the release that wrote the checkpoint.",
             state=incompatible_states[0].name,
         )
     return found

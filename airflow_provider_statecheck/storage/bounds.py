@@ -1,8 +1,8 @@
 """
 Bounds of what is decoded from the files of other jobs.
 
-A driver decodes the state of its own job, however large it is. A server decodes that of any job, and compression
-lets a file of a few kilobytes declare gigabytes. Within :func:`bounded_decoding`, declared sizes are therefore checked before
+A driver decodes the state of its own job, however large it is. A server decodes that of any job, and compression lets a
+file of a few kilobytes declare gigabytes. Within :func:`bounded_decoding`, declared sizes are therefore checked before
 anything is decoded.
 """
 
@@ -21,7 +21,9 @@ from airflow_provider_statecheck.lazy import pa
 LARGEST_DECODED: Final = 64 * 1024 * 1024
 """Largest size in bytes of one piece of state, such as a block, after its decompression."""
 _READ_AT_ONCE: Final = 2
-"""How many times this size the pieces of one look-up may have together: 64 blocks of a mebibyte each, and their headers."""
+"""
+How many times this size the pieces of one look-up may have together: 64 blocks of a mebibyte each, and their headers.
+"""
 _limit: ContextVar[int | None] = ContextVar("statecheck_decoding_limit", default=None)
 
 
@@ -71,7 +73,8 @@ def require_readable(sizes: Iterable[int], what: str) -> None:
 
 def _too_large(expected: str, declared: int) -> RequestLimitError:
     return RequestLimitError(
-        f"Expected {expected}, found {declared} declared; read it in a process of your own, with read_state or read_snapshot."
+        f"Expected {expected}, found {declared} declared; read it in a process of your own, with read_state or "
+        "read_snapshot."
     )
 
 
@@ -99,7 +102,8 @@ def decoded_batch(data: Any, schema: Any, what: str) -> Any:
     Return the record batch in a message of Arrow, whose writer may be any job.
 
     :raises RequestLimitError: if it is too large for this process.
-    :raises pa.ArrowException: if it is damaged; within :func:`bounded_decoding` also if its buffers do not fit its rows.
+    :raises pa.ArrowException: if it is damaged; within :func:`bounded_decoding` also if its buffers do not fit its
+        rows.
     """
     message = pa.ipc.read_message(pa.py_buffer(data))
     if not is_bounded():

@@ -1,12 +1,12 @@
 """
 Deletion of discarded checkpoints, the only place that deletes their files.
 
-Rows and metadata name the files to delete, and tasks can write both. A job may therefore delete only files in a directory
-with its own id and in savepoints that it owns according to its rows. Writers that remove an unfinished file of theirs do
-not need the gate.
+Rows and metadata name the files to delete, and tasks can write both. A job may therefore delete only files in a
+directory with its own id and in savepoints that it owns according to its rows. Writers that remove an unfinished file
+of theirs do not need the gate.
 
-Deletion is idempotent and best effort: a missing file is success, and a failed delete does not affect other checkpoints.
-Only completely deleted checkpoints are confirmed.
+Deletion is idempotent and best effort: a missing file is success, and a failed delete does not affect other
+checkpoints. Only completely deleted checkpoints are confirmed.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class StorageDiscarder:
     """
     Deletes files of one job; implements ``StateDiscarder`` on checkpoint storage.
 
-    The methods that delete raise :class:`InvalidConfigurationError` for files and directories that do not belong to the job,
-    and :class:`StorageError` if the delete fails, even in part.
+    The methods that delete raise :class:`InvalidConfigurationError` for files and directories that do not belong to the
+    job, and :class:`StorageError` if the delete fails, even in part.
 
     :param job_id: The job that owns the files.
     :param owns_savepoint: Returns whether the job owns the savepoint in a directory; by default it owns none.
@@ -76,8 +76,8 @@ class StorageDiscarder:
         """
         Delete the file of a handle.
 
-        Inline state has no file. Other checkpoints may reference other segments of a merged file; ``EffectDiscards`` deletes it
-        when none does.
+        Inline state has no file. Other checkpoints may reference other segments of a merged file; ``EffectDiscards``
+        deletes it when none does.
         """
         if isinstance(handle, FileStateHandle):
             self.discard_file(handle.uri)
@@ -116,8 +116,8 @@ class EffectDiscards:
         """
         Delete the checkpoints that the effects discard.
 
-        A snapshot or state file, and the directory that contains it, is retained while a retained checkpoint references it
-        or it is pinned. If a retained checkpoint cannot be read, all files that it may reference are retained.
+        A snapshot or state file, and the directory that contains it, is retained while a retained checkpoint references
+        it or it is pinned. If a retained checkpoint cannot be read, all files that it may reference are retained.
 
         :param pinned: Snapshots that a running attempt uses, and files that its next checkpoint may reference.
         :return: The ids of the deleted checkpoints.
@@ -150,8 +150,8 @@ class EffectDiscards:
             return self._delete_unreferenced(checkpoint, document, keep, discarder)
         if self._is_of_unknown_owner(checkpoint):
             log.warning(
-                "The directory of checkpoint %s is retained, because its metadata cannot be read and may belong to another "
-                "coordinator: %s. Delete the directory by hand if it is not needed",
+                "The directory of checkpoint %s is retained, because its metadata cannot be read and may belong to "
+                "another coordinator: %s. Delete the directory by hand if it is not needed",
                 checkpoint.checkpoint_id,
                 redact(checkpoint.location),
             )
@@ -193,12 +193,12 @@ class EffectDiscards:
     def _may_be_referenced(self, checkpoint: CheckpointRecord, document: CheckpointDocument | None) -> bool:
         is_aborted = checkpoint.status is CheckpointStatus.ABORTED
         if document is not None:
-            # In rows from a backup, a checkpoint that was complete later may be aborted. While a retained checkpoint cannot
-            # be read, it may be the only one that a user can still restore.
+            # In rows from a backup, a checkpoint that was complete later may be aborted. While a retained checkpoint
+            # cannot be read, it may be the only one that a user can still restore.
             named = state_uris(document.operator_states)
             return is_aborted or any(_is_below(uri, checkpoint.location) for uri in named)
-        # The metadata of a checkpoint that waits is deleted before. The attempt continues after an aborted checkpoint, and a
-        # later checkpoint may reference the state that its tasks have written.
+        # The metadata of a checkpoint that waits is deleted before. The attempt continues after an aborted checkpoint,
+        # and a later checkpoint may reference the state that its tasks have written.
         storage = self._storage.allowing(checkpoint.location)
         return not is_aborted or bool(storage.list_files(checkpoint.location))
 
@@ -211,7 +211,8 @@ class EffectDiscards:
         return False
 
     def _is_of_unknown_owner(self, checkpoint: CheckpointRecord) -> bool:
-        # The row of an unfinished checkpoint has no checksum that tells its own metadata from that of another coordinator.
+        # The row of an unfinished checkpoint has no checksum that tells its own metadata from that of another
+        # coordinator.
         storage = self._storage.allowing(checkpoint.location)
         return checkpoint.metadata_uri is None and has_unreadable_metadata(storage, checkpoint.location)
 
@@ -226,8 +227,8 @@ class EffectDiscards:
 
 
 def _is_written_by_another(checkpoint: CheckpointRecord, document: CheckpointDocument) -> bool:
-    # Two coordinators assign the same id if the database was restored from a backup, or if they share a checkpoint directory.
-    # Rows of all other statuses have the checksum of the metadata, which was verified by the read.
+    # Two coordinators assign the same id if the database was restored from a backup, or if they share a checkpoint
+    # directory. Rows of all other statuses have the checksum of the metadata, which was verified by the read.
     return checkpoint.status is CheckpointStatus.ABORTED and document.request_key != checkpoint.request_key
 
 
@@ -235,8 +236,8 @@ def _delete_referenced(
     checkpoint: CheckpointRecord, document: CheckpointDocument, keep: AbstractSet[str], discarder: StorageDiscarder
 ) -> None:
     if checkpoint.status is CheckpointStatus.ABORTED:
-        # The attempt continues after an aborted checkpoint and references the files in the next one. In rows from a backup, a
-        # checkpoint without a row may reference them too. The sweep deletes those that none does.
+        # The attempt continues after an aborted checkpoint and references the files in the next one. In rows from a
+        # backup, a checkpoint without a row may reference them too. The sweep deletes those that none does.
         return
     for handle in document.snapshots:
         # Snapshots of a claimed savepoint are deleted with the savepoint; those of other jobs are retained.
@@ -280,8 +281,8 @@ def _contains_any(checkpoint: CheckpointRecord, keep: AbstractSet[str] | None) -
     if keep is not None:
         directory = f"{canonical_uri(checkpoint.location)}/"
         return any(uri.startswith(directory) for uri in keep)
-    # The references are unknown. Other checkpoints reference files of a claimed savepoint, but none in the directory of a
-    # checkpoint without operator state.
+    # The references are unknown. Other checkpoints reference files of a claimed savepoint, but none in the directory of
+    # a checkpoint without operator state.
     return checkpoint_id_of(checkpoint.location.rpartition("/")[2]) is None
 
 

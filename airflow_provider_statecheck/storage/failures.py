@@ -87,8 +87,8 @@ def judged_alone() -> Iterator[None]:
     """
     Classify storage errors without the error that is being handled.
 
-    Errors raised in an ``except`` block have the handled error as context. A broken connection to a JVM, for example, would
-    make a missing file look transient.
+    Errors raised in an ``except`` block have the handled error as context. A broken connection to a JVM, for example,
+    would make a missing file look transient.
     """
     token = _HANDLED.set(sys.exception())
     try:
@@ -129,7 +129,11 @@ def is_refused(error: BaseException) -> bool:
 
 
 def disk_failure(error: BaseException) -> OSError | None:
-    """Return the cause of an error that is a full or read-only disk, or a quota; a repetition at once meets it again."""
+    """
+    Return the cause of an error that is a full or read-only disk, or a quota.
+
+    A repetition at once meets it again.
+    """
     codes = {*_FULL_ERRNO, errno.EROFS}
     return next((link for link in _chain(error) if isinstance(link, OSError) and link.errno in codes), None)
 

@@ -3,8 +3,8 @@ Listing, copying and atomic publishing of files on local disks, object stores an
 
 - Local files are written to a hidden sibling, which is then linked or renamed.
 - Object stores receive the whole object in one call. If they support a precondition, it requires that the name is free.
-- Other filesystems, such as HDFS, receive a hidden sibling that is renamed. Several of them publish a partial file if an
-  exception closes the stream.
+- Other filesystems, such as HDFS, receive a hidden sibling that is renamed. Several of them publish a partial file if
+  an exception closes the stream.
 
 Copies within one filesystem use its own copy call. Copies between two remote filesystems use a temporary local file.
 """
@@ -121,8 +121,8 @@ def open_file(filesystem: Any, path: str) -> BinaryIO:
     """
     Open a file for reading.
 
-    :raises NotAFileError: for anything but a file on a local disk: a pipe would be waited for without an end, and a device
-        has no end.
+    :raises NotAFileError: for anything but a file on a local disk: a pipe would be waited for without an end, and a
+        device has no end.
     """
     if not _is_local(filesystem):
         opened: BinaryIO = filesystem.open(path, "rb")

@@ -1,8 +1,8 @@
 """
 Checkpoint storage on any fsspec filesystem.
 
-Files are published atomically. Transient failures are retried, so all operations are idempotent: a write succeeds if the
-file exists already with the same bytes, and a delete succeeds if the file is missing.
+Files are published atomically. Transient failures are retried, so all operations are idempotent: a write succeeds if
+the file exists already with the same bytes, and a delete succeeds if the file is missing.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class CheckpointStorage:
     """
     Reads, writes and deletes files by absolute URI.
 
-    URIs may be outside the checkpoint directory, also on another filesystem, because rows survive a change of the setting.
-    Reads are limited to the allowed locations, because URIs are also taken from metadata files.
+    URIs may be outside the checkpoint directory, also on another filesystem, because rows survive a change of the
+    setting. Reads are limited to the allowed locations, because URIs are also taken from metadata files.
 
-    A pickled storage opens its filesystem again in the other process, such as a Spark task. The pickle contains the options,
-    which may be credentials; messages and ``repr`` do not.
+    A pickled storage opens its filesystem again in the other process, such as a Spark task. The pickle contains the
+    options, which may be credentials; messages and ``repr`` do not.
 
     All methods raise :class:`StorageError` if the storage fails, and those that read a file raise
     :class:`CheckpointNotFoundError` if it is missing.
@@ -210,7 +210,8 @@ class CheckpointStorage:
         files = self.list_files(source_uri)
         if not files or sum(files.values()) < size_bytes:
             raise CheckpointNotFoundError(
-                f"Expected {size_bytes} bytes or more in {redact(source_uri)}, found {sum(files.values())}; it was deleted.",
+                f"Expected {size_bytes} bytes or more in {redact(source_uri)}, found {sum(files.values())}; it was "
+                "deleted.",
                 uri=redact(source_uri),
             )
         for name in files:
@@ -238,8 +239,8 @@ class CheckpointStorage:
         """Return the bytes from ``start`` up to, but not including, ``end``."""
         if not 0 <= start <= end:
             raise CorruptStateError(
-                f"Expected a range of bytes in {redact(uri)}, found that from {start} to {end}; the record of the file was "
-                f"changed.",
+                f"Expected a range of bytes in {redact(uri)}, found that from {start} to {end}; the record of the file "
+                "was changed.",
                 uri=redact(uri),
             )
         seconds = self._seconds(lambda: end - start)
@@ -315,7 +316,8 @@ class CheckpointStorage:
         """
         Delete a file; a missing file is success.
 
-        :raises InvalidConfigurationError: if the file is not in a checkpoint or a snapshot, or a symbolic link leads to it.
+        :raises InvalidConfigurationError: if the file is not in a checkpoint or a snapshot, or a symbolic link leads to
+            it.
         """
         self.delete_file_below(deletable_root(uri, self.base_uri), uri)
 
@@ -335,8 +337,8 @@ class CheckpointStorage:
         """
         Delete a directory recursively; a missing directory is success.
 
-        :raises InvalidConfigurationError: if the directory is not part of a checkpoint or a snapshot, or a symbolic link leads
-            to it.
+        :raises InvalidConfigurationError: if the directory is not part of a checkpoint or a snapshot, or a symbolic
+            link leads to it.
         :raises StorageError: if the storage fails; the directory may be deleted in part.
         """
         root = deletable_root(uri, self.base_uri)

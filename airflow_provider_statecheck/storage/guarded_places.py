@@ -1,9 +1,9 @@
 """
 The allowed locations of a server or of maintenance, each with a deadline of its own.
 
-A local location may be on the mount of a server that is gone, where even the resolution of a symbolic link never returns. A
-URI is therefore assigned to a location by its name, and everything that opens a path runs within the deadline of that
-location only: a dead mount delays and fails the calls to it, and none to the others.
+A local location may be on the mount of a server that is gone, where even the resolution of a symbolic link never
+returns. A URI is therefore assigned to a location by its name, and everything that opens a path runs within the
+deadline of that location only: a dead mount delays and fails the calls to it, and none to the others.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class GuardedPlaces:
         self, uri: str, action: Callable[[], Result], seconds: float, *, probe: Callable[[], object] | None = None
     ) -> Result:
         """
-        Return the result of a call to the host of a URI in an allowed location; most calls check the location themselves.
+        Return the result of a call to the host of a URI in an allowed location.
+
+        Most calls check the location themselves.
 
         :param probe: As for :meth:`ask`.
         :raises LocationNotAllowedError: as :meth:`require`.

@@ -1,9 +1,9 @@
 """
 JSON from storage: read within bounds, with one error for all that cannot be read.
 
-Any job writes below a checkpoint directory, and commands and servers read the files of all jobs. JSON has no bounds of its
-own: it may be nested deeper than the interpreter's stack, have numbers that no column holds, or take twenty times its size
-in memory. All JSON that is read from storage is therefore read here.
+Any job writes below a checkpoint directory, and commands and servers read the files of all jobs. JSON has no bounds of
+its own: it may be nested deeper than the interpreter's stack, have numbers that no column holds, or take twenty times
+its size in memory. All JSON that is read from storage is therefore read here.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ MOST_VALUES: Final = 1_000_000
 UNDECODABLE: Final = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, zlib.error)
 """Errors of code that decodes values of a form that it did not write."""
 
-# A text without an end reaches to that of the data, and nothing is matched twice: otherwise the search would start again at each
-# quote, and take hours for a megabyte.
+# A text without an end reaches to that of the data, and nothing is matched twice: otherwise the search would start
+# again at each quote, and take hours for a megabyte.
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _TO_BRACKETS = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(each for each in range(256) if each not in b"[]{}")
@@ -41,8 +41,8 @@ def read_json(data: bytes | str, uri: str, *, is_bounded: bool = True) -> Any:
 
     :param uri: URI of its file, for messages.
     :param is_bounded: Whether the number of values is bounded.
-    :raises CorruptStateError: if it is no JSON, is nested too deeply, has too many values, or a number that is not finite
-        or above 64 bits.
+    :raises CorruptStateError: if it is no JSON, is nested too deeply, has too many values, or a number that is not
+        finite or above 64 bits.
     """
     try:
         return parse(data, is_bounded=is_bounded)
@@ -78,8 +78,8 @@ def decoding(expected: str) -> Iterator[None]:
         yield
     except UNDECODABLE as error:
         raise CorruptStateError(
-            f"Expected {expected}, found invalid data or those of another source: {error!r:.500}; restore another checkpoint, "
-            "or start without the state."
+            f"Expected {expected}, found invalid data or those of another source: {error!r:.500}; restore another "
+            "checkpoint, or start without the state."
         ) from error
 
 

@@ -1,8 +1,8 @@
 """
 Locations of files that a process may open.
 
-A savepoint may come from an untrusted source. Without a limit to allowed locations, its metadata could make the driver open any
-URI, such as a page of the internal network or a local file.
+A savepoint may come from an untrusted source. Without a limit to allowed locations, its metadata could make the driver
+open any URI, such as a page of the internal network or a local file.
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ def _place_around(uri: str) -> str:
     """
     Return the location that a given directory belongs to.
 
-    On remote storage this is the whole bucket or host. On a local filesystem it is the directory itself; for a checkpoint it
-    is the directory of its job, because checkpoints of a job share files.
+    On remote storage this is the whole bucket or host. On a local filesystem it is the directory itself; for a
+    checkpoint it is the directory of its job, because checkpoints of a job share files.
     """
     place = _place_below(uri.removesuffix(f"/{METADATA_FILE}"))
     scheme, _, path = place.partition("://")

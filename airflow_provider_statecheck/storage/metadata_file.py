@@ -1,8 +1,8 @@
 """
 The ``_metadata`` file of a checkpoint: contents, encoding, decoding and reading.
 
-Files that move together with the metadata have relative URIs. A savepoint is self-contained, so its URIs are relative to
-its own directory; if it references a file outside that directory, it cannot be moved and all its URIs are absolute.
+Files that move together with the metadata have relative URIs. A savepoint is self-contained, so its URIs are relative
+to its own directory; if it references a file outside that directory, it cannot be moved and all its URIs are absolute.
 Checkpoints of a job share files, so URIs below the job's directory are relative to that directory and all others are
 absolute.
 
@@ -120,15 +120,19 @@ class CheckpointDocument:
         return frozenset(stateless - {part.uid for part in self.parts})
 
     def part_of(self, uid: str) -> CheckpointDocument | None:
-        """Return the checkpoint of a stage: a part of a savepoint of the whole job, or itself; ``None`` if it has none."""
+        """
+        Return the checkpoint of a stage: a part of a savepoint of the whole job, or itself.
+
+        ``None`` if it has none.
+        """
         return next((stage for stage in self.stages if stage.uid == uid), None)
 
     def stage_of(self, uid: str | None) -> CheckpointDocument:
         """
         Return the checkpoint of the stage that a reader names.
 
-        :param uid: Uid of the stage, or of one of its functions after the uid of the stage and ``/``; ``None`` for the only
-            stage.
+        :param uid: Uid of the stage, or of one of its functions after the uid of the stage and ``/``; ``None`` for the
+            only stage.
         :raises InvalidConfigurationError: if there are several stages and no uid; the message lists their uids.
         :raises UnknownStateError: if there is no such stage; the message lists the uids.
         """
@@ -139,12 +143,12 @@ class CheckpointDocument:
         uids = ", ".join(repr(each.uid) for each in self.stages)
         if uid is None:
             raise InvalidConfigurationError(
-                f"Expected the uid of a stage, because checkpoint {self.checkpoint_id} of job {self.job_name!r} is a savepoint "
-                f"of several stages, found none; set the uid to one of {uids}."
+                f"Expected the uid of a stage, because checkpoint {self.checkpoint_id} of job {self.job_name!r} is a "
+                f"savepoint of several stages, found none; set the uid to one of {uids}."
             )
         raise UnknownStateError(
-            f"Expected a checkpoint of stage {uid!r} in checkpoint {self.checkpoint_id} of job {self.job_name!r}, found "
-            f"{uids}; set the uid to one of these."
+            f"Expected a checkpoint of stage {uid!r} in checkpoint {self.checkpoint_id} of job {self.job_name!r}, "
+            f"found {uids}; set the uid to one of these."
         )
 
 
@@ -207,8 +211,8 @@ def encode_metadata(document: CheckpointDocument, *, uri: str) -> bytes:
     Return the content of the metadata file of a checkpoint.
 
     :param uri: URI of the metadata file.
-    :raises InvalidConfigurationError: if the state contains a URI that is not absolute, or the content would be so large that
-        it is not read.
+    :raises InvalidConfigurationError: if the state contains a URI that is not absolute, or the content would be so
+        large that it is not read.
     """
     uris = _uris_of(document, uri)
     text = json.dumps(
@@ -230,8 +234,8 @@ def _require_readable(body: bytes, uri: str) -> None:
         require_bounds(body, LARGEST_METADATA - _HEADER_BYTES)
     except ValueError as error:
         raise InvalidConfigurationError(
-            f"Expected metadata in {redact(uri)} that every process can read, found {error}; use fewer snapshots, states or "
-            f"subtasks."
+            f"Expected metadata in {redact(uri)} that every process can read, found {error}; use fewer snapshots, "
+            "states or subtasks."
         ) from error
 
 
@@ -244,7 +248,8 @@ def one_large_at_a_time() -> Iterator[None]:
     """
     Let a block read large metadata only while no such block in another thread has read some, until its end.
 
-    Maintenance works on several jobs at the same time, and the metadata of each may take a hundred times its usual memory.
+    Maintenance works on several jobs at the same time, and the metadata of each may take a hundred times its usual
+    memory.
     """
     with ExitStack() as large:
         token = _LARGE_OF_BLOCK.set(large)
@@ -403,7 +408,8 @@ class DocumentCache:
     Cache of checkpoint metadata. Entries stay valid because checkpoints are immutable.
 
     :param storage_of: Returns the storage of a checkpoint.
-    :param keeps_large: Whether to keep documents of large files, as all do but maintenance, which reads the files of any job.
+    :param keeps_large: Whether to keep documents of large files, as all do but maintenance, which reads the files of
+        any job.
     """
 
     def __init__(
@@ -455,14 +461,14 @@ def _require_header(header: bytes, body: bytes, uri: str) -> None:
     magic, *rest = header.split(b" ")
     if magic != MAGIC or len(rest) != 2:
         raise IncompatibleCheckpointError(
-            f"Expected {redact(uri)} to begin with {MAGIC.decode()!r}, found the unexpected magic number {header[:20]!r}; not "
-            f"a statecheck checkpoint?"
+            f"Expected {redact(uri)} to begin with {MAGIC.decode()!r}, found the unexpected magic number "
+            f"{header[:20]!r}; not a statecheck checkpoint?"
         )
     version, digest = rest
     if version != b"%d" % VERSION:
         raise IncompatibleCheckpointError(
-            f"Expected metadata of version {VERSION} in {redact(uri)}, found {version[:10]!r}; read it with the release "
-            f"that wrote it."
+            f"Expected metadata of version {VERSION} in {redact(uri)}, found {version[:10]!r}; read it with the "
+            "release that wrote it."
         )
     if hashlib.sha256(body).hexdigest().encode() != digest:
         raise CorruptStateError(

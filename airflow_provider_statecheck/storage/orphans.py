@@ -1,11 +1,12 @@
 """
 Orphan files: detection, quarantine and deletion.
 
-A file is an orphan if no retained checkpoint names it and its epoch is closed. Its age does not matter, because a write of an
-open attempt may take hours.
+A file is an orphan if no retained checkpoint names it and its epoch is closed. Its age does not matter, because a write
+of an open attempt may take hours.
 
-The quarantine of a job is a small file in the checkpoint directory. It records when each orphan was first found; no file is
-moved, because object stores cannot rename. A lost or damaged record only delays deletions: all waits start again.
+The quarantine of a job is a small file in the checkpoint directory. It records when each orphan was first found; no
+file is moved, because object stores cannot rename. A lost or damaged record only delays deletions: all waits start
+again.
 
 All functions and methods that access the storage raise :class:`StorageError` if it fails.
 """
@@ -401,8 +402,8 @@ def _delete_each(delete: Callable[[str], None], uris: Iterable[str], problems: l
         try:
             delete(uri)
         except StateCheckError as error:
-            # An orphan that cannot be deleted, such as one of another user, must not keep the others. A link to a directory
-            # gives the same error for each file.
+            # An orphan that cannot be deleted, such as one of another user, must not keep the others. A link to a
+            # directory gives the same error for each file.
             if str(error) not in problems:
                 problems.append(str(error))
         else:

@@ -1,9 +1,9 @@
 """
 Deletion of local files below a directory, without following symbolic links.
 
-Maintenance may delete files of all jobs, and every job may be able to write to its own directory. A link there could lead
-into the directory of another job. Each directory on the way to a file is therefore opened relative to the one before, which
-also holds if a directory is replaced by a link in the meantime.
+Maintenance may delete files of all jobs, and every job may be able to write to its own directory. A link there could
+lead into the directory of another job. Each directory on the way to a file is therefore opened relative to the one
+before, which also holds if a directory is replaced by a link in the meantime.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class OwnDirectory:
     """
     A directory that may be deleted from.
 
-    A link to it is followed if the user chose its path, or if it leads to a directory of the same name, such as that of a job
-    which was moved to another disk. Any other link may lead to the directory of another job.
+    A link to it is followed if the user chose its path, or if it leads to a directory of the same name, such as that of
+    a job which was moved to another disk. Any other link may lead to the directory of another job.
     """
 
     path: Path
@@ -41,7 +41,7 @@ class OwnDirectory:
         """
         Yield the open directory.
 
-        :raises InvalidConfigurationError: It is a link to a directory of another name.
+        :raises InvalidConfigurationError: if it is a link to a directory of another name.
         """
         descriptor = os.open(self.real_path(), _DIRECTORY)
         try:
@@ -53,7 +53,7 @@ class OwnDirectory:
         """
         Return the path without links.
 
-        :raises InvalidConfigurationError: It is a link to a directory of another name.
+        :raises InvalidConfigurationError: if it is a link to a directory of another name.
         """
         real = Path(os.path.realpath(self.path))
         if not self.is_chosen and real.name != self.path.name:
@@ -65,7 +65,7 @@ def delete_file(root: OwnDirectory, path: Path) -> None:
     """
     Delete a file below a directory; a missing file is success, and a link is deleted without its target.
 
-    :raises InvalidConfigurationError: A symbolic link leads to the file.
+    :raises InvalidConfigurationError: if a symbolic link leads to the file.
     """
     with ignoring_missing(), _parent_of(root, path) as parent:
         os.unlink(path.name, dir_fd=parent)
@@ -75,7 +75,7 @@ def delete_directory(root: OwnDirectory, path: Path) -> None:
     """
     Delete a directory recursively; a missing directory is success, and links are deleted without their targets.
 
-    :raises InvalidConfigurationError: A symbolic link leads to the directory.
+    :raises InvalidConfigurationError: if a symbolic link leads to the directory.
     """
     with ignoring_missing(), _parent_of(root, path) as parent:
         for _ in range(_MOST_TRIES):
@@ -92,7 +92,7 @@ def remove_empty_directories(root: OwnDirectory) -> None:
     """
     Remove a directory and its subdirectories unless they contain files.
 
-    :raises InvalidConfigurationError: The directory is a link to one of another name.
+    :raises InvalidConfigurationError: if the directory is a link to one of another name.
     """
     for parent, _, _ in os.walk(root.real_path(), topdown=False):
         # rmdir fails if a writer has created a file in the meantime.
@@ -138,6 +138,6 @@ def _is_directory(name: str, parent: int) -> bool:
 
 def _is_link(path: Path) -> InvalidConfigurationError:
     return InvalidConfigurationError(
-        f"Expected only directories of one job to delete from, found the symbolic link {path}, which may lead to files of "
-        "another; nothing was deleted. Remove the link, or replace it by the directory."
+        f"Expected only directories of one job to delete from, found the symbolic link {path}, which may lead to files "
+        "of another; nothing was deleted. Remove the link, or replace it by the directory."
     )

@@ -1,10 +1,11 @@
 """
 Deadlines of calls to storage for servers and maintenance, which serve many jobs.
 
-A storage may never answer, and clients repeat calls for minutes. A call that takes too long is given up. If its host does not
-answer a short call either, it is not asked again for some time, so that it delays one call instead of every call of every
-job; if it does, only that call fails, because a very large directory of one job must not stop the others. The thread of a
-call remains until the client gives up; it does not keep the process from ending. All calls that are given up are idempotent.
+A storage may never answer, and clients repeat calls for minutes. A call that takes too long is given up. If its host
+does not answer a short call either, it is not asked again for some time, so that it delays one call instead of every
+call of every job; if it does, only that call fails, because a very large directory of one job must not stop the others.
+The thread of a call remains until the client gives up; it does not keep the process from ending. All calls that are
+given up are idempotent.
 """
 
 from __future__ import annotations
@@ -71,9 +72,9 @@ class HostPatience:
         Return the result of a call, or raise its error.
 
         :param host: Name of the host for the error, without credentials.
-        :param probe: Short call to the same host that does not depend on the job, for which an error is an answer, too. By
-            default a host whose call takes too long is not asked again for some time.
-        :raises StorageError: It does not answer in time, or did not recently.
+        :param probe: Short call to the same host that does not depend on the job, for which an error is an answer, too.
+            By default a host whose call takes too long is not asked again for some time.
+        :raises StorageError: if it does not answer in time, or did not recently.
         """
         self._require_not_silent(host)
         seconds = min(seconds, self.longest_seconds)
@@ -91,8 +92,8 @@ class HostPatience:
     def _given_up(self, host: str, seconds: float, probe: Callable[[], object] | None) -> StorageError:
         if probe is not None and self._answers(host, probe):
             return StorageError(
-                f"Expected an answer of {host} within {seconds:g} seconds, found that it answers other calls only; a directory "
-                "may be too large, or a link may lead elsewhere. Check the storage and the network."
+                f"Expected an answer of {host} within {seconds:g} seconds, found that it answers other calls only; a "
+                "directory may be too large, or a link may lead elsewhere. Check the storage and the network."
             )
         self._silent_until[host] = self.monotonic() + _SILENT_SECONDS
         return StorageError(
@@ -112,7 +113,7 @@ class HostPatience:
         """
         Require that a host has answered recently, or answers a short call now, even with an error.
 
-        :raises StorageError: It does not answer in time, or did not recently.
+        :raises StorageError: if it does not answer in time, or did not recently.
         """
         self._require_not_silent(host)
         answered_at = self._answered_at.get(host)
@@ -144,8 +145,8 @@ class _Caller(threading.Thread):
     """
     Makes calls, one after the other.
 
-    A call never waits for another one: only a thread without a call is in ``_IDLE``. Those that wait for a host that never
-    answers remain, and do not keep the process from ending, unlike those of a pool.
+    A call never waits for another one: only a thread without a call is in ``_IDLE``. Those that wait for a host that
+    never answers remain, and do not keep the process from ending, unlike those of a pool.
     """
 
     def __init__(self) -> None:

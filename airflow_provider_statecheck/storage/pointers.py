@@ -104,12 +104,13 @@ def _require_uri(pointer: Any) -> str:
     uri = pointer.strip().rstrip("/")
     if uri == NOT_ADDRESSABLE:
         raise InvalidPointerError(
-            f"Expected a URI, found {NOT_ADDRESSABLE}, the pointer of another storage: that checkpoint was kept in the memory "
-            f"of its process and is lost; give another pointer."
+            f"Expected a URI, found {NOT_ADDRESSABLE}, the pointer of another storage: that checkpoint was kept in the "
+            "memory of its process and is lost; give another pointer."
         )
     if not is_uri(uri):
         raise InvalidPointerError(
-            f"Expected a URI such as file:///data/<job>/chk-7, found {redact(uri)!r}; it may be a pointer of another storage."
+            f"Expected a URI such as file:///data/<job>/chk-7, found {redact(uri)!r}; it may be a pointer of another "
+            "storage."
         )
     return uri
 
@@ -125,8 +126,8 @@ def _in_directory(storage: CheckpointStorage, uri: str) -> ResolvedPointer:
     size = storage.size_or_none(metadata_uri)
     if size is None:
         raise PointerNotFoundError(
-            f"Expected the directory {redact(uri)} to hold a file {METADATA_FILE}, found none; point at the metadata file "
-            f"itself if it has another name.",
+            f"Expected the directory {redact(uri)} to hold a file {METADATA_FILE}, found none; point at the metadata "
+            "file itself if it has another name.",
             uri=redact(uri),
         )
     return ResolvedPointer(uri, FileStateHandle(metadata_uri, size), storage)
@@ -144,8 +145,9 @@ def find_source(
     """
     Resolve a pointer and check that its snapshot belongs to the operator, or has a part that does.
 
-    If the snapshot cannot be read, the result carries the problem instead of raising it. The coordinator raises it only if
-    the operator has no checkpoint in the job: a retry after a claim does not need the savepoint, which may be deleted.
+    If the snapshot cannot be read, the result carries the problem instead of raising it. The coordinator raises it only
+    if the operator has no checkpoint in the job: a retry after a claim does not need the savepoint, which may be
+    deleted.
 
     :param storage: Storage of the operator's checkpoints.
     :param pointer: URI of a savepoint or checkpoint directory, or of its metadata file.
@@ -155,8 +157,8 @@ def find_source(
     :param allow_non_restored_state: Start with empty state if the snapshot belongs to another operator.
     :return: Source of the restore, or ``None`` if the operator starts with empty state.
     :raises IncompatibleCheckpointError: if the snapshot belongs to other operators; the message names their uids.
-    :raises InvalidConfigurationError: if the pointer is missing or empty, or for a claim of a checkpoint or of a savepoint of
-        the whole job.
+    :raises InvalidConfigurationError: if the pointer is missing or empty, or for a claim of a checkpoint or of a
+        savepoint of the whole job.
     :raises InvalidPointerError: if the text is neither a URI nor a path.
     """
     pointer = pointer_uri(pointer)

@@ -111,8 +111,8 @@ class SnapshotManifest:
                 f"Expected a snapshot manifest, found {content[:60]!r}; restore from an earlier checkpoint."
             ) from error
         raise IncompatibleCheckpointError(
-            f"Expected a snapshot manifest of format {FORMAT_VERSION}, found format {version}; restore with the version of "
-            f"airflow-provider-statecheck that wrote it.",
+            f"Expected a snapshot manifest of format {FORMAT_VERSION}, found format {version}; restore with the "
+            "version of airflow-provider-statecheck that wrote it.",
             format_version=version,
         )
 
@@ -129,8 +129,8 @@ def build_manifest(storage: CheckpointStorage, data_uri: str, schema_json: str) 
     if not sizes:
         # Spark writes a file even for an empty DataFrame.
         raise EnvironmentNotReadyError(
-            f"Expected the files that Spark wrote in {redact(data_uri)}, found none; configure one endpoint for Spark and "
-            f"this process."
+            f"Expected the files that Spark wrote in {redact(data_uri)}, found none; configure one endpoint for Spark "
+            "and this process."
         )
     described = in_parallel(lambda entry: _describe(storage, f"{data_uri}/{entry[0]}", *entry), sizes, is_local=False)
     return SnapshotManifest(
@@ -160,8 +160,8 @@ def read_manifest(storage: CheckpointStorage, handle: SnapshotHandle) -> Snapsho
 def _require_few(found: int, most: int, what: str) -> None:
     if found > most:
         raise RequestLimitError(
-            f"Expected a snapshot manifest of at most {most} {what}, found {found}; read the snapshot in a process of your own, "
-            f"with read_snapshot, or write it with fewer files."
+            f"Expected a snapshot manifest of at most {most} {what}, found {found}; read the snapshot in a process of "
+            "your own, with read_snapshot, or write it with fewer files."
         )
 
 
@@ -202,8 +202,8 @@ def verify_files(storage: CheckpointStorage, data_uri: str, manifest: SnapshotMa
     ]
     if differences:
         raise CorruptStateError(
-            f"Expected the files in the manifest of the snapshot {redact(data_uri)}, found {len(differences)} difference(s), "
-            f"first: {'; '.join(differences[:3])}; restore from an earlier checkpoint.",
+            f"Expected the files in the manifest of the snapshot {redact(data_uri)}, found {len(differences)} "
+            f"difference(s), first: {'; '.join(differences[:3])}; restore from an earlier checkpoint.",
             uri=redact(data_uri),
             differences=differences,
         )
@@ -227,8 +227,8 @@ def verify_footer(storage: CheckpointStorage, uri: str, file: SnapshotFile) -> N
     found = footer_digest(partial(storage.read_range, uri), uri, file.size_bytes)
     if found != file.footer_sha256:
         raise CorruptStateError(
-            f"Expected the footer of {redact(uri)} to have the digest {file.footer_sha256[:12]}…, found another one; the "
-            f"file was changed after it was written.",
+            f"Expected the footer of {redact(uri)} to have the digest {file.footer_sha256[:12]}…, found another one; "
+            "the file was changed after it was written.",
             uri=redact(uri),
         )
 
@@ -299,8 +299,8 @@ def read_batches(
     Yield the rows of a file as record batches, and verify the checksums of the pages that are read.
 
     :param columns: Names of the columns in the file; by default all.
-    :param wanted: Number of rows that the caller is going to read; a few are read without the rest of their row group. By
-        default all.
+    :param wanted: Number of rows that the caller is going to read; a few are read without the rest of their row group.
+        By default all.
     :raises CorruptStateError: if a page was changed.
     :raises CheckpointNotFoundError: if the file is missing.
     :raises NotImplementedError: for a type that only Spark supports.

@@ -1,8 +1,9 @@
 """
 JSON form of state values.
 
-Values keep their types and time zones, and are never pickled: a value without a JSON type is an object with the single key
-``$<type>``, and a dict is a list of pairs under ``$dict``, because its own keys could otherwise be taken for a type tag.
+Values keep their types and time zones, and are never pickled: a value without a JSON type is an object with the single
+key ``$<type>``, and a dict is a list of pairs under ``$dict``, because its own keys could otherwise be taken for a type
+tag.
 """
 
 from __future__ import annotations
@@ -166,7 +167,8 @@ def _require_collection(kind: type, path: str, depth: int) -> None:
         )
     if depth >= MAX_DEPTH:
         raise UnsupportedStateError(
-            f"Expected collections nested at most {MAX_DEPTH} deep, found one more at {path[:200]}; check that it does not contain itself."
+            f"Expected collections nested at most {MAX_DEPTH} deep, found one more at {path[:200]}; check that it does "
+            "not contain itself."
         )
 
 

@@ -49,8 +49,8 @@ def normalise_base(base: Any, name: str = "checkpoint_dir") -> str:
 
     :param base: A path or any fsspec URI.
     :param name: Name of the setting for error messages.
-    :raises InvalidConfigurationError: if the directory is empty, relative or a root, or contains glob or null characters or
-        too long names.
+    :raises InvalidConfigurationError: if the directory is empty, relative or a root, or contains glob or null
+        characters or too long names.
     """
     text = os.fspath(base).strip() if isinstance(base, str | os.PathLike) else base
     if not isinstance(text, str) or not text:
@@ -91,13 +91,14 @@ def normalise_savepoint_dir(directory: Any) -> str:
     Return the parent directory of savepoints as a normalised absolute URI.
 
     :param directory: A path or any fsspec URI.
-    :raises InvalidConfigurationError: as :func:`normalise_pointer`, and for a directory in a checkpoint, a snapshot or a savepoint.
+    :raises InvalidConfigurationError: as :func:`normalise_pointer`, and for a directory in a checkpoint, a snapshot or
+        a savepoint.
     """
     uri = normalise_pointer(directory)
     if is_in_job(uri) or savepoint_directory_of(uri) is not None:
         raise InvalidConfigurationError(
-            f"Expected a directory for savepoints that is in no checkpoint and no other savepoint, with which they would be "
-            f"deleted, found {uri!r}; name another one."
+            "Expected a directory for savepoints that is in no checkpoint and no other savepoint, with which they "
+            f"would be deleted, found {uri!r}; name another one."
         )
     return uri
 
@@ -199,7 +200,8 @@ class RelativeUris:
     URIs in the form in which a metadata file names them.
 
     :param metadata_uri: URI of the metadata file.
-    :param prefix: Prefix that marks the shortened URIs of files below its directory; ``None`` to keep all URIs absolute.
+    :param prefix: Prefix that marks the shortened URIs of files below its directory; ``None`` to keep all URIs
+        absolute.
     """
 
     def __init__(self, metadata_uri: str, prefix: str | None = None) -> None:
@@ -302,7 +304,8 @@ def open_filesystem(uri: str, options: dict[str, Any]) -> Any:
     Return the fsspec filesystem of a URI.
 
     :param options: Options of the filesystem; messages never contain their secrets.
-    :raises InvalidConfigurationError: if the scheme is unknown, its package is not installed, or the options are invalid.
+    :raises InvalidConfigurationError: if the scheme is unknown, its package is not installed, or the options are
+        invalid.
     :raises StorageError: if the filesystem cannot be reached.
     """
     import fsspec

@@ -128,7 +128,7 @@ class InProcessPlan(FaultPlan):
         raise Killed
 
 
-class _Counted:
+class Counted:
     """Proxy that runs the named methods of another object through a plan."""
 
     def __init__(self, target: Any, plan: FaultPlan, names: Iterable[str], error: type[StateCheckError]) -> None:
@@ -148,7 +148,7 @@ class _Counted:
         return counted
 
 
-class _CountedStorage(_Counted):
+class _CountedStorage(Counted):
     def __reduce__(self) -> Any:
         return self._target.__reduce__()  # a plan stays in its process
 
@@ -171,10 +171,10 @@ def faulty_storage(storage: CheckpointStorage, plan: FaultPlan, calls: Iterable[
 
 def faulty_gateway(gateway: StageGateway, plan: FaultPlan) -> Any:
     """Return a gateway whose calls run through the plan; injected errors are ``CommitStateUnknownError``."""
-    return _Counted(gateway, plan, GATEWAY_CALLS, CommitStateUnknownError)
+    return Counted(gateway, plan, GATEWAY_CALLS, CommitStateUnknownError)
 
 
 def faulty_rows(rows: Any, plan: FaultPlan, interface: type = AlignedCheckpoints) -> Any:
     """Return rows whose changes run through the plan; injected errors are ``CommitStateUnknownError``."""
     changes = {name for name, verb in verbs_of(interface, "").items() if not verb.is_read} - {"outcome", "owns"}
-    return _Counted(rows, plan, changes, CommitStateUnknownError)
+    return Counted(rows, plan, changes, CommitStateUnknownError)

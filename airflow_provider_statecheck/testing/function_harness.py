@@ -63,18 +63,18 @@ class FunctionHarness:
     """
     Runs one function in one subtask.
 
-    ``process`` passes an element and returns the emitted values. ``snapshot`` returns the state, from which another harness
-    can be restored.
+    ``process`` passes an element and returns the emitted values. ``snapshot`` returns the state, from which another
+    harness can be restored.
 
-    :param function: A ``MapFunction``, a ``FlatMapFunction`` or a ``KeyedProcessFunction`` of single elements, or a plain
-        function.
+    :param function: A ``MapFunction``, a ``FlatMapFunction`` or a ``KeyedProcessFunction`` of single elements, or a
+        plain function.
     :param key: The type of the key, or a tuple of types for a key with several columns; ``None`` for no keyed state.
     :param restored: The result of ``snapshot`` of another harness.
     :param now_ms: A function that returns the time for the expiry of state, in milliseconds.
     :param state_backend: The state backend or its name, by default the default backend of a stage.
     :param broadcast: The descriptors of the broadcast states of a ``KeyedBroadcastProcessFunction``.
-    :param snapshot_between_calls: Whether each call of ``process`` is a separate increment: the state is saved, the function
-        is closed, and a copy of the function is restored from the state. Values outside of state are lost.
+    :param snapshot_between_calls: Whether each call of ``process`` is a separate increment: the state is saved, the
+        function is closed, and a copy of the function is restored from the state. Values outside of state are lost.
     """
 
     def __init__(

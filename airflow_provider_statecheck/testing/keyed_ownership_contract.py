@@ -1,8 +1,8 @@
 """
 Contract of values in keyed state: batch access, ownership of objects and type checks.
 
-A state stores a value as it is at the time of the write, and a read returns a value that the caller owns. Changes in place
-never affect the state. A value of the wrong type is rejected by the write.
+A state stores a value as it is at the time of the write, and a read returns a value that the caller owns. Changes in
+place never affect the state. A value of the wrong type is rejected by the write.
 """
 
 from __future__ import annotations

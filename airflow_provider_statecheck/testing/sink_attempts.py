@@ -30,7 +30,8 @@ class SinkAttempt:
     :param sink: New sink.
     :param epoch: Epoch of the attempt.
     :param restored: Restored checkpoint, ``None`` for a fresh start.
-    :param more: Further fields of the context; the first attempt took the restored checkpoint unless they say otherwise.
+    :param more: Further fields of the context; the first attempt took the restored checkpoint unless they say
+        otherwise.
     """
 
     def __init__(

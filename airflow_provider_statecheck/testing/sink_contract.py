@@ -408,7 +408,11 @@ class UpsertContract(SinkContract):
     """Contract of every sink that upserts rows by key and marks them."""
 
     def read_names(self, target: Any) -> Mapping[int, str]:
-        """Return the values of ``name`` by ``key`` that a reader of the target sees; empty for a target without output."""
+        """
+        Return the values of ``name`` by ``key`` that a reader of the target sees.
+
+        Empty for a target without output.
+        """
         raise NotImplementedError
 
     @override

@@ -1,7 +1,8 @@
 """
 Faults and superseded attempts at every step of a sink.
 
-:class:`SinkFaults` counts the steps of a job and runs it again once for each step: an attempt ends there, loses a reply, or
+:class:`SinkFaults` counts the steps of a job and runs it again once for each step: an attempt ends there, loses a
+    reply, or
 waits while a newer attempt goes ahead.
 """
 

@@ -1,9 +1,9 @@
 """
 Contract of a source of a stage as a test suite.
 
-Subclass :class:`SourceContract`, define the methods ``source`` and ``append``, and provide a fixture ``spark``. Each test
-appends rows to a target of its own, and reads them like a stage, or like a step in parts. Attributes tell which features
-the source has; tests of other features are skipped.
+Subclass :class:`SourceContract`, define the methods ``source`` and ``append``, and provide a fixture ``spark``. Each
+test appends rows to a target of its own, and reads them like a stage, or like a step in parts. Attributes tell which
+features the source has; tests of other features are skipped.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
 Contract of a state backend as a test suite.
 
-Subclass :class:`StateBackendContract` and define the fixture ``state_backend``. To test with another storage, override the
-fixture ``storage``.
+Subclass :class:`StateBackendContract` and define the fixture ``state_backend``. To test with another storage, override
+the fixture ``storage``.
 """
 
 from __future__ import annotations

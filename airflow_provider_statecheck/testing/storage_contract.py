@@ -31,7 +31,9 @@ class StorageContract:
     """Contract of every checkpoint storage."""
 
     tells_other_bytes = True
-    """Whether the store rejects writes to existing names; set it to false for a store that ignores ``If-None-Match``."""
+    """
+    Whether the store rejects writes to existing names; set it to false for a store that ignores ``If-None-Match``.
+    """
     large_bytes = 110 * 2**20
     """The size of a large file in bytes, above the threshold of multipart uploads."""
     many_files = 1_100

@@ -136,9 +136,9 @@ class CheckpointTrigger(BaseTrigger):
     """
     Fires when a job has a checkpoint that meets the condition.
 
-    The event is ``{"status": "success", "checkpoint": {...}}``, ``{"status": "error", "message": ...}``, or ``{"status":
-    "expired", "deadline": ...}`` if the token expired during an outage; the task must then defer again with a new token.
-    Without ``url`` and ``token``, the trigger reads Airflow's database directly.
+    The event is ``{"status": "success", "checkpoint": {...}}``, ``{"status": "error", "message": ...}``, or
+    ``{"status": "expired", "deadline": ...}`` if the token expired during an outage; the task must then defer again
+    with a new token. Without ``url`` and ``token``, the trigger reads Airflow's database directly.
 
     :param job: Name of the job.
     :param uid: Uid of the operator within the job. The default is any operator.

@@ -45,8 +45,9 @@ def figures_list() -> str:
             f"all rows after each of five shuffles ({_source('R1')})."
         ),
         (
-            f"**Against peers.** A keyed Python function runs {_ratio('K2', 'l_suppkey vs transformWithStateInPandas')} times as "
-            f"fast as `transformWithStateInPandas` ({_source('K2')}). Killed and resumed, in units of its own undisturbed time, the step above is "
+            "**Against peers.** A keyed Python function runs "
+            f"{_ratio('K2', 'l_suppkey vs transformWithStateInPandas')} times as fast as `transformWithStateInPandas` "
+            f"({_source('K2')}). Killed and resumed, in units of its own undisturbed time, the step above is "
             f"{_ratio('R3', 'killed at 90% and retried, in undisturbed times vs Daft')} times as fast as Daft and "
             f"{_ratio('R3', 'killed at 90% and retried, in undisturbed times vs Ray Data')} times as fast as Ray Data."
         ),

@@ -25,8 +25,8 @@ def kill_remaining(environment: dict[str, str]) -> None:
     """
     Kill the remaining child processes of an earlier start of the service, for instance its tasks and drivers.
 
-    A container ends with its first process. Without containers, remaining processes would hold the locks of a dead scheduler
-    or the shared memory of a dead PostgreSQL.
+    A container ends with its first process. Without containers, remaining processes would hold the locks of a dead
+    scheduler or the shared memory of a dead PostgreSQL.
     """
     marks = {name: environment[name] for name in MARKS}
     for process in psutil.process_iter():

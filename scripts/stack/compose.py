@@ -59,7 +59,7 @@ def read_services(folder: Path, variables: Mapping[str, str]) -> list[Service]:
 
     :param folder: Folder of the processes.
     :param variables: Values for ``${NAME}``.
-    :raises ValueError: A variable has no value, or a setting is not supported for local processes.
+    :raises ValueError: if a variable has no value, or a setting is not supported for local processes.
     """
     document = _interpolated(yaml.safe_load((DOCKER / "compose.yaml").read_text()), variables)
     services = document["services"]

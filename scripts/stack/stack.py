@@ -51,7 +51,7 @@ class Stack:
         """
         Start the services that are not running, and return whether all of them become healthy.
 
-        :raises StackError: The folder or a port is in use.
+        :raises StackError: if the folder or a port is in use.
         """
         if not self.supervisor.is_running():
             self._check_folder()
@@ -76,7 +76,7 @@ class Stack:
         """
         Print the last lines of each log, or of one.
 
-        :raises StackError: There is no such service.
+        :raises StackError: if there is no such service.
         """
         names = [service.name for service in self._services]
         if only and only not in names:
@@ -90,7 +90,7 @@ class Stack:
         """
         Stop all processes and delete the folder.
 
-        :raises StackError: ``up`` did not create the folder, or a process does not end.
+        :raises StackError: if ``up`` did not create the folder, or a process does not end.
         """
         if self.folder.exists() and not _is_of_a_stack(self.folder):
             raise StackError(
@@ -175,7 +175,8 @@ class Stack:
         remaining = len(list(self.supervisor.left()))
         if remaining:
             say(
-                f"supervisord of {self.folder} has ended, {remaining} of its processes are running; make down stops them."
+                f"supervisord of {self.folder} has ended, {remaining} of its processes are running; make down stops "
+                "them."
             )
         elif self.folder.exists():
             say(f"No processes in {self.folder}, but files of an earlier start; make down deletes them.")

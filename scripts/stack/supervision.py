@@ -65,7 +65,7 @@ class Supervisor:
         """
         Check the path of the folder.
 
-        :raises StackError: The path is too long for a socket, or needs quoting in configurations or shells.
+        :raises StackError: if the path is too long for a socket, or needs quoting in configurations or shells.
         """
         if len(os.fsencode(self._socket)) > _LONGEST_SOCKET:
             raise StackError(
@@ -87,7 +87,7 @@ class Supervisor:
         """
         Start supervisord without services.
 
-        :raises StackError: It does not start.
+        :raises StackError: if it does not start.
         """
         self.log("supervisord").parent.mkdir(exist_ok=True)
         marked = {service.name: self._marked(service) for service in services}
@@ -111,7 +111,7 @@ class Supervisor:
         """
         Return the state of a service.
 
-        :raises StackError: supervisord does not reply.
+        :raises StackError: if supervisord does not reply.
         """
         found = self._call("getProcessInfo", name)
         return Process(found["statename"], found["pid"], found["exitstatus"], found["description"])
@@ -124,7 +124,7 @@ class Supervisor:
         """
         Stop supervisord and all remaining processes of the folder, also if supervisord itself has died.
 
-        :raises StackError: A process does not end.
+        :raises StackError: if a process does not end.
         """
         with suppress(StackError, Fault):
             self._call("shutdown")

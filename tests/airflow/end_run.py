@@ -1,4 +1,8 @@
-"""Ends a run of a Dag of the tests as the scheduler does, after its task completed a checkpoint; prints what became of that."""
+"""
+Ends a run of a Dag of the tests as the scheduler does, after its task completed a checkpoint.
+
+Prints what became of that.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +77,7 @@ def update_run(session: Any) -> None:
 
 
 def refused(self: SqlJobStore, job_id: JobId) -> JobView:
-    with executing(), Session(self._engine) as session:
+    with executing(), Session(self.engine) as session:
         session.execute(text("SELECT nothing FROM nowhere"))
     raise AssertionError(job_id)
 

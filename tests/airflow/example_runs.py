@@ -5,8 +5,8 @@ The number is that of an increment of a stage, of a part of a step, or of an add
 
 The functions of the coordinator that runs of :data:`TRACED` enter are lines of the file ``entered.txt``.
 
-The answer to each line is the state of the run, ``refused`` if the params are not what the Dag asks for, written to the file
-descriptor that is the argument. One process has one Airflow and one JVM for all of them.
+The answer to each line is the state of the run, ``refused`` if the params are not what the Dag asks for, written to the
+file descriptor that is the argument. One process has one Airflow and one JVM for all of them.
 """
 
 from __future__ import annotations

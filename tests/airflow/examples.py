@@ -41,7 +41,8 @@ class Examples:
         """
         Run a Dag and return the state of its run.
 
-        :param failing: Number of the increment, or of the part of a step, that fails in the first try; none does by default.
+        :param failing: Number of the increment, or of the part of a step, that fails in the first try; none does by
+            default.
         :param params: What a user enters on the trigger form.
         """
         self.start(dag_id, date, failing=failing, **params)

@@ -63,7 +63,11 @@ class Pipelines(Examples):
 
     @contextmanager
     def at_next_gate(self, reached: int) -> Iterator[None]:
-        """Do something while the stage waits at a payment; which one is first follows from the order of the mapped tasks."""
+        """
+        Do something while the stage waits at a payment.
+
+        Which one is first follows from the order of the mapped tasks.
+        """
         self.wait_for(reached)
         gate = self.work / f"gate-{int(os.read(reached, 10))}"
         try:

@@ -1,8 +1,8 @@
 """
 Stages over tables with awkward names and changing types, each compared with plain Spark.
 
-A failure names its seed. ``SEED=<seed> make soak ARGS="tests/borders -k <kind>"`` repeats it. In ``make soak`` each kind
-takes ten minutes, with seeds that are new each time.
+A failure names its seed. ``SEED=<seed> make soak ARGS="tests/borders -k <kind>"`` repeats it. In ``make soak`` each
+kind takes ten minutes, with seeds that are new each time.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """
 The coordinator's API in a process of its own, which may be killed before each reply.
 
-``python -m tests.conformance.api_process PORT`` listens on a port, or on a free one for 0, and prints it. Each line on its
-standard input names a folder, whose database and clock a forked server serves from then on; a folder that it serves already
-gets a new server. A server that died is replaced at once; meanwhile connections wait in the queue of the listening socket.
+``python -m tests.conformance.api_process PORT`` listens on a port, or on a free one for 0, and prints it. Each line on
+its standard input names a folder, whose database and clock a forked server serves from then on; a folder that it serves
+already gets a new server. A server that died is replaced at once; meanwhile connections wait in the queue of the
+listening socket.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ class AlignedContract:
         late.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 1))
         held: list[AcknowledgedCheckpoint] = []
         with monkeypatch.context() as paused:
-            paused.setattr(late._finalizer, "finalize", held.append)
+            paused.setattr(late.finalizer, "finalize", held.append)
             late.receive_acknowledge_message(job.acknowledgement(job.tasks[1], 1))
         job.pass_time(600)
         other.tick()
@@ -179,7 +179,7 @@ class AlignedContract:
         assert job.status(1) == "subsumed"
         # The references of its manifest are gone with the checkpoint.
         monkeypatch.setattr("airflow_provider_statecheck.flink.completion.contents", lambda *_: [])
-        late._finalizer.try_finalize(held[0])
+        late.finalizer.try_finalize(held[0])
         assert job.directories() == {"chk-2"}
 
     def test_a_clock_that_was_far_ahead_holds_up_no_finalization(self, job: AlignedJob) -> None:
@@ -294,7 +294,7 @@ def scenario(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
 
 def is_loadable(job: AlignedJob, coordinator: CheckpointCoordinator | None = None) -> set[int]:
     """Return the ids in the completed store, when every file that they name was found."""
-    store = (coordinator or job.coordinator())._components.completed_store
+    store = (coordinator or job.coordinator()).components.completed_store
     store.recover()
     for checkpoint in store.get_all_checkpoints():
         for stream in private_states(checkpoint.operator_states.values()):

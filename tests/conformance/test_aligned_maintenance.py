@@ -58,7 +58,7 @@ def restored_files(job: AlignedJob) -> set[str]:
     """Restore in a new process and return the files, each of which was read."""
     coordinator = job.coordinator()
     assert coordinator.restore_latest_checkpointed_state(job.tasks, True)
-    latest = coordinator._components.completed_store.get_latest_checkpoint()
+    latest = coordinator.components.completed_store.get_latest_checkpoint()
     assert latest is not None
     streams = [s for s in private_states(latest.operator_states.values()) if isinstance(s, FileStateHandle)]
     for stream in streams:

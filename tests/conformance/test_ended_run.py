@@ -147,7 +147,7 @@ class EndedRunContract:
         self, engine: Engine, store: SqlJobStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def refused(store: SqlJobStore, _: Any) -> None:
-            with Session(store._engine) as inner:
+            with Session(store.engine) as inner:
                 inner.execute(text("SELECT nothing FROM nowhere"))
 
         monkeypatch.setattr(SqlJobStore, "describe", refused)

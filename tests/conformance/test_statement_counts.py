@@ -234,7 +234,7 @@ class StatementContract:
     def test_an_attempt_that_finishes_removes_a_bounded_number_of_batches(
         self, engine: Engine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(coordinator, "_MAX_BATCHES_AT_END", 2)
+        monkeypatch.setattr(coordinator, "MAX_BATCHES_AT_END", 2)
         stage = Stage(engine)
         stage.checkpoint()
         add_history(stage, 2 * BATCH_SIZE + 1)

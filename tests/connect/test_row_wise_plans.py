@@ -1,7 +1,8 @@
 """
 The plan of a step is judged by its text and its message as strictly as by the objects of a session of this process.
 
-That parts of an accepted step give the rows of the whole is tested with classic Spark, which computes them by the same plan.
+That parts of an accepted step give the rows of the whole is tested with classic Spark, which computes them by the same
+plan.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
 The contract of a store of completed checkpoints, as a suite for rows in any database.
 
-Subclass :class:`CompletedCheckpointStoreContract` and give the fixture ``jobs`` (the rows of jobs, over ``clock``). The bytes
-are files of the test's folder.
+Subclass :class:`CompletedCheckpointStoreContract` and give the fixture ``jobs`` (the rows of jobs, over ``clock``). The
+bytes are files of the test's folder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """
 What holds for the newest checkpoints of a job, which readers of its state ask for again and again.
 
-:class:`LatestContract` is a part of a coordinator's contract. :class:`ChangedJobContract` adds what only the owner of the rows
+:class:`LatestContract` is a part of a coordinator's contract. :class:`ChangedJobContract` adds what only the owner of
+    the rows
 can change; a subclass gives the fixture ``store``.
 """
 

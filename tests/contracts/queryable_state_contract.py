@@ -1,8 +1,8 @@
 """
 The contract of queryable state, as a suite that every form of it passes: in process, over HTTP, and stand-alone.
 
-Subclass :class:`QueryableStateContract` and give the fixture ``reader``, which reads the rows of the fixture ``engine`` and
-the files below the fixture ``storage``. Writers are stages whose checkpoints the real coordinator completes.
+Subclass :class:`QueryableStateContract` and give the fixture ``reader``, which reads the rows of the fixture ``engine``
+and the files below the fixture ``storage``. Writers are stages whose checkpoints the real coordinator completes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
 The contracts of a store of state handles and of a counter of checkpoint ids, as suites for rows in any database.
 
-Subclass :class:`StateHandleStoreContract` or :class:`CheckpointIDCounterContract` and give the fixture ``jobs`` (the rows of
-jobs, over ``clock``).
+Subclass :class:`StateHandleStoreContract` or :class:`CheckpointIDCounterContract` and give the fixture ``jobs`` (the
+rows of jobs, over ``clock``).
 """
 
 from __future__ import annotations

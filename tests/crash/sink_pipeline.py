@@ -5,8 +5,8 @@ The sink comes from a factory, ``module:function``, which gets the folder of the
 
     def make(work: Path, plan: FaultPlan) -> Sink: ...
 
-A factory may count calls inside its sink by ``plan.carry_out("sink.<name>", call, error)``; each is then a step at which the
-suite lets the driver end. The sink reaches Spark's tasks by pickle, so it must leave the plan on the driver.
+A factory may count calls inside its sink by ``plan.carry_out("sink.<name>", call, error)``; each is then a step at
+which the suite lets the driver end. The sink reaches Spark's tasks by pickle, so it must leave the plan on the driver.
 """
 
 from __future__ import annotations
@@ -70,8 +70,9 @@ def run(spark: SparkSession, work: Path, plan: StepPlan, command: dict[str, Any]
     """
     Run a try to its end.
 
-    :param command: ``sink``, ``input`` and ``parallelism``; a ``factor`` for other output; ``cleared``, whose every new value is
-        a fresh start; a ``row`` at which the driver ends while a task writes, or ``late``, when the task has staged its output.
+    :param command: ``sink``, ``input`` and ``parallelism``; a ``factor`` for other output; ``cleared``, whose every new
+        value is a fresh start; a ``row`` at which the driver ends while a task writes, or ``late``, when the task has
+        staged its output.
     """
     stage = Stage(UID, max_parallelism=16, parallelism=command["parallelism"])
     stage = stage.source(ParquetSource(command["input"], files_per_increment=1))

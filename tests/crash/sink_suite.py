@@ -180,7 +180,9 @@ class SinkKills:
     first_gap: ClassVar[int] = 0
     """Gap of the first kill. Sinks begin with different ones, so that the short runs together have all."""
     zombie_steps: ClassVar[tuple[str, ...]] = ("commit",)
-    """Where a zombie waits; also steps of the factory at which no lock is held, such as behind the last look of a commit."""
+    """
+    Where a zombie waits; also steps of the factory at which no lock is held, such as behind the last look of a commit.
+    """
 
     @staticmethod
     def read(work: Path) -> pa.Table:

@@ -18,7 +18,7 @@ from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
 from airflow_provider_statecheck.spark.connectors.sink import SinkContext, SinkTaskContext
 from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, ValueStateDescriptor
 from airflow_provider_statecheck.state.functions.user_functions import KeyedProcessFunction
-from airflow_provider_statecheck.testing.faults import STORAGE_CALLS, FaultPlan, _Counted
+from airflow_provider_statecheck.testing.faults import STORAGE_CALLS, Counted, FaultPlan
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.state.functions.contexts import RuntimeContext
@@ -107,7 +107,7 @@ class CountedSink(ParquetSink):
         if self._plan is None:
             return super()._destination(context)
         files = TargetFiles.open(self.path, context.lineage, {})
-        storage: Any = _Counted(files.storage, self._plan, _TARGET_CALLS, StorageError)
+        storage: Any = Counted(files.storage, self._plan, _TARGET_CALLS, StorageError)
         with patch.object(TargetFiles, "open", return_value=replace(files, storage=storage)):
             destination = super()._destination(context)
         self._files = files

@@ -50,8 +50,8 @@ def run(spark: SparkSession, work: Path, plan: FaultPlan, command: dict[str, Any
     """
     Run a try to its end.
 
-    :param command: ``input`` and ``parallelism``; whether it ``adds_up`` behind a second key; an ``item`` at which the driver
-        ends, early or ``late``; or the ``seconds`` after which it does.
+    :param command: ``input`` and ``parallelism``; whether it ``adds_up`` behind a second key; an ``item`` at which the
+        driver ends, early or ``late``; or the ``seconds`` after which it does.
     """
     if "seconds" in command:
         timer = threading.Timer(command["seconds"], os.kill, (os.getpid(), signal.SIGKILL))

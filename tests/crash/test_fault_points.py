@@ -1,9 +1,11 @@
 """
-A stage fails at each kind of durable step, in the long runs at every single call; the next try ends as if nothing had happened.
+A stage fails at each kind of durable step, in the long runs at every single call.
 
-The steps are the calls on storage and gateway that have an effect. In the long runs each call fails in every way, else the
-last two of each kind fail, and the ways take turns. The points are counted in a run without a fault. Each case runs in a child
-process of its own, so that a kill is a kill.
+The next try ends as if nothing had happened.
+
+The steps are the calls on storage and gateway that have an effect. In the long runs each call fails in every way, else
+the last two of each kind fail, and the ways take turns. The points are counted in a run without a fault. Each case runs
+in a child process of its own, so that a kill is a kill.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """
-A step in parts fails at each kind of durable step, in the long runs at every single call; the next try computes only what is not saved.
+A step in parts fails at each kind of durable step, in the long runs at every single call.
 
-What is saved is read from the files that the newest completed checkpoint references. Parts are lost in flight too: two run
-at a time, and their Spark jobs go on after the driver has died.
+The next try computes only what is not saved.
+
+What is saved is read from the files that the newest completed checkpoint references. Parts are lost in flight too: two
+run at a time, and their Spark jobs go on after the driver has died.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """
-A stage with keyed state and a sink is killed at random points; what is left in the end is what an undisturbed run leaves.
+A stage with keyed state and a sink is killed at random points.
 
-The driver dies at a call on storage, coordinator or target, in the midst of a task, right after a task has written all of its
-state and output, or at any moment. Its tasks run on beside those of the next try, which has another parallelism. Which points
-they are follows from a number.
+What is left in the end is what an undisturbed run leaves.
+
+The driver dies at a call on storage, coordinator or target, in the midst of a task, right after a task has written all
+of its state and output, or at any moment. Its tasks run on beside those of the next try, which has another parallelism.
+Which points they are follows from a number.
 """
 
 from __future__ import annotations

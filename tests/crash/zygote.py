@@ -1,8 +1,8 @@
 """
 Forks one process for each try, with everything imported already.
 
-It has no thread and no connection of its own, so that a fork is safe; every child connects to the one JVM whose port and
-secret are in the environment. Commands and answers are lines of JSON.
+It has no thread and no connection of its own, so that a fork is safe; every child connects to the one JVM whose port
+and secret are in the environment. Commands and answers are lines of JSON.
 """
 
 from __future__ import annotations

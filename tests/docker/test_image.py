@@ -1,8 +1,8 @@
 """
 The steps of ``docker/Dockerfile`` without Docker, and what comes of them in a clean environment.
 
-COPY and RUN of the first stage are done as they stand there, below another folder; of the second stage the copies, for what
-else it does needs root and a Debian of its own.
+COPY and RUN of the first stage are done as they stand there, below another folder; of the second stage the copies, for
+what else it does needs root and a Debian of its own.
 """
 
 from __future__ import annotations

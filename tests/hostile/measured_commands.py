@@ -1,8 +1,8 @@
 """
 Airflow's own commands in one process, which prints the memory that they took.
 
-``python -m tests.hostile.measured_commands COMMANDS`` takes a JSON list of lists of arguments. The first command loads what all
-of them use; the memory of the others, and of the processes that they start, counts above it.
+``python -m tests.hostile.measured_commands COMMANDS`` takes a JSON list of lists of arguments. The first command loads
+what all of them use; the memory of the others, and of the processes that they start, counts above it.
 """
 
 from __future__ import annotations

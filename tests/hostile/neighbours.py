@@ -27,8 +27,8 @@ from tests.unit.api.server import accepted
 
 OWN, FOREIGN, MISSING, JOINED = "sales", "payroll", "no such job", "stock"
 """
-Names of the jobs that belong to both Dags' users, tasks and drivers, and of one that does not exist. The last one was opened
-for one Dag, and then joined by the other.
+Names of the jobs that belong to both Dags' users, tasks and drivers, and of one that does not exist. The last one was
+opened for one Dag, and then joined by the other.
 """
 MINE, THEIRS, KEEPING = "dag_of_mine", "dag_of_theirs", "statecheck_maintenance"
 SECRET_UID = "uid-that-only-theirs-know"
@@ -43,7 +43,9 @@ MAY: dict[str, dict[str, frozenset[str]]] = {
     "keeper": {MINE: _ALL, KEEPING: _ALL},
     "administrator": {MINE: _ALL, THEIRS: _ALL, KEEPING: _ALL},
 }
-"""What each user may do with the Dags; the auth manager permits nothing else, and everything if it is asked about no Dag."""
+"""
+What each user may do with the Dags; the auth manager permits nothing else, and everything if it is asked about no Dag.
+"""
 
 
 def permits(*, method: str, details: Any, user: Any, access_entity: Any = None) -> bool:

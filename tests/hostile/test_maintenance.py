@@ -92,7 +92,7 @@ def maintain(stage: WrittenStage) -> None:
 
 def _acknowledge(stage: WrittenStage, data: bytes) -> None:
     """Let the row name the metadata as it is, as the job itself may."""
-    with stage.store._engine.begin() as connection:  # type: ignore[attr-defined]
+    with stage.store.engine.begin() as connection:  # type: ignore[attr-defined]
         connection.execute(
             text(
                 "UPDATE statecheck_checkpoint SET metadata_size = :size, metadata_sha256 = :sha256 "

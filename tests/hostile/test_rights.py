@@ -1,6 +1,6 @@
 """
-Who may do what to whose job: every route of the API's own description, for each kind of holder, and for a job of its own
-Dag, of another Dag, and of none.
+Who may do what to whose job: every route of the API's own description, for each kind of holder, and for a job of its
+own Dag, of another Dag, and of none.
 
 ``RIGHTS`` lists the routes. One that is added to the API without a right here fails.
 """

@@ -80,7 +80,7 @@ def _snapshot(tmp_path: Path, column: Any) -> SnapshotReader:
 
 
 def test_a_page_of_kilobytes_that_decodes_to_more_than_a_server_has_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(bounded_process, "_MEMORY_BYTES", 32 * MIB)
+    monkeypatch.setattr(bounded_process, "MEMORY_BYTES", 32 * MIB)
     reader = _snapshot(tmp_path, ["a" * 100 * MIB, "b"])
     assert sum(file.stat().st_size for file in tmp_path.rglob("*.parquet")) < 100_000
     with bounded_decoding(), pytest.raises(RequestLimitError, match="bytes of memory"):
@@ -117,14 +117,14 @@ def test_a_state_value_that_declares_more_than_a_server_reads_is_refused_and_a_d
 
 
 def test_a_row_group_of_kilobytes_that_decodes_to_more_than_a_server_has_is_refused(monkeypatch):
-    monkeypatch.setattr(bounded_process, "_MEMORY_BYTES", 32 * MIB)
+    monkeypatch.setattr(bounded_process, "MEMORY_BYTES", 32 * MIB)
     sink = pa.BufferOutputStream()
     pyarrow.parquet.write_table(pa.table({"value": ["a" * MIB] * 500}), sink, compression="zstd")
     data = bytes(sink.getvalue())
     assert len(data) < 10_000
     metadata = pyarrow.parquet.read_metadata(pa.BufferReader(data))
     with pytest.raises(RequestLimitError, match="bytes of memory"):
-        run_writer._read_elsewhere(metadata, 0, 4, data[4:])
+        run_writer.read_elsewhere(metadata, 0, 4, data[4:])
 
 
 @pytest.mark.parametrize("size", [1000, 80 * MIB])
@@ -149,9 +149,9 @@ def test_a_canonical_savepoint_is_decoded_by_a_server_within_its_bound_and_by_a_
 
 
 def test_reads_of_canonical_savepoints_beyond_those_that_a_server_decodes_at_once_are_to_be_sent_again(monkeypatch):
-    monkeypatch.setattr(run_writer, "_WAIT_SECONDS", 0.01)
-    with run_writer._ELSEWHERE, run_writer._ELSEWHERE, pytest.raises(RequestLimitError) as refused:
-        run_writer._read_elsewhere(None, 0, 4, b"")
+    monkeypatch.setattr(run_writer, "WAIT_SECONDS", 0.01)
+    with run_writer.ELSEWHERE, run_writer.ELSEWHERE, pytest.raises(RequestLimitError) as refused:
+        run_writer.read_elsewhere(None, 0, 4, b"")
     assert refused.value.retry_after_seconds is not None
 
 

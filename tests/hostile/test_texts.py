@@ -179,14 +179,14 @@ def test_loggers_of_others_are_left_alone(caplog):
 def test_a_recovery_names_the_job_whose_storage_failed_by_exit_status_3_after_the_others(
     hostile, run: Run, monkeypatch
 ):
-    find, names = recover._find_job, list(_jobs(hostile))
+    find, names = recover.find_job, list(_jobs(hostile))
 
     def fail(storage: CheckpointStorage, job_id: JobId) -> Any:
         if job_id == job_id_of(names[0]):
             raise StorageError(f"It does not answer.{CLIPBOARD}")
         return find(storage, job_id)
 
-    monkeypatch.setattr(recover, "_find_job", fail)
+    monkeypatch.setattr(recover, "find_job", fail)
     found = run("recover", hostile.storage.base_uri, "--dry-run", "-o", "json")
     assert found.status == 3
     problems = {row["job_id"]: row["problems"] for row in rows(found)}

@@ -193,7 +193,7 @@ class Process:
         store = SqlJobStore(self.turns.watch(create_engine(self.url)), self.turns.clock)
         stage = WrittenStage(self.open(self.base), self.turns.clock, store)
         stage.coordinator = ToldCoordinator(AttemptCoordinator(store, self.tasks), self.turns)  # type: ignore[assignment]
-        stage.maintenance = JobMaintenance(store, UnknownRuns(), SqlTokenStore(store._engine), self.turns.clock)
+        stage.maintenance = JobMaintenance(store, UnknownRuns(), SqlTokenStore(store.engine), self.turns.clock)
         return stage
 
     @property

@@ -233,7 +233,8 @@ class Body:
             driver={"pause": world.pause},
         )
         world.say(
-            f"  epoch {self.attempt.grant.attempt.epoch} generation {self.attempt.grant.generation}: {self.attempt.grant.start_reason}"
+            f"  epoch {self.attempt.grant.attempt.epoch} generation {self.attempt.grant.generation}: "
+            f"{self.attempt.grant.start_reason}"
         )
         stage = self.life.stage(self.uid, self.day)
         run = StageRun(None, self.attempt, stage)  # type: ignore[arg-type]
@@ -254,7 +255,7 @@ class Body:
         with ExitStack() as closing:
             is_left = first is None and self.attempt.begins_from_savepoint and restored.checkpoint_id is not None
             taken = replace(start, loaded=None) if is_left else start
-            commits = run._take_over(closing, taken, None, SCHEMA if first else None)
+            commits = run.take_over(closing, taken, None, SCHEMA if first else None)
             yield
             increment = first
             while increment is not None:
@@ -504,7 +505,8 @@ class World:
         # Nobody knows whether the tasks run, so they are fenced.
         done = self.restoring.restore(RestoreJob(job_id=life.job_id, savepoint=savepoint, requested_by="walk"))
         self.say(
-            f"{life.job} restored in place from {pointer[-12:]}: {[(o.uid, o.part.checkpoint_id if o.part else None) for o in done.operators]}"
+            f"{life.job} restored in place from {pointer[-12:]}: "
+            f"{[(o.uid, o.part.checkpoint_id if o.part else None) for o in done.operators]}"
         )
         life.unwarned = {each.uid for each in done.operators if not each.warning}
         # A stage without a part starts without state, whatever its job has started from.
@@ -524,7 +526,8 @@ class World:
                 RewindJob(job_id=life.job_id, run_key=f"2026-01-{day:02d}T00:00:00+00:00", uid=uid)
             )
             self.say(
-                f"{life.job} rewinds {uid} before {day}: {[(r.uid, [c.checkpoint_id for c in r.taken_back]) for r in rewound]}"
+                f"{life.job} rewinds {uid} before {day}: "
+                f"{[(r.uid, [c.checkpoint_id for c in r.taken_back]) for r in rewound]}"
             )
             for each in rewound:
                 if each.uid in life.days:
@@ -653,7 +656,8 @@ class World:
         document = load_document(CheckpointStorage.open(row.location), row)
         parts = {part.uid: part for part in document.parts}
         self.say(
-            f"{life.job} savepoint {row.location[-12:]}: {[(u, p.checkpoint_id, p.generation) for u, p in parts.items()]}"
+            f"{life.job} savepoint {row.location[-12:]}: "
+            f"{[(u, p.checkpoint_id, p.generation) for u, p in parts.items()]}"
         )
         states = {uid: self.state_of(row.location, uid) for uid in parts}
         for uid, up in UPSTREAM.items():
@@ -693,5 +697,6 @@ class World:
                 for number in listed:
                     taken = {tuple(r) for r in self.checkpoints[life.job, number]}
                     assert taken <= held, (
-                        f"{life.job}: {uid} lists {number} of {up}, which its part {parts[up].checkpoint_id} does not have"
+                        f"{life.job}: {uid} lists {number} of {up}, which its part {parts[up].checkpoint_id} does not "
+                        "have"
                     )

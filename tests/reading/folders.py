@@ -1,8 +1,8 @@
 """
 Random folders of Parquet files of several writers, and random settings with which a session reads them.
 
-All choices come from one seed. The writers are PyArrow, Spark, and Parquet's own library for Java, which writes what older
-writers left behind: optional keys of maps, lists of two levels, decimals as bytes.
+All choices come from one seed. The writers are PyArrow, Spark, and Parquet's own library for Java, which writes what
+older writers left behind: optional keys of maps, lists of two levels, decimals as bytes.
 """
 
 from __future__ import annotations
@@ -160,11 +160,17 @@ _PARTITIONS = (
 )
 MESSAGES: tuple[tuple[str, str], ...] = (
     (
-        "optional group pairs (MAP) { repeated group key_value { optional binary key (STRING); optional int32 value; } }",
+        (
+            "optional group pairs (MAP) { repeated group key_value { optional binary key (STRING); optional int32 value; "
+            "} }"
+        ),
         "map",
     ),
     (
-        "optional group pairs (MAP_KEY_VALUE) { repeated group map { required binary key (STRING); optional int32 value; } }",
+        (
+            "optional group pairs (MAP_KEY_VALUE) { repeated group map { required binary key (STRING); optional int32 "
+            "value; } }"
+        ),
         "map",
     ),
     ("optional group numbers (LIST) { repeated int32 array; }", "two levels"),

@@ -58,7 +58,10 @@ def test_a_step_is_written_where_computing_it_takes_longer_and_a_retry_decides_t
     lines = [r.getMessage().partition(" (")[0] for r in caplog.records if "for writing" in r.getMessage()]
     assert lines == [
         "Step cheap is not written: computing took 1.90 s < 2.00 s = 2 x 1.00 s for writing",
-        "Step costly is written: computing took 1.80 s and 1.90 s of unwritten steps before it >= 2.00 s = 2 x 1.00 s for writing",
+        (
+            "Step costly is written: computing took 1.80 s and 1.90 s of unwritten steps before it >= 2.00 s = 2 x 1.00 s "
+            "for writing"
+        ),
         "Step last is not written: computing took 0.20 s < 2.00 s = 2 x 1.00 s for writing",
     ]
     assert "Step first is written: computing took 0.10 s, the time of a write is not known yet" in caplog.text

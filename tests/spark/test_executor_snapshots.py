@@ -213,7 +213,7 @@ class TestFingerprints:
         manifest = frames.write(spark.range(0, 1000, 1, 8), uri_of(storage))
         known = {uri_of(storage): "f" * 64}
         whole = read(spark, frames, uri_of(storage), manifest)
-        monkeypatch.setattr(executor_io, "_MIN_TASK_BYTES", 1)
+        monkeypatch.setattr(executor_io, "MIN_TASK_BYTES", 1)
         shared = read(spark, frames, uri_of(storage), manifest)
         assert (whole.rdd.getNumPartitions(), shared.rdd.getNumPartitions()) == (2, 8)
         assert fingerprint(whole, known) == fingerprint(shared, known)

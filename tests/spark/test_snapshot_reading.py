@@ -64,7 +64,8 @@ def texts_of(table: pa.Table) -> list[tuple[str, ...]]:
 
 
 def text_of(value: pa.ChunkedArray) -> str:
-    # Structs with equal names are no dictionaries in Python, but have a text in Arrow, here without the names of fields.
+    # Structs with equal names are no dictionaries in Python, but have a text in Arrow, here without the names of
+    # fields.
     return re.sub(r"type: .*", "", value.combine_chunks().to_string())
 
 

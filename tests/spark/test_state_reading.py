@@ -1,4 +1,8 @@
-"""State as a DataFrame: the rows that PyArrow reads, read by Spark's tasks; and stages that begin from state as data."""
+"""
+State as a DataFrame: the rows that PyArrow reads, read by Spark's tasks.
+
+And stages that begin from state as data.
+"""
 
 from __future__ import annotations
 

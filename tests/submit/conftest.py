@@ -132,7 +132,8 @@ def pipeline(request: pytest.FixtureRequest, api: str, tmp_path: Path) -> Iterat
     """
     Make the task of a test.
 
-    On ``local``, on the cluster by a ``client``, with its driver in the ``cluster``, or the same submitted over ``rest``.
+    On ``local``, on the cluster by a ``client``, with its driver in the ``cluster``, or the same submitted over
+    ``rest``.
     """
     made: list[Pipeline] = []
 

@@ -60,7 +60,11 @@ def outcomes(
 
 
 def _require_early(frame: DataFrame, folder: Path, jobs: int, error: StateCheckError) -> int:
-    """Require that an error names a column and its type, and comes before any work; return the position of the column."""
+    """
+    Require that an error names a column and its type, and comes before any work.
+
+    Return the position of the column.
+    """
     text = " ".join(str(error).split())
     position = _column_in(text)
     kinds = {part.simpleString() for part in nested_types(frame.schema[f"c{position}"].dataType)}

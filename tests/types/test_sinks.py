@@ -1,8 +1,8 @@
 """
 Rows of random types and values in each sink, read back by the target's own library and compared with plain Spark.
 
-A failure names its seed; ``SEED=<seed> make soak ARGS="tests/types -k <sink>"`` repeats it. In ``make soak`` the tests take ten
-minutes, with seeds that are new each time.
+A failure names its seed; ``SEED=<seed> make soak ARGS="tests/types -k <sink>"`` repeats it. In ``make soak`` the tests
+take ten minutes, with seeds that are new each time.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """
 Each type of Spark in each place, as ``docs/reference/types.md`` says.
 
-``make test`` tries a share of the types in each place, and ``make soak`` all.
-``RECORD=1 make soak ARGS="tests/types -n0"`` writes what it finds into ``results.json``, and ``python -m scripts.docs`` the page
-from it.
+``make test`` tries a share of the types in each place, and ``make soak`` all. ``RECORD=1 make soak ARGS="tests/types
+-n0"`` writes what it finds into ``results.json``, and ``python -m scripts.docs`` the page from it.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class WrittenStage:
     @staticmethod
     def take(attempt: StageAttempt, *snapshots: SnapshotHandle, state: Any = None) -> CheckpointRecord:
         """Complete a checkpoint; what it subsumes stays, as after a driver that died right then."""
-        attempt._cleaner.discard = lambda *_: ()  # type: ignore[method-assign]
+        attempt.cleaner.discard = lambda *_: ()  # type: ignore[method-assign]
         state = {"done": state if state is not None else []}
         taken = attempt.take_checkpoint(CheckpointContent(snapshots=snapshots, state=state))
         assert taken is not None
@@ -118,7 +118,11 @@ class WrittenStage:
         return self.attempts(job)[-1]
 
     def source_at(self, pointer: str, **changes: Any) -> Any:
-        """Return what a new attempt restores from a snapshot, without a claim; ``None`` if the snapshot has no part of it."""
+        """
+        Return what a new attempt restores from a snapshot, without a claim.
+
+        ``None`` if the snapshot has no part of it.
+        """
         return source_at(self.storage, pointer, **changes)
 
     def request_savepoint(self, attempt: StageAttempt, target: str) -> None:

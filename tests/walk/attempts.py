@@ -76,7 +76,7 @@ class CountingAttempt:
         """
         first = self._enumerator.next_increment()
         with ExitStack() as closing:
-            commits = self._run._take_over(closing, self._start, None, OUTPUT if first else None)
+            commits = self._run.take_over(closing, self._start, None, OUTPUT if first else None)
             yield "taken over", self.restored_id
             increment = first
             while increment is not None:

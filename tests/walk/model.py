@@ -1,8 +1,9 @@
 """
 What a stage whose state goes from run to run must do, in plain Python.
 
-The model uses nothing of the package. It knows the input, the runs and the rules of ``docs/use/runs.md``, and says from which
-checkpoint an attempt may start or with which code it must be refused, and which rows a reader of the output must see.
+The model uses nothing of the package. It knows the input, the runs and the rules of ``docs/use/runs.md``, and says from
+which checkpoint an attempt may start or with which code it must be refused, and which rows a reader of the output must
+see.
 """
 
 from __future__ import annotations
@@ -190,7 +191,11 @@ class StageModel:
         return Plan(kept=kept, listed=known | new, done=base.done & files.keys())
 
     def _restarts(self, run: Run, files: Files) -> Permitted:
-        """Return the starts after a change: from the end of the run before; from a half-read one, a refusal is right too."""
+        """
+        Return the starts after a change: from the end of the run before.
+
+        From a half-read one, a refusal is right too.
+        """
         kept, given_up = self._end_before(run), frozenset[str]()
         codes: frozenset[str] = frozenset()
         while True:

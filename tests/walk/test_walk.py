@@ -1,8 +1,8 @@
 """
 Random walks over runs, clears, retries, renames, repairs, restarts and backfills, each row compared with a model.
 
-A failure names its seed and tells what had happened. ``SEED=<seed> make soak ARGS="tests/walk -k <kind>"`` repeats it. In
-``make soak`` the walks take ten minutes, with seeds that are new each time.
+A failure names its seed and tells what had happened. ``SEED=<seed> make soak ARGS="tests/walk -k <kind>"`` repeats it.
+In ``make soak`` the walks take ten minutes, with seeds that are new each time.
 """
 
 from __future__ import annotations

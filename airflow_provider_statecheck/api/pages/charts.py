@@ -1,7 +1,8 @@
 """
 Charts of a job's pages: sizes and durations of checkpoints, and attempts on a time axis.
 
-Horizontal positions are percentages and vertical ones are pixels, so that a chart fits any width and its text keeps its size.
+Horizontal positions are percentages and vertical ones are pixels, so that a chart fits any width and its text keeps its
+size.
 """
 
 from __future__ import annotations

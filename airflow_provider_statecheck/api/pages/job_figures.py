@@ -142,8 +142,9 @@ class OperatorSection:
         if not completed:
             return "The task succeeded without a checkpoint; another run of it starts from the beginning."
         return (
-            f"The task succeeded, and its {counted(completed, 'completed checkpoint')} {'is' if completed == 1 else 'are'} no "
-            "longer needed and not retained; if it is cleared, it starts from the beginning."
+            f"The task succeeded, and its {counted(completed, 'completed checkpoint')} "
+            f"{'is' if completed == 1 else 'are'} no longer needed and not retained; if it is cleared, it starts from "
+            "the beginning."
         )
 
     @property

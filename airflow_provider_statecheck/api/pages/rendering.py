@@ -67,8 +67,8 @@ class PageRoute(APIRoute):
     """
     A route that replies to errors with a page.
 
-    A job that the user may not read is not found, so that the reply does not show whether it exists. A job with a row that
-    cannot be read has a page that shows the error, as the lists do.
+    A job that the user may not read is not found, so that the reply does not show whether it exists. A job with a row
+    that cannot be read has a page that shows the error, as the lists do.
     """
 
     @override

@@ -1,8 +1,8 @@
 """
 Routes of the pages.
 
-A user sees a job if they may read the task instances of every Dag that works on it. The pages do not show whether any other
-job exists.
+A user sees a job if they may read the task instances of every Dag that works on it. The pages do not show whether any
+other job exists.
 """
 
 from __future__ import annotations

@@ -63,17 +63,17 @@ class AlignedCheckpoints(StoredJobs):
     """
     Calls of a leader of aligned checkpoints to the rows of its job, each in one transaction.
 
-    A task of a maintenance Dag makes the same calls over HTTP. A repeated call takes effect once, except that a call may draw
-    another id or count a failure without an id again. Calls that change rows raise ``StaleAttemptError`` if another leader has
-    taken over.
+    A task of a maintenance Dag makes the same calls over HTTP. A repeated call takes effect once, except that a call
+    may draw another id or count a failure without an id again. Calls that change rows raise ``StaleAttemptError`` if
+    another leader has taken over.
     """
 
     def lead(self, request: TakeLeadership) -> AttemptRef:
         """
         Register a leader under the next epoch and fence the previous one.
 
-        Pending checkpoints remain pending, and the coordinator of the new leader resumes them. New ids are above those on
-        storage.
+        Pending checkpoints remain pending, and the coordinator of the new leader resumes them. New ids are above those
+        on storage.
 
         :raises InvalidConfigurationError: if the directory of checkpoints or the id on storage is not valid.
         :raises StaleAttemptError: if the leader with this key has been replaced since.
@@ -86,7 +86,11 @@ class AlignedCheckpoints(StoredJobs):
             return transitions.lead(tx, request)
 
     def resign(self, leader: AttemptRef) -> None:
-        """Close the attempt of a leader, unless it has ended or been replaced; its checkpoints remain for the next leader."""
+        """
+        Close the attempt of a leader, unless it has ended or been replaced.
+
+        Its checkpoints remain for the next leader.
+        """
         with self._store.transaction(leader.job_id) as tx:
             attempt = tx.attempt(leader.operator_id, leader.epoch)
             if attempt is not None and attempt.is_running:
@@ -180,8 +184,10 @@ class AlignedCheckpoints(StoredJobs):
         """
         Take over the finalizations whose lease has expired.
 
-        :param finalizer: New key of the call, which holds what it takes over; a repeated call returns the same checkpoints.
-        :param is_new: Whether the coordinator has just started, and also needs the pending checkpoints of earlier leaders.
+        :param finalizer: New key of the call, which holds what it takes over; a repeated call returns the same
+            checkpoints.
+        :param is_new: Whether the coordinator has just started, and also needs the pending checkpoints of earlier
+            leaders.
         """
         _require_seconds("lease_seconds", lease_seconds)
         with self._transition(leader) as (tx, _):
@@ -231,8 +237,8 @@ class AlignedCheckpoints(StoredJobs):
         """
         Return the checkpoints whose files may be deleted.
 
-        :param checkpoint_ids: Checkpoints to delete now, whose reply has all references to their files; empty for a list of
-            what may be deleted.
+        :param checkpoint_ids: Checkpoints to delete now, whose reply has all references to their files; empty for a
+            list of what may be deleted.
         """
         with self._transition(leader) as (tx, _):
             effects = rows.effects_of(tx, leader.operator_id)
@@ -284,8 +290,8 @@ class AlignedCheckpoints(StoredJobs):
         """
         Remove all handles at the end of the job, and return the checkpoints that are left to the user.
 
-        :param status: Terminal status, with which the properties decide what the user keeps; ``None`` to leave all files to
-            the user.
+        :param status: Terminal status, with which the properties decide what the user keeps; ``None`` to leave all
+            files to the user.
         :param end_key: Idempotency key of the client; the same key returns the same checkpoints.
         """
         with self._transition(leader) as (tx, attempt):
@@ -432,7 +438,8 @@ def _replaced(tx: JobTransaction, leader: AttemptRecord, handle: PutHandle) -> C
     found = next((c for c in live if c.checkpoint_id == handle.checkpoint_id), None)
     if found is None:
         raise HandleNotFoundError(
-            f"Expected a state handle of checkpoint {handle.checkpoint_id}, found none or one that was removed; add it first."
+            f"Expected a state handle of checkpoint {handle.checkpoint_id}, found none or one that was removed; add it "
+            "first."
         )
     if found.epoch != handle.version:
         raise ResourceVersionError(
@@ -470,8 +477,8 @@ def _is_same(found: CheckpointRecord, handle: PutHandle) -> bool:
 
 def _exists(found: CheckpointRecord) -> HandleExistsError:
     return HandleExistsError(
-        f"Expected no other state handle of checkpoint {found.checkpoint_id}, found one that is {found.status.value} with "
-        f"the metadata {found.metadata_uri}; ids are never used twice, so draw another one."
+        f"Expected no other state handle of checkpoint {found.checkpoint_id}, found one that is {found.status.value} "
+        f"with the metadata {found.metadata_uri}; ids are never used twice, so draw another one."
     )
 
 

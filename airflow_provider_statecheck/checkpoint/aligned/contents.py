@@ -1,8 +1,9 @@
 """
 Completed checkpoints of several operators, their contents, and the interface to store them.
 
-Each acknowledgement with state refers to a manifest in the directory of the checkpoint. The coordinator writes a manifest
-for finished and unstarted operators, hooks and operator coordinators. Merged, the manifests are the checkpoint's metadata.
+Each acknowledgement with state refers to a manifest in the directory of the checkpoint. The coordinator writes a
+manifest for finished and unstarted operators, hooks and operator coordinators. Merged, the manifests are the
+checkpoint's metadata.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class CompletedCheckpoint:
     def __post_init__(self) -> None:
         if self.completed_at < self.triggered_at:
             raise InvalidConfigurationError(
-                f"Expected checkpoint {self.checkpoint_id} to be completed after it was triggered at {self.triggered_at}, "
-                f"found {self.completed_at}."
+                f"Expected checkpoint {self.checkpoint_id} to be completed after it was triggered at "
+                f"{self.triggered_at}, found {self.completed_at}."
             )
 
     @property

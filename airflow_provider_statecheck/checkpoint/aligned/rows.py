@@ -2,8 +2,8 @@
 Messages of a leader of aligned checkpoints to its rows.
 
 The leader takes a savepoint of the whole job, or is the coordinator of a program: it decides and has the storage, and
-``AlignedCheckpoints`` changes the rows. Every message names the leader, whose calls have no effect after a newer one has taken
-over.
+``AlignedCheckpoints`` changes the rows. Every message names the leader, whose calls have no effect after a newer one
+has taken over.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ class AcknowledgeAligned:
     """Attempt of the operator's task; ``None`` for the coordinator."""
     state_size_bytes: int = 0
     is_written: bool = False
-    """Whether the state is on storage and the acknowledgement is stored; otherwise, the call returns the verdict only."""
+    """
+    Whether the state is on storage and the acknowledgement is stored; otherwise, the call returns the verdict only.
+    """
     metrics: dict[str, int] = field(default_factory=dict)
     manifest: FileStateHandle | None = None
     """Manifest of the state, in the directory of the checkpoint; ``None`` for an operator without state."""

@@ -182,8 +182,8 @@ def delete_ended(
     """
     Delete the files of ended checkpoints that nothing needs, and record their deletion.
 
-    A file stays while a retained checkpoint, the manifest of a checkpoint in progress or the checkpoint that the leader restored
-    names it, and while a task that may name it has not acknowledged.
+    A file stays while a retained checkpoint, the manifest of a checkpoint in progress or the checkpoint that the leader
+    restored names it, and while a task that may name it has not acknowledged.
     """
     # Rows and manifests may have changed since the deletion was chosen.
     found = rows.effects(leader, tuple(checkpoint_ids))

@@ -207,7 +207,8 @@ def acknowledge(tx: JobTransaction, message: AcknowledgeAligned) -> Assessment:
         )
     if verdict is AcknowledgeResult.DISCARDED and checkpoint.status is CheckpointStatus.ABORTED:
         _record_late(tx, checkpoint, own, message)
-    # The reply to the last acknowledgement may have been lost, and no other process finalizes the checkpoint before the lease ends.
+    # The reply to the last acknowledgement may have been lost, and no other process finalizes the checkpoint before the
+    # lease ends.
     is_repeated = verdict is AcknowledgeResult.DUPLICATE and message.is_written
     is_held_here = checkpoint.status is CheckpointStatus.FINALIZING and checkpoint.finalizer == message.finalizer
     finalizing = AcknowledgedCheckpoint(checkpoint=checkpoint, acknowledgements=acknowledgements)

@@ -1,8 +1,8 @@
 """
 Assignment of state to subtasks on restore: Flink's ``StateAssignmentOperation``.
 
-The assignment does not read state. It returns handles with other offsets of the same streams. Names are assigned in sorted
-order, which makes the result deterministic.
+The assignment does not read state. It returns handles with other offsets of the same streams. Names are assigned in
+sorted order, which makes the result deterministic.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def intersection_of(handle: KeyedStateHandle, key_group_range: KeyGroupRange) ->
     """
     Return the part of a handle within a range of key groups, or ``None`` if they do not overlap.
 
-    The part keeps all files of the handle, which are not divided by key groups. Its reader must skip keys outside the common
-    range, because their values may be outdated.
+    The part keeps all files of the handle, which are not divided by key groups. Its reader must skip keys outside the
+    common range, because their values may be outdated.
     """
     common = handle.key_group_range.intersection(key_group_range)
     return replace(handle, key_group_range=common) if common else None
@@ -132,8 +132,8 @@ def _by_name(old: Sequence[Handles]) -> dict[str, _NamedState]:
 def _require_mode(name: str, expected: DistributionMode, found: DistributionMode) -> None:
     if expected is not found:
         raise IncompatibleCheckpointError(
-            f"Expected all subtasks to distribute operator state {name!r} by {expected.value}, found {found.value} too; "
-            f"restore from another checkpoint."
+            f"Expected all subtasks to distribute operator state {name!r} by {expected.value}, found {found.value} "
+            "too; restore from another checkpoint."
         )
 
 

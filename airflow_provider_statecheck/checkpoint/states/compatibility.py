@@ -72,8 +72,8 @@ def restored_max_parallelism(state: OperatorState, target: RestoreTarget) -> int
     """
     Return the maximum parallelism of a restored operator, which is that of its state.
 
-    :raises IncompatibleCheckpointError: if the operator has more subtasks than its state has key groups, or the user set
-        another maximum parallelism.
+    :raises IncompatibleCheckpointError: if the operator has more subtasks than its state has key groups, or the user
+        set another maximum parallelism.
     """
     restored = state.max_parallelism
     if restored < target.parallelism:
@@ -138,8 +138,8 @@ def _require_unique(operators: tuple[RestoreTarget, ...]) -> None:
         duplicates = [value for value, count in counter.items() if count > 1]
         if duplicates:
             raise InvalidConfigurationError(
-                f"Expected a unique {kind} for each operator, found {', '.join(map(repr, duplicates))} twice; give one of "
-                f"the operators another uid."
+                f"Expected a unique {kind} for each operator, found {', '.join(map(repr, duplicates))} twice; give one "
+                "of the operators another uid."
             )
 
 
@@ -189,21 +189,22 @@ def _require_all_subtasks(state: OperatorState) -> None:
     number = sum(subtask.has_state for subtask in state.subtask_states.values())
     if 0 < number < state.parallelism:
         raise IncompatibleCheckpointError(
-            f"Expected state of all {state.parallelism} subtasks of operator {state.uid!r}, found it of only a subset of "
-            f"{number}; do without all_or_nothing_state if subtasks may have none.",
+            f"Expected state of all {state.parallelism} subtasks of operator {state.uid!r}, found it of only a subset "
+            f"of {number}; do without all_or_nothing_state if subtasks may have none.",
             operator_id=state.operator_id,
         )
 
 
 def _require_consistent_ends(matched: MatchedStates, renamed_uids: Mapping[str, str]) -> None:
-    # A restore of a single task does not include its upstream operators, but their state shows whether they had finished.
+    # A restore of a single task does not include its upstream operators, but their state shows whether they had
+    # finished.
     finished = {renamed_uids.get(state.uid, state.uid) for state in matched.unmatched if state.is_fully_finished}
     finished |= {target.uid for target, state in matched.pairs if state.is_fully_finished}
     for target, state in matched.pairs:
         running = [uid for uid in target.upstream if uid not in finished]
         if state.is_fully_finished and running:
             raise IncompatibleCheckpointError(
-                f"Operator {target.uid!r} is finished in the checkpoint, but {', '.join(map(repr, running))} upstream of it "
-                f"is not; add operators only behind finished ones.",
+                f"Operator {target.uid!r} is finished in the checkpoint, but {', '.join(map(repr, running))} upstream "
+                "of it is not; add operators only behind finished ones.",
                 operator_id=target.operator_id,
             )

@@ -1,8 +1,8 @@
 """
 Handles of the keyed and operator state in a checkpoint, and ranges of key groups.
 
-The number of key groups is the maximum parallelism, and each subtask owns a range of them. The ranges are disjoint, ordered,
-cover all key groups and differ in size by at most one.
+The number of key groups is the maximum parallelism, and each subtask owns a range of them. The ranges are disjoint,
+ordered, cover all key groups and differ in size by at most one.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def require_parallelism(parallelism: int, max_parallelism: int = MAX_PARALLELISM
     """
     if not 1 <= parallelism <= max_parallelism <= MAX_PARALLELISM_BOUND:
         raise InvalidConfigurationError(
-            f"Expected 1 <= parallelism <= max_parallelism <= {MAX_PARALLELISM_BOUND}, found parallelism {parallelism} and "
-            f"max_parallelism {max_parallelism}."
+            f"Expected 1 <= parallelism <= max_parallelism <= {MAX_PARALLELISM_BOUND}, found parallelism {parallelism} "
+            f"and max_parallelism {max_parallelism}."
         )
 
 
@@ -288,7 +288,8 @@ class OperatorState:
     def _require_index(self, index: int) -> None:
         if self.is_fully_finished:
             raise InvalidConfigurationError(
-                f"Expected no state of subtasks of the fully finished operator {self.uid!r}, found some of subtask {index}."
+                f"Expected no state of subtasks of the fully finished operator {self.uid!r}, found some of subtask "
+                f"{index}."
             )
         if not 0 <= index < self.parallelism:
             raise InvalidConfigurationError(

@@ -1,8 +1,8 @@
 """
 Split enumerator for sources that consist of items, and the planning of their increments.
 
-Items, and row groups of large ones, are planned in the order of the ledger. A restarted attempt therefore plans the same
-increments that would have followed the finished ones.
+Items, and row groups of large ones, are planned in the order of the ledger. A restarted attempt therefore plans the
+same increments that would have followed the finished ones.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ItemEnumerator(SplitEnumerator):
         self._total_bytes = state.ledger.total_bytes or None
         self._increments = state.increments
         self._target_bytes = state.target_bytes
-        self._reader = reader
+        self.reader = reader
         self._configured = limits
         self._limits = replace(limits, size_bytes=state.target_bytes) if limits.is_automatic else limits
         items = state.ledger.items
@@ -137,18 +137,18 @@ class ItemEnumerator(SplitEnumerator):
     @override
     def load(self, increment: Increment) -> DataFrame:
         self.require_unchanged(increment)
-        return self._reader.load(_item_splits(increment))
+        return self.reader.load(_item_splits(increment))
 
     @override
     def require_unchanged(self, increment: Increment) -> None:
-        self._reader.require_unchanged([split.item for split in _item_splits(increment)])
+        self.reader.require_unchanged([split.item for split in _item_splits(increment)])
 
     @override
     def finish(self, increment: Increment) -> None:
         if increment.number not in self._planned:
             raise InvalidConfigurationError(
-                f"Expected an increment that this attempt planned, found number {increment.number}; finish only increments "
-                "that next_increment() returned."
+                f"Expected an increment that this attempt planned, found number {increment.number}; finish only "
+                "increments that next_increment() returned."
             )
         pieces = self._planned[increment.number]
         self._planned[increment.number] = ()
@@ -172,11 +172,11 @@ class ItemEnumerator(SplitEnumerator):
             "progress": self._ledger.progress_state(),
             "increments": self._increments,
             "target_bytes": self._target_bytes,
-            "reader": self._reader.snapshot(),
+            "reader": self.reader.snapshot(),
         }
 
     def _described(self, split: ItemSplit) -> str:
-        rows, name = self._reader.rows_of(split), redact(split.item.name)
+        rows, name = self.reader.rows_of(split), redact(split.item.name)
         return name if rows is None else f"{name} (rows {rows.start} to {rows.stop - 1})"
 
     def _split(self, piece: Piece) -> ItemSplit:
@@ -237,8 +237,9 @@ def decode_source_state(restored: Mapping[str, Any]) -> SourceState:
 
 Pieces = Sequence[Sequence[int]]
 """
-Pieces of an increment as plain values: the positions of consecutive items, first and one after the last; or the position
-of an item that is cut, its bytes, its row groups, first and one after the last, and the number of all its row groups.
+Pieces of an increment as plain values: the positions of consecutive items, first and one after the last; or the
+position of an item that is cut, its bytes, its row groups, first and one after the last, and the number of all its row
+groups.
 """
 
 
@@ -465,8 +466,9 @@ def _pieces_of_item(ledger: Ledger, position: int, limits: Limits, row_groups: R
 def _require_no_progress(ledger: Ledger, position: int) -> None:
     if position in ledger.partial:
         raise InvalidConfigurationError(
-            f"Expected to read the rest of {redact(ledger.items[position].name)}, which is partially finished, found a schema, "
-            "options or settings of the session with which it can be read only as a whole; use those of the previous attempt."
+            f"Expected to read the rest of {redact(ledger.items[position].name)}, which is partially finished, found a "
+            "schema, options or settings of the session with which it can be read only as a whole; use those of the "
+            "previous attempt."
         )
 
 

@@ -45,7 +45,9 @@ class Opening:
     allowed: AllowedLocations = field(default_factory=AllowedLocations)
     """Locations that the state may name."""
     cuts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Attempts and checkpoints up to which the savepoint has the output of the stages of that job, by lineage of the sink."""
+    """
+    Attempts and checkpoints up to which the savepoint has the output of the stages of that job, by lineage of the sink.
+    """
 
     @property
     def reader_state(self) -> Mapping[str, Any]:
@@ -97,8 +99,8 @@ class ItemSource(ABC):
 
         :param of_other_job: Whether ``restored`` is the state of another job, or of a stage with another uid.
         :param allowed: Locations that ``restored`` may name; by default none.
-        :param cuts: Attempts and checkpoints up to which a savepoint of that job has the output of its stages, by the lineages of
-            their sinks; empty for any other state.
+        :param cuts: Attempts and checkpoints up to which a savepoint of that job has the output of its stages, by the
+            lineages of their sinks; empty for any other state.
         :raises InvalidConfigurationError: if there is no input, or it does not fit the arguments of the source.
         :raises CorruptStateError: if the state is invalid, or that of another source.
         """

@@ -92,9 +92,9 @@ class TargetLimits:
         )
         remedies = dict.fromkeys(each.remedy for each, _ in found)
         return UnfitOutputError(
-            f"Expected output that {self.target} can hold, found in a batch of {rows} rows: {'; '.join(parts)}. Repair the values in "
-            f"the stage ({'; '.join(remedies)}), filter their rows out, or write such rows to another target; nothing of the "
-            "checkpoint was committed.",
+            f"Expected output that {self.target} can hold, found in a batch of {rows} rows: {'; '.join(parts)}. Repair "
+            f"the values in the stage ({'; '.join(remedies)}), filter their rows out, or write such rows to another "
+            "target; nothing of the checkpoint was committed.",
             violations=[{"column": each.shown, "kind": each.words, "count": count} for each, count in found],
         )
 
@@ -236,7 +236,8 @@ def delta_limits(
     """
     Return what a Delta table cannot hold.
 
-    deltalake fails to read a table whose log has other days. Ours has none of them, but that of a later ``OPTIMIZE`` would.
+    deltalake fails to read a table whose log has other days. Ours has none of them, but that of a later ``OPTIMIZE``
+    would.
 
     :param keys: Key columns for upserts, which deltalake carries out; empty for appends.
     """

@@ -1,8 +1,8 @@
 """
 Row groups of Parquet files, which PyArrow reads inside Spark tasks.
 
-Spark's reader supports only whole files: it reads a file to its end even if a filter on ``_metadata.file_block_start`` or
-``_metadata.row_index`` excludes all its rows.
+Spark's reader supports only whole files: it reads a file to its end even if a filter on ``_metadata.file_block_start``
+or ``_metadata.row_index`` excludes all its rows.
 """
 
 from __future__ import annotations
@@ -254,8 +254,8 @@ def _opened(uri: str, root: str, size_bytes: int, options: Mapping[str, Any]) ->
         with file:
             if found != size_bytes:
                 raise SourceChangedError(
-                    f"Expected {size_bytes} bytes in {redact(uri)}, as it was listed, found {found}; the file changed during the "
-                    "run."
+                    f"Expected {size_bytes} bytes in {redact(uri)}, as it was listed, found {found}; the file changed "
+                    "during the run."
                 )
             yield file
 

@@ -165,7 +165,9 @@ class TaskCommittable(ABC):
     KIND: ClassVar[str]
     """Description for error messages."""
     FORMAT: ClassVar[Mapping[str, Any]] = {"format_version": 1}
-    """Further values of the JSON form, which tell it from those of other versions and, with ``kind``, of other sinks."""
+    """
+    Further values of the JSON form, which tell it from those of other versions and, with ``kind``, of other sinks.
+    """
     KEEPS_EMPTY: ClassVar[bool] = False
     """Whether the output of a task without rows is committed too, for its schema."""
 
@@ -195,8 +197,8 @@ class TaskCommittable(ABC):
             return decode(cls, document)
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptStateError(
-                f"Expected {cls.KIND} of format {cls.FORMAT['format_version']}, found {str(document)[:100]!r}; restore with "
-                "the version and the kind of sink that wrote it, or from another checkpoint."
+                f"Expected {cls.KIND} of format {cls.FORMAT['format_version']}, found {str(document)[:100]!r}; restore "
+                "with the version and the kind of sink that wrote it, or from another checkpoint."
             ) from error
 
 
@@ -249,8 +251,8 @@ def unique_names(argument: str, columns: Sequence[str]) -> tuple[str, ...]:
     paths = [name for name in given if name.startswith(".")]
     if paths:
         raise InvalidConfigurationError(
-            f"Expected no name beginning with '.' in {argument}, which Arrow reads as a path, found {', '.join(paths)}; rename "
-            "the columns."
+            f"Expected no name beginning with '.' in {argument}, which Arrow reads as a path, found "
+            f"{', '.join(paths)}; rename the columns."
         )
     return tuple(columns)
 
@@ -280,13 +282,14 @@ def require_output_columns(names: Sequence[str], keys: Sequence[str], reserved: 
     taken = [name for name in reserved if name in names]
     if taken:
         raise UnsupportedStateError(
-            f"Expected no column named {taken[0]!r}, found one in the output; rename it, because the sink uses this name."
+            f"Expected no column named {taken[0]!r}, found one in the output; rename it, because the sink uses this "
+            "name."
         )
     missing = [name for name in keys if name not in names]
     if missing:
         raise UnsupportedStateError(
-            f"Expected the columns of upsert_by in the output, found no {', '.join(missing)} among {', '.join(names)}; add the "
-            "columns, or correct upsert_by."
+            f"Expected the columns of upsert_by in the output, found no {', '.join(missing)} among {', '.join(names)}; "
+            "add the columns, or correct upsert_by."
         )
 
 
@@ -299,8 +302,8 @@ def require_key_values(table: Any, keys: Iterable[str]) -> None:
     empty = [name for name in keys if name not in table.column_names or table.column(name).null_count]
     if empty:
         raise UnfitOutputError(
-            f"Expected values in the columns of upsert_by, found null in {', '.join(empty)}; drop such rows in the stage, "
-            "or fill the column."
+            f"Expected values in the columns of upsert_by, found null in {', '.join(empty)}; drop such rows in the "
+            "stage, or fill the column."
         )
 
 
@@ -317,8 +320,8 @@ def require_values(table: Any, names: Iterable[str], place: str) -> None:
         nulls = table.column(name).null_count if name in table.column_names else 0
         if nulls:
             raise UnfitOutputError(
-                f"Expected values in the column {name!r}, which cannot be null in {place}, found null in {nulls} rows; fill it or "
-                "drop such rows in the stage, or let the column of the table be null."
+                f"Expected values in the column {name!r}, which cannot be null in {place}, found null in {nulls} rows; "
+                "fill it or drop such rows in the stage, or let the column of the table be null."
             )
 
 

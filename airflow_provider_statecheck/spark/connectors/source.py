@@ -142,8 +142,8 @@ class Source(Protocol):
 _SHOWN = 5
 
 REWIND = (
-    "rewind the job to before the run that read it, with `airflow statecheck rewind` and as far as retained_runs reaches, and "
-    "let that run read it again"
+    "rewind the job to before the run that read it, with `airflow statecheck rewind` and as far as retained_runs "
+    "reaches, and let that run read it again"
 )
 """What helps if the input of runs that have ended has changed."""
 
@@ -153,7 +153,8 @@ def restart_or_rewind(ledger: Ledger, *, new_run: bool) -> str:
     Return what helps if input has changed that was read before.
 
     :param ledger: Input of the last attempt.
-    :param new_run: Whether a new run begins. The run before it may have stopped half-way, and can then be started again.
+    :param new_run: Whether a new run begins. The run before it may have stopped half-way, and can then be started
+        again.
     """
     if not new_run:
         return "set on_change to 'restart' to start this run again from the end of the run before it"
@@ -295,8 +296,8 @@ def _require_unfinished_items(ledger: Ledger, changes: Changes, remedy: str) -> 
     )
     if lost:
         raise SourceChangedError(
-            f"Expected all files that are still to be read as they were listed, found that {describe_changes(lost)}. Restore "
-            f"the files, or {remedy}."
+            f"Expected all files that are still to be read as they were listed, found that {describe_changes(lost)}. "
+            f"Restore the files, or {remedy}."
         )
 
 

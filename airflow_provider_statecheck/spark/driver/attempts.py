@@ -2,8 +2,8 @@
 Attempts of drivers outside of tasks: of scripts, and of submitted applications.
 
 A script has a metadata database of its own. A submitted driver gets its attempt from the operator by a handover in one
-environment variable. In all supported modes, Spark passes variables with the prefix ``SPARK_`` to the driver. It does not
-log them, show them on its pages or pass them to executors.
+environment variable. In all supported modes, Spark passes variables with the prefix ``SPARK_`` to the driver. It does
+not log them, show them on its pages or pass them to executors.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Handover:
         """
         Return the environment variable of the handover. It contains a token; pass it to the child process only.
 
-        :raises InvalidConfigurationError: The options of the storage are not plain values.
+        :raises InvalidConfigurationError: if the options of the storage are not plain values.
         """
         try:
             return {HANDOVER_VARIABLE: json.dumps(encode(self))}
@@ -83,8 +83,8 @@ class Handover:
             # The options may be credentials, and the suppressed error may quote them.
             names = ", ".join(sorted(self.driver.storage_options))
             raise InvalidConfigurationError(
-                f"Expected plain values as options of the checkpoint storage ({names}), which are passed to a driver in "
-                f"another process, found objects; set storage_options in the connection's extra."
+                f"Expected plain values as options of the checkpoint storage ({names}), which are passed to a driver "
+                "in another process, found objects; set storage_options in the connection's extra."
             ) from None
 
 
@@ -93,21 +93,21 @@ def take_handover(environment: MutableMapping[str, str] | None = None) -> Handov
     Read the handover and remove it from the environment, which child processes inherit.
 
     :param environment: Environment variables, by default those of this process.
-    :raises EnvironmentNotReadyError: There is no handover, or it has another version.
+    :raises EnvironmentNotReadyError: if there is no handover, or it has another version.
     """
     text = (os.environ if environment is None else environment).pop(HANDOVER_VARIABLE, None)
     if not text:
         raise EnvironmentNotReadyError(
-            "Expected a driver that CheckpointedSparkSubmitOperator submitted, found a process without a handover; submit "
-            "the application with that operator, or use StageContext.open outside of Airflow."
+            "Expected a driver that CheckpointedSparkSubmitOperator submitted, found a process without a handover; "
+            "submit the application with that operator, or use StageContext.open outside of Airflow."
         )
     try:
         return decode(Handover, json.loads(text))
     except ValueError:
         # The text contains the token, and the suppressed error may quote it.
         raise EnvironmentNotReadyError(
-            f"Expected a handover of this version in {HANDOVER_VARIABLE}, found another; run the driver with the package "
-            f"that the operator ships."
+            f"Expected a handover of this version in {HANDOVER_VARIABLE}, found another; run the driver with the "
+            "package that the operator ships."
         ) from None
 
 
@@ -200,8 +200,8 @@ def _require_valid(values: Mapping[str, Any]) -> None:
     uids_before(values["uid"], values["renamed_uids"])  # rejects other values than mappings
     if is_test_job(job):
         raise InvalidConfigurationError(
-            f"Expected a job name without the prefix {TEST_NAMESPACE!r}, which is reserved for test runs, found {job!r}; "
-            f"choose another name."
+            f"Expected a job name without the prefix {TEST_NAMESPACE!r}, which is reserved for test runs, found "
+            f"{job!r}; choose another name."
         )
     _require_one_source(values["from_savepoint"], values["from_checkpoint"], values["fork"])
     require_savepoint_dir(values["savepoint_at_end"], values["savepoint_dir"])

@@ -1,9 +1,9 @@
 """
 The start of a driver in cluster mode.
 
-The worker loads the files of the driver from a directory that others may be able to write to. The task therefore gives Python
-its program on the command line, which no other job can change: it verifies each file, and runs only a copy of its own.
-Executors receive that copy from the driver.
+The worker loads the files of the driver from a directory that others may be able to write to. The task therefore gives
+Python its program on the command line, which no other job can change: it verifies each file, and runs only a copy of
+its own. Executors receive that copy from the driver.
 """
 
 from __future__ import annotations

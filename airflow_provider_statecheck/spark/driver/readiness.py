@@ -57,7 +57,7 @@ def make_ready(spark: SparkSession, storage: CheckpointStorage) -> None:
     Prepare a session for a stage: ship this package to the executors and check the checkpoint directory.
 
     :param spark: Session of a Spark Connect server or of a driver in this process.
-    :raises EnvironmentNotReadyError: The storage is a local path that is not shared.
+    :raises EnvironmentNotReadyError: if the storage is a local path that is not shared.
     """
     if not runs_in_this_process(spark):
         ship_package(spark)
@@ -68,8 +68,8 @@ def require_reachable(spark: SparkSession, storage: CheckpointStorage) -> None:
     """
     Check that every part of Spark can access the checkpoint directory.
 
-    :raises EnvironmentNotReadyError: The directory is a local path that is not shared or not writable.
-    :raises StorageError: The disk of the directory is read-only.
+    :raises EnvironmentNotReadyError: if the directory is a local path that is not shared or not writable.
+    :raises StorageError: if the disk of the directory is read-only.
     """
     if not storage.is_local:
         return
@@ -91,8 +91,8 @@ def _require_writable(base: Path) -> None:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(nearest))
     if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
         raise EnvironmentNotReadyError(
-            f"Expected to write below {base}, found that {nearest} is no writable directory; use another checkpoint_dir or "
-            "grant write permission."
+            f"Expected to write below {base}, found that {nearest} is no writable directory; use another "
+            "checkpoint_dir or grant write permission."
         )
 
 
@@ -102,7 +102,7 @@ def require_shared_path(spark: SparkSession, base_uri: str) -> None:
 
     :param spark: Session whose driver or executors may run on other machines.
     :param base_uri: ``file://`` URI of the checkpoint directory.
-    :raises EnvironmentNotReadyError: The directory is not shared.
+    :raises EnvironmentNotReadyError: if the directory is not shared.
     """
     with _probe_directory(_local_path(base_uri)) as probe:
         content = uuid.uuid4().hex
@@ -167,8 +167,9 @@ def _reporting_file_errors(base_uri: str, finding: str) -> Iterator[None]:
 
 def _not_shared(base_uri: str, finding: str) -> EnvironmentNotReadyError:
     return EnvironmentNotReadyError(
-        f"Expected {redact(base_uri)} to be one directory for the task and for Spark's driver and executors, found that "
-        f"{finding}; use a path on a shared volume that all of them can write to, or an object store such as s3://."
+        f"Expected {redact(base_uri)} to be one directory for the task and for Spark's driver and executors, found "
+        f"that {finding}; use a path on a shared volume that all of them can write to, or an object store such as "
+        "s3://."
     )
 
 
@@ -179,7 +180,7 @@ def check_driver_packages(
     Check that the packages of a driver are installed.
 
     :param is_installed: Function that returns whether a package can be imported.
-    :raises EnvironmentNotReadyError: A package is missing.
+    :raises EnvironmentNotReadyError: if a package is missing.
     """
     missing = [name for name in NEEDED_ON_A_DRIVER if not is_installed(name)]
     if missing:
@@ -229,7 +230,7 @@ def check_environment(
     :param installed: Function that returns the version of a distribution.
     :param imported: Function that returns the version of the importable package.
     :param java: Function that returns the output of ``java -version``.
-    :raises EnvironmentNotReadyError: A requirement is missing or has an incompatible version.
+    :raises EnvironmentNotReadyError: if a requirement is missing or has an incompatible version.
     """
     full, client = installed("pyspark"), installed("pyspark-client")
     _check_present(full, client, needs_java=needs_java)

@@ -1,11 +1,11 @@
 """
 Spark session of a driver: its start, kind and filesystems, and interruptible work in it.
 
-Airflow terminates a task with a signal to its process group. The JVM therefore runs in a separate process session, and is
-still available when the stage closes its attempt. It exits with Python, whose end closes its standard input.
+Airflow terminates a task with a signal to its process group. The JVM therefore runs in a separate process session, and
+is still available when the stage closes its attempt. It exits with Python, whose end closes its standard input.
 
-Python runs signal handlers in the main thread only. A main thread that waits inside py4j runs them only after the Spark job
-ends. The stage therefore runs in a separate thread, and the main thread waits interruptibly.
+Python runs signal handlers in the main thread only. A main thread that waits inside py4j runs them only after the Spark
+job ends. The stage therefore runs in a separate thread, and the main thread waits interruptibly.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def launch_jvm(conf: Mapping[str, str]) -> None:
     """
     Start the driver JVM of this process if it is not running.
 
-    :param conf: Spark settings. Only the settings needed at start are put on the command line of the JVM, which every user
-        of the machine can read.
+    :param conf: Spark settings. Only the settings needed at start are put on the command line of the JVM, which every
+        user of the machine can read.
     """
     # The start that a signal interrupted goes on in its thread, and the next one in this process takes its JVM.
     with _STARTING:
@@ -158,8 +158,8 @@ def give_workers_this_python(spark: SparkSession) -> None:
     """
     Configure the Python interpreter of the workers of an existing session.
 
-    In local mode, workers use the interpreter of this process unless ``PYSPARK_PYTHON`` or ``spark.pyspark.python`` is set.
-    Otherwise Spark would use ``python3`` from the path, which may not have this package.
+    In local mode, workers use the interpreter of this process unless ``PYSPARK_PYTHON`` or ``spark.pyspark.python`` is
+    set. Otherwise Spark would use ``python3`` from the path, which may not have this package.
     """
     if is_connect(spark):
         return
@@ -173,7 +173,8 @@ def mask_settings(spark: SparkSession) -> None:
     """Let texts of this process hide the secret settings of a session, which may come from files that only Spark has read."""
     remember_secrets(secrets_in_settings(spark.conf.getAll))
     if not is_connect(spark):
-        # The settings of the session have those that were changed since the start of Spark, and lack some of Spark itself.
+        # The settings of the session have those that were changed since the start of Spark, and lack some of Spark
+        # itself.
         remember_secrets(secrets_in_settings(dict(spark.sparkContext.getConf().getAll())))
 
 
@@ -209,7 +210,8 @@ def has_jvm_died(wait_seconds: float = 0.0) -> bool:
     """
     Return whether the driver JVM that this process started has ended.
 
-    :param wait_seconds: Time in seconds to wait for the end of the JVM, whose connections break before its process ends.
+    :param wait_seconds: Time in seconds to wait for the end of the JVM, whose connections break before its process
+        ends.
     """
     process = _gateway_process()
     if process is None:
@@ -222,8 +224,8 @@ def has_jvm_died(wait_seconds: float = 0.0) -> bool:
 
 
 def _default_worker_python(conf: Mapping[str, str], master: str | None) -> None:
-    # The classic driver reads the workers' interpreter from the environment only. The interpreter of this process may not
-    # exist on the machines of a cluster, so it is the default in local mode only.
+    # The classic driver reads the workers' interpreter from the environment only. The interpreter of this process may
+    # not exist on the machines of a cluster, so it is the default in local mode only.
     interpreter = conf.get("spark.pyspark.python")
     if interpreter is not None:
         os.environ["PYSPARK_PYTHON"] = interpreter
@@ -359,14 +361,14 @@ def run_interruptibly(
     Call a function in a separate thread, and cancel its Spark jobs if the caller is interrupted.
 
     An exception in the waiting thread, for instance of a signal handler, cancels all jobs of the session. It is raised
-    again after the function ends or the grace period expires. A function that has not ended by then continues in a daemon
-    thread, which does not prevent the process from exiting. Exceptions of the function are raised to the caller.
+    again after the function ends or the grace period expires. A function that has not ended by then continues in a
+    daemon thread, which does not prevent the process from exiting. Exceptions of the function are raised to the caller.
 
-    :param spark: Session whose jobs are cancelled. With ``None``, as for a function that creates it, there is nothing to cancel,
-        and the function is abandoned at once.
+    :param spark: Session whose jobs are cancelled. With ``None``, as for a function that creates it, there is nothing
+        to cancel, and the function is abandoned at once.
     :param timeout_seconds: Maximum duration in seconds; ``None`` for no limit.
     :param grace_seconds: Time in seconds to wait for the end of an interrupted function.
-    :raises TimeoutError: The function exceeded ``timeout_seconds``.
+    :raises TimeoutError: if the function exceeded ``timeout_seconds``.
     """
     work: _Work[Result] = _Work(functools.partial(function, *args))
     thread = work.in_thread(spark)
@@ -385,8 +387,8 @@ class _Work(Generic[Result]):
     """
     A call with its result, and events for its end and its cancellation.
 
-    The ``ended`` event replaces ``Thread.join``: until Python 3.12, a ``join`` that is interrupted by an exception marks a
-    running thread as ended.
+    The ``ended`` event replaces ``Thread.join``: until Python 3.12, a ``join`` that is interrupted by an exception
+    marks a running thread as ended.
     """
 
     def __init__(self, call: Callable[[], Result]) -> None:
@@ -421,8 +423,8 @@ def _wait(ended: threading.Event, timeout_seconds: float | None) -> None:
         remaining = _WAKE_SECONDS if deadline is None else min(_WAKE_SECONDS, deadline - time.monotonic())
         if remaining <= 0:
             raise TimeoutError(
-                f"Expected the stage to end within {timeout_seconds} s, found it running; its Spark jobs are cancelled. "
-                "Increase the timeout, or let a retry resume from the last checkpoint."
+                f"Expected the stage to end within {timeout_seconds} s, found it running; its Spark jobs are "
+                "cancelled. Increase the timeout, or let a retry resume from the last checkpoint."
             )
         ended.wait(remaining)
 

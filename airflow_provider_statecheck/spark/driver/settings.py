@@ -129,8 +129,8 @@ def require_savepoint_dir(is_wanted: bool, directory: str | None) -> None:
     """
     if is_wanted and directory is None:
         raise InvalidConfigurationError(
-            "Expected a directory for the savepoint at the end, found none; set savepoint_dir, in a Dag also as [statecheck] "
-            "savepoint_dir."
+            "Expected a directory for the savepoint at the end, found none; set savepoint_dir, in a Dag also as "
+            "[statecheck] savepoint_dir."
         )
 
 

@@ -1,9 +1,9 @@
 """
 The files of this package that a cluster executes.
 
-The package is shipped to executors as a reproducible zip file with a digest in its name, because Spark rejects a file with a
-known name and different content. Files in a directory that others can write to are replaced unless they have the expected
-content, and a driver in cluster mode verifies them when it starts; see :mod:`~.cluster_start`.
+The package is shipped to executors as a reproducible zip file with a digest in its name, because Spark rejects a file
+with a known name and different content. Files in a directory that others can write to are replaced unless they have the
+expected content, and a driver in cluster mode verifies them when it starts; see :mod:`~.cluster_start`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ShippedFile:
         """
         Write a world-readable file atomically, unless it has this content, and return it.
 
-        :raises EnvironmentNotReadyError: The file cannot be written.
+        :raises EnvironmentNotReadyError: if the file cannot be written.
         """
         digest = hashlib.sha256(data).hexdigest()
         try:
@@ -60,8 +60,8 @@ class ShippedFile:
                 _write(path, data)
         except OSError as error:
             raise EnvironmentNotReadyError(
-                f"Expected to write {path}, which the driver and the executors execute, found: {error}; set package_dir to "
-                "a directory to which only this task's user can write and which every worker can read."
+                f"Expected to write {path}, which the driver and the executors execute, found: {error}; set "
+                "package_dir to a directory to which only this task's user can write and which every worker can read."
             ) from error
         return cls(path, digest)
 

@@ -1,8 +1,8 @@
 """
 Spark jobs of the parts of a step, and the size of the next part from measured times.
 
-A part is one job that writes a snapshot of its own. Two parts run at a time, so that no core idles while the last tasks of
-one end. Only the main thread changes the progress and takes checkpoints.
+A part is one job that writes a snapshot of its own. Two parts run at a time, so that no core idles while the last tasks
+of one end. Only the main thread changes the progress and takes checkpoints.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ log = logging.getLogger(__name__)
 LONGEST_SECONDS = 60.0
 SHORTEST_SECONDS = 3.0
 _PARTS_OF_A_STEP = 20
-"""A part takes at most this fraction of the estimated time of the step, so that a failure loses little of a short one."""
+"""
+A part takes at most this fraction of the estimated time of the step, so that a failure loses little of a short one.
+"""
 _FIRST_PARTS = 200
 _FIRST_BYTES = 32 * 1024 * 1024
 _LARGEST_GROWTH = 4.0
@@ -59,9 +61,9 @@ class PartSizes:
     """
     Chooses the amount of input of each part.
 
-    The time of the step that a part takes is the checkpoint interval, a twentieth of the estimated time of the step, or a
-    minute, whichever is the least, but at least three seconds. Its Spark job takes longer, because another one runs at the
-    same time.
+    The time of the step that a part takes is the checkpoint interval, a twentieth of the estimated time of the step, or
+    a minute, whichever is the least, but at least three seconds. Its Spark job takes longer, because another one runs
+    at the same time.
 
     :param total: Amount of all input that is left: bytes, or items if their sizes are unknown.
     :param is_bytes: Whether amounts are in bytes.
@@ -132,8 +134,8 @@ class PartBuilder:
         differences = differences_of(self._schema, frame.schema, rows.sparkSession)
         if differences:
             raise InvalidConfigurationError(
-                f"Expected the same columns of all parts of step {self._step}, found {'; '.join(differences)}; let the function "
-                "return columns that do not depend on the rows."
+                f"Expected the same columns of all parts of step {self._step}, found {'; '.join(differences)}; let the "
+                "function return columns that do not depend on the rows."
             )
         return aligned(frame, self._schema)
 
@@ -275,8 +277,8 @@ class PartJobs:
     def _start(self, pool: ThreadPoolExecutor, part: _Part, frame: DataFrame) -> None:
         from pyspark import inheritable_thread_target
 
-        # Jobs inherit the properties of this thread, such as its scheduler pool. Each one gets a copy of its own, because
-        # the tag of a job is one of them.
+        # Jobs inherit the properties of this thread, such as its scheduler pool. Each one gets a copy of its own,
+        # because the tag of a job is one of them.
         inherit: Any = inheritable_thread_target(self._steps.spark)
         self._running[pool.submit(inherit(functools.partial(self._write, part, frame)))] = part
 
@@ -365,8 +367,8 @@ def failure_of(step: str, bad: tuple[BadPart, ...], share: float) -> PartFailedE
     texts = "; ".join(map(bad_text, bad[:_SHOWN_PARTS]))
     more = f" and {len(bad) - _SHOWN_PARTS} more" if len(bad) > _SHOWN_PARTS else ""
     return PartFailedError(
-        f"Expected all parts of step {step} to be computed, found {len(bad)} that failed: {texts}{more}. The finished parts, "
-        f"{math.floor(100 * share)} % of the input, are kept; correct the input or the function, then retry.",
+        f"Expected all parts of step {step} to be computed, found {len(bad)} that failed: {texts}{more}. The finished "
+        f"parts, {math.floor(100 * share)} % of the input, are kept; correct the input or the function, then retry.",
         step=step,
         parts=tuple(each.input for each in bad),
     )

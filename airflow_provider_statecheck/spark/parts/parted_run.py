@@ -4,9 +4,9 @@ A step that is computed in parts, in one try: its input, what it resumes, comput
 The progress of a step follows from its live parts: a part that is damaged or that no checkpoint references is computed
 again.
 
-The input is the snapshot of an earlier step, a source of this package, or a DataFrame whose plan is one scan of files. All of
-them become a source: it lists the input at the first try, compares it at each later one, and cuts it into parts. A
-snapshot does not change. If it was computed again, its files have other names, and what was read of it is read again.
+The input is the snapshot of an earlier step, a source of this package, or a DataFrame whose plan is one scan of files.
+All of them become a source: it lists the input at the first try, compares it at each later one, and cuts it into parts.
+A snapshot does not change. If it was computed again, its files have other names, and what was read of it is read again.
 """
 
 from __future__ import annotations
@@ -244,15 +244,17 @@ def _base_above(text: str, paths: Sequence[SourcePath]) -> str:
     (base,) = parse_paths(f"{place}{text}" if text.startswith("/") else comparable(text))
     if base.pattern or not all(f"{path.root}/".startswith(f"{base.root}/") for path in paths):
         raise InvalidConfigurationError(
-            f"Expected the option basePath to be a directory above all paths of the input, found {redact(text)!r}; correct it."
+            f"Expected the option basePath to be a directory above all paths of the input, found {redact(text)!r}; "
+            "correct it."
         )
     return base.root
 
 
 def _not_a_scan(step: str, found: str) -> UnsupportedPlanError:
     return UnsupportedPlanError(
-        f"Expected the input of step {step!r} to be a snapshot, a source, or a DataFrame that only reads files, such as "
-        f"spark.read.parquet(...), found {found}; take a snapshot of it before, or move its operations into the function.",
+        f"Expected the input of step {step!r} to be a snapshot, a source, or a DataFrame that only reads files, such "
+        f"as spark.read.parquet(...), found {found}; take a snapshot of it before, or move its operations into the "
+        "function.",
         operation=found,
     )
 
@@ -400,7 +402,8 @@ class PartedRun:
 
         if not isinstance(self._over, DataFrame):
             raise InvalidConfigurationError(
-                f"Expected rows in the source of step {self._name}, found none; skip the step if there is nothing to read."
+                f"Expected rows in the source of step {self._name}, found none; skip the step if there is nothing to "
+                "read."
             )
         jobs.write_empty(self._over)
 

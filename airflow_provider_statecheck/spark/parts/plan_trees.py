@@ -346,7 +346,8 @@ def tree_of_text(text: str, marker: str, *, has_subsets: bool = False, is_barrie
 
     :param text: The text, without the description of the columns.
     :param marker: Name of the alias at which the tree ends.
-    :param has_subsets: Whether a ``dropDuplicates`` of the plan is on a subset of the columns, which the text does not say.
+    :param has_subsets: Whether a ``dropDuplicates`` of the plan is on a subset of the columns, which the text does not
+        say.
     :param is_barrier: Whether a ``mapInPandas`` or ``mapInArrow`` of the plan uses barrier mode.
     """
     details = {"Deduplicate": SUBSET if has_subsets else ""}

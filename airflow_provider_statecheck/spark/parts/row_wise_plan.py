@@ -110,8 +110,8 @@ def require_row_wise(built: DataFrame, marker: str, step: str) -> None:
 
     :param built: The result of the step for its whole input.
     :param marker: Name of the alias that marks the input.
-    :raises UnsupportedPlanError: if an operation of the step is not known to map each row of the input on its own, or if
-        two jobs could get different rows from it.
+    :raises UnsupportedPlanError: if an operation of the step is not known to map each row of the input on its own, or
+        if two jobs could get different rows from it.
     """
     refusal = _refusal(built, marker)
     if refusal is not None:

@@ -269,8 +269,9 @@ def _transfer_leaf(column: str) -> Leaf:
 
 def _not_transferable(column: str, original: DataType) -> UnsupportedStateError:
     return UnsupportedStateError(
-        f"Expected types that Spark accepts from Python, because its Hadoop has no filesystem for the checkpoint directory, "
-        f"found {original.simpleString()} in column {column!r}; convert it to an array or a struct, or use another directory.",
+        "Expected types that Spark accepts from Python, because its Hadoop has no filesystem for the checkpoint "
+        f"directory, found {original.simpleString()} in column {column!r}; convert it to an array or a struct, or use "
+        "another directory.",
         column=column,
     )
 
@@ -315,8 +316,8 @@ def _refuse_foreign_classes(document: Any) -> None:
     if isinstance(document, dict):
         if document.get("type") == "udt" and not _has_trusted_class(document):
             raise CorruptStateError(
-                f"Expected a schema without user classes, found {document.get('pyClass')!r}, which a restore does not load; "
-                "this package did not write the snapshot, restore from an earlier checkpoint."
+                f"Expected a schema without user classes, found {document.get('pyClass')!r}, which a restore does not "
+                "load; this package did not write the snapshot, restore from an earlier checkpoint."
             )
         for value in document.values():
             _refuse_foreign_classes(value)

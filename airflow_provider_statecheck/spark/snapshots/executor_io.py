@@ -99,8 +99,8 @@ class ExecutorFiles:
         if found != size_bytes:
             file.close()
             raise CorruptStateError(
-                f"Expected {size_bytes} bytes in {self._redacted_uri(name)}, found {found}; the file was changed after it was "
-                "written."
+                f"Expected {size_bytes} bytes in {self._redacted_uri(name)}, found {found}; the file was changed after "
+                "it was written."
             )
         return file
 
@@ -130,7 +130,7 @@ def _upload_limits(filesystem: Any) -> dict[str, int]:
 
 
 _MAX_TASK_BYTES = 128 * 1024 * 1024
-_MIN_TASK_BYTES = 4 * 1024 * 1024
+MIN_TASK_BYTES = 4 * 1024 * 1024
 _WANTED_TASKS = 32
 
 Piece = tuple[str, int, int, int]
@@ -181,7 +181,7 @@ def read_snapshot(reader: SnapshotReader, batches: Iterator[Any]) -> Iterator[An
 
 
 def _task_bytes(total: int) -> int:
-    return min(_MAX_TASK_BYTES, max(_MIN_TASK_BYTES, total // _WANTED_TASKS))
+    return min(_MAX_TASK_BYTES, max(MIN_TASK_BYTES, total // _WANTED_TASKS))
 
 
 def _pieces(file: SnapshotFile) -> Iterator[Piece]:

@@ -123,7 +123,11 @@ class StageSnapshots:
         return dict(sorted(found.items()))
 
     def read_by(self, frame: DataFrame) -> Mapping[int, StoredSnapshot] | None:
-        """Return the snapshot that a DataFrame reads, or its parts by their numbers; ``None`` for any other DataFrame."""
+        """
+        Return the snapshot that a DataFrame reads, or its parts by their numbers.
+
+        ``None`` for any other DataFrame.
+        """
         return self._read_by_frames.get(frame)
 
     def write(self, step: StepKey, frame: DataFrame, fingerprint: str, seconds_so_far: Stopwatch) -> LiveSnapshot:

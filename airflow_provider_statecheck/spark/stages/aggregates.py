@@ -63,8 +63,8 @@ def _schema_in_spark(frame: DataFrame, key: KeyNode, node: AggregateNode) -> Str
     except PySparkException as error:
         declared = ", ".join(f"{name}={each.text}" for name, each in node.aggregates.items())
         raise InvalidConfigurationError(
-            f"Expected aggregates {node.uid!r} that Spark can compute, found {declared}: {str(error).splitlines()[0]} Correct "
-            "the expressions."
+            f"Expected aggregates {node.uid!r} that Spark can compute, found {declared}: {str(error).splitlines()[0]} "
+            "Correct the expressions."
         ) from error
 
 
@@ -73,8 +73,8 @@ def _require_type(node: AggregateNode, name: str, data_type: DataType) -> None:
     reason = next(_reasons(data_type), None)
     if reason is not None:
         raise UnsupportedStateError(
-            f"Expected the aggregate {name}={aggregate.text} of {node.uid!r} to have a type that state can hold and Spark tasks "
-            f"compare as Spark does, found {data_type.simpleString()}, {reason}."
+            f"Expected the aggregate {name}={aggregate.text} of {node.uid!r} to have a type that state can hold and "
+            f"Spark tasks compare as Spark does, found {data_type.simpleString()}, {reason}."
         )
 
 
@@ -84,8 +84,8 @@ def _reasons(data_type: DataType) -> Iterator[str]:
     part = uncompared_part(data_type)
     if isinstance(part, StringType) and not is_plain_text(part):
         yield (
-            "and tasks have no collations; convert the text, and put its lower case in front if case does not matter, as in "
-            "Max(\"struct(lower(collate(name, 'UTF8_BINARY')) AS lower, collate(name, 'UTF8_BINARY') AS name)\")"
+            "and tasks have no collations; convert the text, and put its lower case in front if case does not matter, "
+            "as in Max(\"struct(lower(collate(name, 'UTF8_BINARY')) AS lower, collate(name, 'UTF8_BINARY') AS name)\")"
         )
     elif part is not None:
         yield f"with {part.simpleString()}; convert it, such as by cast(... AS string)"

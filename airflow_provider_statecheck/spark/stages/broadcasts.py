@@ -82,6 +82,6 @@ class Broadcasts:
 def _require_small(uid: str, size: int) -> None:
     if size > LARGEST_BYTES:
         raise UnsupportedStateError(
-            f"Expected at most {readable_size(LARGEST_BYTES)} of rows in the broadcast input of {uid!r}, all of which each subtask "
-            f"sees, found more; select fewer rows or columns, or join the two inputs before key_by."
+            f"Expected at most {readable_size(LARGEST_BYTES)} of rows in the broadcast input of {uid!r}, all of which "
+            "each subtask sees, found more; select fewer rows or columns, or join the two inputs before key_by."
         )

@@ -72,8 +72,8 @@ class Endpoints:
             return self._opened(source, state, restored, is_new_run=is_new_run and state is not None)
         except SourceRestartRequiredError as changed:
             raise SourceChangedError(
-                f"Expected the broadcast input of {uid!r} as it was, found another one: {changed.found}. It has no run of its own to "
-                "start again; restore it, or start the job over."
+                f"Expected the broadcast input of {uid!r} as it was, found another one: {changed.found}. It has no run "
+                "of its own to start again; restore it, or start the job over."
             ) from changed
 
     def _opened(self, source: Source, state: Any, restored: RestoredStageState, *, is_new_run: bool) -> SplitEnumerator:
@@ -95,8 +95,8 @@ class Endpoints:
         if is_open and self._stage.output is None and not self._settings.allow_non_restored_state:
             raise IncompatibleCheckpointError(
                 f"Expected the sink of stage {self._uid!r}, which has not committed the output of checkpoint "
-                f"{restored.checkpoint_id} yet, found a stage without a sink; add the sink until a try has succeeded, set "
-                "allow_non_restored_state=True to drop the output, or start over.",
+                f"{restored.checkpoint_id} yet, found a stage without a sink; add the sink until a try has succeeded, "
+                "set allow_non_restored_state=True to drop the output, or start over.",
                 checkpoint_id=restored.checkpoint_id,
             )
 

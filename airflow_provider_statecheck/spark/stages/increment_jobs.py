@@ -75,8 +75,8 @@ class IncrementTasks:
 
         :param frame: The rows of the increment.
         :param moment: Checkpoint of the increment.
-        :param is_woken: Whether every keyed subtask gets an empty message, so that it runs even without rows. Spark runs no
-            task for an input that it knows to be empty.
+        :param is_woken: Whether every keyed subtask gets an empty message, so that it runs even without rows. Spark
+            runs no task for an input that it knows to be empty.
         """
         frame = aligned(frame, self.columns.schema)
         for vertex, task in zip(self.vertices, self.of(moment, is_woken=is_woken), strict=True):

@@ -70,7 +70,8 @@ class IncrementLoop:
 
     :param pace: Decides which increments end with a checkpoint; the last one always does.
     :param restored_seconds: Time of the increments of this run before the restored checkpoint.
-    :param planned: Returns the tasks for the rows of an increment: the given ones, or others if the rows have wider types.
+    :param planned: Returns the tasks for the rows of an increment: the given ones, or others if the rows have wider
+        types.
     :param broadcasts: Sources of the rows that the tasks of the first increment see first.
     """
 
@@ -182,7 +183,8 @@ class IncrementLoop:
     def _reports(self, frame: DataFrame, moment: StateCapture) -> list[TaskReport]:
         reports = self._run_job(frame, moment, is_woken=False)
         if not reports and (moment.is_end_of_input or self._tasks.broadcast):
-            # Without rows no task ran, but functions must still process the end of the input, and their broadcast input.
+            # Without rows no task ran, but functions must still process the end of the input, and their broadcast
+            # input.
             reports = self._run_job(frame, moment, is_woken=True)
         return reports
 
@@ -244,9 +246,9 @@ class IncrementLoop:
                 self._wait()
         if not self._is_saved:
             raise CheckpointDeclinedError(
-                "Expected a completed checkpoint at the end of the stage, found that the last one and "
-                f"{_LAST_TRIES} repetitions failed; the warnings before it name the cause. A retry resumes after the last "
-                "completed checkpoint.",
+                f"Expected a completed checkpoint at the end of the stage, found that the last one and {_LAST_TRIES} "
+                "repetitions failed; the warnings before it name the cause. A retry resumes after the last completed "
+                "checkpoint.",
                 reason=CheckpointFailureReason.TRIGGER_CHECKPOINT_FAILURE,
             )
 
@@ -392,8 +394,8 @@ def require_all_subtasks(
         if is_whole and found and found != list(range(parallelism)):
             place = f"after key_by{vertex.key.columns}" if vertex.key else "at the end of the input"
             raise CoordinatorError(
-                f"Expected a report of each of the {parallelism} subtasks {place}, found those of {found}; turn off the "
-                "Spark settings that coalesce partitions."
+                f"Expected a report of each of the {parallelism} subtasks {place}, found those of {found}; turn off "
+                "the Spark settings that coalesce partitions."
             )
 
 

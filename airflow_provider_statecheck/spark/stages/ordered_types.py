@@ -23,11 +23,17 @@ PLAIN_TYPES = frozenset(
         "timestamp_ntz",
     }
 )
-"""Types besides text whose equal values have equal bytes, and that Arrow compares as Spark does, but for null and NaN."""
+"""
+Types besides text whose equal values have equal bytes, and that Arrow compares as Spark does, but for null and NaN.
+"""
 
 
 def is_plain_text(data_type: DataType) -> bool:
-    """Return whether values are strings that are equal only if their bytes are; under a collation, others are equal too."""
+    """
+    Return whether values are strings that are equal only if their bytes are.
+
+    Under a collation, others are equal too.
+    """
     from pyspark.sql.types import CharType, StringType, VarcharType
 
     is_text = isinstance(data_type, StringType) and data_type.isUTF8BinaryCollation()
@@ -35,7 +41,11 @@ def is_plain_text(data_type: DataType) -> bool:
 
 
 def uncompared_part(data_type: DataType) -> DataType | None:
-    """Return the first part of a type whose values Spark tasks cannot compare as Spark does; ``None`` if there is none."""
+    """
+    Return the first part of a type whose values Spark tasks cannot compare as Spark does.
+
+    ``None`` if there is none.
+    """
     from pyspark.sql.types import ArrayType, DayTimeIntervalType, StructType
 
     if isinstance(data_type, StructType):

@@ -1,8 +1,8 @@
 """
 Planning of a stage: its location, its vertices with their columns, and its key groups.
 
-A vertex is a chain of functions that runs in one Spark task; each ``key_by`` starts a new vertex after a shuffle. The key
-group of a row is computed in the JVM.
+A vertex is a chain of functions that runs in one Spark task; each ``key_by`` starts a new vertex after a shuffle. The
+key group of a row is computed in the JVM.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def vertices_of(stage: Stage) -> tuple[Vertex, ...]:
     """
     if stage.input is None or not (stage.nodes or stage.output):
         raise InvalidConfigurationError(
-            "Expected a stage with a source and a function or a sink, found an incomplete one; complete the declaration."
+            "Expected a stage with a source and a function or a sink, found an incomplete one; complete the "
+            "declaration."
         )
     _require_types(stage)
     vertices = [Vertex(None, ())]
@@ -121,7 +122,8 @@ def _require_types(stage: Stage) -> None:
         if end is not None and (isinstance(end, type | PathLike) or not isinstance(end, kind)):
             name, found = kind.__name__, f"the class {end.__name__}" if isinstance(end, type) else type(end).__name__
             raise InvalidConfigurationError(
-                f"Expected a {name.lower()} of a stage, such as Parquet{name}('/data/x'), found {found}; pass an object."
+                f"Expected a {name.lower()} of a stage, such as Parquet{name}('/data/x'), found {found}; pass an "
+                "object."
             )
 
 
@@ -179,8 +181,8 @@ class StagePlanner:
         Return the vertices with their columns.
 
         :param columns: Columns of the source.
-        :raises InvalidConfigurationError: if a column does not exist, its name is reserved, or an output declaration is not a
-            schema.
+        :raises InvalidConfigurationError: if a column does not exist, its name is reserved, or an output declaration is
+            not a schema.
         :raises UnsupportedStateError: if a column of a key has an unsupported type.
         """
         planned: list[PlannedVertex] = []
@@ -319,7 +321,11 @@ class PlannedNode:
 
     @property
     def reads_results(self) -> bool:
-        """Whether it aggregates the results of another aggregate; it reads them all in each run, and needs no earlier state."""
+        """
+        Whether it aggregates the results of another aggregate.
+
+        It reads them all in each run, and needs no earlier state.
+        """
         return isinstance(self.node, AggregateNode) and self.node.reads_results
 
     @property
@@ -360,7 +366,8 @@ def _parse_ddl(spark: SparkSession, ddl: str, uid: str) -> StructType:
         return spark.createDataFrame([], ddl).schema
     except PySparkException as error:
         raise InvalidConfigurationError(
-            f"Expected output= of {uid!r} to be columns such as 'account string, balance double', found {ddl!r}: {error}"
+            f"Expected output= of {uid!r} to be columns such as 'account string, balance double', found {ddl!r}: "
+            f"{error}"
         ) from error
 
 
@@ -380,15 +387,15 @@ def _require_columns(vertex: Vertex, schema: StructType, *, is_case_sensitive: b
     missing = [name for name in required if schema.names.count(name) != 1]
     if missing:
         raise InvalidConfigurationError(
-            f"Expected each column of key_by exactly once in {schema.names}, found {missing} missing or repeated; correct "
-            "key_by or the output columns before it."
+            f"Expected each column of key_by exactly once in {schema.names}, found {missing} missing or repeated; "
+            "correct key_by or the output columns before it."
         )
     lower = [name.lower() for name in schema.names]
     ambiguous = [] if is_case_sensitive else [name for name in required if lower.count(name.lower()) > 1]
     if ambiguous:
         raise InvalidConfigurationError(
-            f"Expected columns of key_by that Spark tells from the others in {schema.names}, found {ambiguous}, whose names "
-            "differ from another one only in case; rename one of them, or set spark.sql.caseSensitive."
+            f"Expected columns of key_by that Spark tells from the others in {schema.names}, found {ambiguous}, whose "
+            "names differ from another one only in case; rename one of them, or set spark.sql.caseSensitive."
         )
     _require_ordered_types(vertex, schema)
 
@@ -398,8 +405,9 @@ def _require_ordered_types(vertex: Vertex, schema: StructType) -> None:
         part = uncompared_part(schema[name].dataType)
         if part is not None:
             raise UnsupportedStateError(
-                f"Expected order_by of a type whose values Spark tasks compare as Spark does, found {name} with {part.simpleString()}; "
-                "order by another column, such as a number, or collate(name, 'UTF8_BINARY') of a text with a collation."
+                f"Expected order_by of a type whose values Spark tasks compare as Spark does, found {name} with "
+                f"{part.simpleString()}; order by another column, such as a number, or collate(name, 'UTF8_BINARY') of "
+                "a text with a collation."
             )
 
 
@@ -407,8 +415,8 @@ def _require_free_names(names: Sequence[str], place: str) -> None:
     taken = [name for name in names if name.lower().startswith(RESERVED_PREFIX)]
     if taken:
         raise InvalidConfigurationError(
-            f"Expected names of columns of {place} that do not begin with {RESERVED_PREFIX!r}, which the stage uses itself, "
-            f"found {taken}; rename them."
+            f"Expected names of columns of {place} that do not begin with {RESERVED_PREFIX!r}, which the stage uses "
+            f"itself, found {taken}; rename them."
         )
 
 
@@ -462,8 +470,8 @@ def _import_attribute(location: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise InvalidConfigurationError(
-            f"Expected a stage at {location!r}, found none: {error}. Make the module importable where the stage runs: put it "
-            "below the Dags folder, install it, or send it with the application."
+            f"Expected a stage at {location!r}, found none: {error}. Make the module importable where the stage runs: "
+            "put it below the Dags folder, install it, or send it with the application."
         ) from error
 
 
@@ -490,8 +498,8 @@ def key_serializer_of(
         found = [field.dataType for field in df.schema.fields if field.name == name]
         if len(found) != 1:
             raise InvalidConfigurationError(
-                f"Expected the key column {name} once in the input, found it {len(found)} times in {df.columns}; select or "
-                f"rename columns of the input."
+                f"Expected the key column {name} once in the input, found it {len(found)} times in {df.columns}; "
+                "select or rename columns of the input."
             )
         fields[name] = KeyField(name, _arrow_type(name, found[0]), (aliases or {}).get(name, ()))
     if len(fields) < len(key_columns):

@@ -64,7 +64,8 @@ def probe_schemas(
     """
     Return the state types of functions, by the uids of their operators.
 
-    Opens a copy of each function, pickled as for Spark tasks, with a state backend that writes no files and closes it again.
+    Opens a copy of each function, pickled as for Spark tasks, with a state backend that writes no files and closes it
+    again.
 
     :raises InvalidConfigurationError: if a function cannot be pickled.
     """
@@ -97,8 +98,8 @@ def _pickled_copy(operator: PlannedNode) -> Any:
         return cloudpickle.loads(cloudpickle.dumps(operator.node))  # type: ignore[no-untyped-call]
     except Exception as error:
         raise InvalidConfigurationError(
-            f"Expected a function {operator.uid!r} that can be pickled for Spark tasks, found: {error}. Open connections and "
-            "files in open()."
+            f"Expected a function {operator.uid!r} that can be pickled for Spark tasks, found: {error}. Open "
+            "connections and files in open()."
         ) from error
 
 
@@ -243,8 +244,8 @@ def require_same_output(before: Sequence[PlannedVertex], now: Sequence[PlannedVe
     found = [] if sink is None or ours is None else conflicts(ours, theirs)
     if found:
         raise SourceChangedError(
-            f"Expected the output of the stage in the types with which its sink was opened, found: {'; '.join(found)}, because the "
-            "input became wider; cast the columns of all splits to the wider types, and start over."
+            f"Expected the output of the stage in the types with which its sink was opened, found: {'; '.join(found)}, "
+            "because the input became wider; cast the columns of all splits to the wider types, and start over."
         )
 
 
@@ -280,7 +281,8 @@ def subtasks_within(slots: int, bounds: Iterable[int | None]) -> int:
     key_groups = min((bound for bound in bounds if bound is not None), default=MAX_PARALLELISM_BOUND)
     if slots > key_groups:
         log.warning(
-            "The stage runs with parallelism=%s, one subtask for each key group, although Spark has %s task slots. For more, run `airflow statecheck rescale` on a savepoint, or set a higher max_parallelism before there "
+            "The stage runs with parallelism=%s, one subtask for each key group, although Spark has %s task slots. "
+            "For more, run `airflow statecheck rescale` on a savepoint, or set a higher max_parallelism before there "
             "is state.",
             key_groups,
             slots,
@@ -300,7 +302,7 @@ def max_parallelism_advice(parallelism: int, max_parallelism: int) -> str | None
     # A power of two.
     wanted = min(1 << (_HEADROOM * parallelism - 1).bit_length(), MAX_PARALLELISM_BOUND)
     return (
-        f"max_parallelism={max_parallelism} is less than {_HEADROOM} times the parallelism of {parallelism}: it bounds every "
-        f"later parallelism, and few key groups distribute keys unevenly. Set max_parallelism={wanted} before there is state; "
-        "later, run `airflow statecheck rescale` on a savepoint."
+        f"max_parallelism={max_parallelism} is less than {_HEADROOM} times the parallelism of {parallelism}: it bounds "
+        f"every later parallelism, and few key groups distribute keys unevenly. Set max_parallelism={wanted} before "
+        "there is state; later, run `airflow statecheck rescale` on a savepoint."
     )

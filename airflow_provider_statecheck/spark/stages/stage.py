@@ -133,7 +133,10 @@ class AggregateNode:
     emits_changes: bool = False
     """``True`` to emit changed keys after each increment, ``False`` to emit all keys at the end of the input."""
     reads_results: bool = False
-    """Whether it aggregates the results of another aggregate, all of which it reads at the end of each input. Set by the plan."""
+    """
+    Whether it aggregates the results of another aggregate, all of which it reads at the end of each input. Set by the
+    plan.
+    """
 
 
 Node = MapNode | KeyNode | ProcessNode | AggregateNode
@@ -199,7 +202,8 @@ class Stage:
             callable(function) or isinstance(function, MapFunction | FlatMapFunction)
         ):
             raise InvalidConfigurationError(
-                f"Expected a function of one element, or an object of a MapFunction or FlatMapFunction, found {function!r}."
+                "Expected a function of one element, or an object of a MapFunction or FlatMapFunction, found "
+                f"{function!r}."
             )
         return self._with(MapNode(uid=uid or "map", function=function, output=output))
 
@@ -237,7 +241,8 @@ class Stage:
         key = self.nodes[-1] if self.nodes else None
         if not isinstance(key, KeyNode) or key.broadcast is not None:
             raise InvalidConfigurationError(
-                "Expected one broadcast between key_by and a KeyedBroadcastProcessFunction, found it in another place; move it."
+                "Expected one broadcast between key_by and a KeyedBroadcastProcessFunction, found it in another "
+                "place; move it."
             )
         are_maps = all(isinstance(each, MapStateDescriptor) for each in states)
         if not states or not are_maps or len({each.name for each in states}) < len(states):
@@ -307,15 +312,16 @@ class Stage:
         ]
         if repeated:
             raise InvalidConfigurationError(
-                f"Expected a unique uid for the state of each function, other than {RESERVED_UIDS} and without {BROADCAST_SUFFIX!r}, found {repeated[0]!r} again; "
-                "set uid=."
+                f"Expected a unique uid for the state of each function, other than {RESERVED_UIDS} and without "
+                f"{BROADCAST_SUFFIX!r}, found {repeated[0]!r} again; set uid=."
             )
         return stage
 
     def _require_open(self) -> None:
         if self.input is None or self.output is not None:
             raise InvalidConfigurationError(
-                "Expected a stage in the order source, functions, sink, found a step before the source or after the sink."
+                "Expected a stage in the order source, functions, sink, found a step before the source or after the "
+                "sink."
             )
 
 

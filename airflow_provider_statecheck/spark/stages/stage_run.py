@@ -4,7 +4,8 @@ One attempt of a stage: restore, plan, run increment by increment, finish.
 The restore is confirmed to the coordinator only after the restored state has been checked against the functions. The
 sink is opened after that, and commits the committables of the restored checkpoint first.
 
-:func:`main` is the program of a driver that ``spark-submit`` starts for a stage. The operator passes the location of the
+:func:`main` is the program of a driver that ``spark-submit`` starts for a stage. The operator passes the location of
+    the
 stage as the first argument and the attempt through the handover.
 """
 
@@ -134,7 +135,8 @@ def run_stage(
     :param num_retained: Maximum number of completed checkpoints to retain, at least 1.
     :param retained_runs: Number of earlier runs whose last checkpoint is retained in addition to ``num_retained``, for
         a job that continues from run to run. As many runs can be run again.
-    :param checkpoint_timeout_seconds: Maximum time from the start of a checkpoint to its acknowledgement. The unit is seconds.
+    :param checkpoint_timeout_seconds: Maximum time from the start of a checkpoint to its acknowledgement. The unit is
+        seconds.
     :param tolerable_failed_checkpoints: Number of consecutive checkpoint failures that a stage tolerates before it
         fails; ``-1`` for no limit.
     :param checkpoint_interval: Interval of periodic checkpoints, or ``auto``, which derives it from the cost of
@@ -237,8 +239,8 @@ class StageRun:
             except SystemExit as found:
                 # Its process would succeed without the rest of the input.
                 raise StageExitError(
-                    f"Expected the code of stage {self._uid!r} to return or to raise an error, found sys.exit({found.code!r}), "
-                    f"which would end the stage before the end of its input; raise an error."
+                    f"Expected the code of stage {self._uid!r} to return or to raise an error, found "
+                    f"sys.exit({found.code!r}), which would end the stage before the end of its input; raise an error."
                 ) from found
             self._attempt.finish(AttemptStatus.FINISHED)
         return result
@@ -251,8 +253,9 @@ class StageRun:
         ]
         if other:
             raise InvalidConfigurationError(
-                f"Expected {other[0]} of the task to be that of the backend of its stage, {redact(own[other[0]])}, found "
-                f"{redact(used[other[0]] or 'none')}; pass {other[0]}=, because this task registers before its driver imports the stage."
+                f"Expected {other[0]} of the task to be that of the backend of its stage, {redact(own[other[0]])}, "
+                f"found {redact(used[other[0]] or 'none')}; pass {other[0]}=, because this task registers before its "
+                "driver imports the stage."
             )
 
     def _run(self) -> StageResult:
@@ -269,7 +272,7 @@ class StageRun:
             columns = self._columns(restored, frame)
             planned, states = self._restore_states(restored, self._plan(columns))
             # The restored state has been checked against the functions.
-            commits = self._take_over(closing, start, states, planned[-1].output_schema)
+            commits = self.take_over(closing, start, states, planned[-1].output_schema)
             jobs, broadcasts = TaggedJobs(self._spark), self._broadcasts(restored)
             first_rows = broadcasts.rows(partial(collected, jobs, uri=self._attempt.storage.base_uri))
             loop = IncrementLoop(
@@ -325,12 +328,12 @@ class StageRun:
         # No function is planned, so the state of a savepoint cannot be checked, and is not taken over.
         is_left = self._attempt.begins_from_savepoint and start.state.checkpoint_id is not None
         with ExitStack() as closing:
-            self._take_over(closing, replace(start, loaded=None) if is_left else start).end()
+            self.take_over(closing, replace(start, loaded=None) if is_left else start).end()
             # A restore in place may have fenced the attempt meanwhile, and the end of the sink retracts output.
             self._attempt.require_current()
         return StageResult(0, 0, start.state.checkpoint_id)
 
-    def _take_over(
+    def take_over(
         self, closing: ExitStack, start: StageStart, states: StageStates | None = None, schema: Any = None
     ) -> SinkCommits:
         """Confirm the restore, open the sink until the end, and make the commits that the restored checkpoint left."""

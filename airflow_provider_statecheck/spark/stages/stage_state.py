@@ -184,7 +184,8 @@ class RestoredStageState:
         """
         Redistribute the state to the subtasks of the functions.
 
-        :param max_parallelism: ``None`` if the user did not set it; it then follows from the restored state or the parallelism.
+        :param max_parallelism: ``None`` if the user did not set it; it then follows from the restored state or the
+            parallelism.
         :raises IncompatibleCheckpointError: if the state does not match the functions or their parallelism.
         """
         return assign_states(

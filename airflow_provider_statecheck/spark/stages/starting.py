@@ -1,8 +1,8 @@
 """
 The state with which an attempt of a stage begins.
 
-This is that of the newest checkpoint, unless the source has changed and wants the run to start again. The run then starts
-where the run before it ended: its state and output include rows that the source may no longer have.
+This is that of the newest checkpoint, unless the source has changed and wants the run to start again. The run then
+starts where the run before it ended: its state and output include rows that the source may no longer have.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ class _Restart:
         ledger = self._ledger(state.source)
         if ledger is None or not ledger.unfinished:
             raise SourceChangedError(
-                f"{self._changed.found}. Run {run!r}, which has ended, had read this, and run {self._run!r} would start again from its "
-                f"end. Restore the source as it was, or {REWIND}."
+                f"{self._changed.found}. Run {run!r}, which has ended, had read this, and run {self._run!r} would "
+                f"start again from its end. Restore the source as it was, or {REWIND}."
             )
         self._given_up.append(ledger)
 
@@ -150,8 +150,9 @@ class _Restart:
         lost = sorted({name for ledger in self._given_up for name in _lost(ledger, listed)})
         if lost:
             raise SourceChangedError(
-                f"{self._changed.found}. The run before did not come to its end, and run {self._run!r} would read its input again, but "
-                f"{some_of([redact(name) for name in lost])}, which it had read, vanished. Restore these files or the changed ones."
+                f"{self._changed.found}. The run before did not come to its end, and run {self._run!r} would read its "
+                f"input again, but {some_of([redact(name) for name in lost])}, which it had read, vanished. Restore "
+                "these files or the changed ones."
             )
 
 

@@ -1,8 +1,8 @@
 """
 Columns of one table in the schema of another: matched by name, and widened as Spark does.
 
-Spark decides the wider of two types, for the settings of its session, as in a union. A type is foreign if such a union would
-convert values to another kind, such as numbers to text.
+Spark decides the wider of two types, for the settings of its session, as in a union. A type is foreign if such a union
+would convert values to another kind, such as numbers to text.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def differences_of(known: StructType, found: StructType, spark: SparkSession) ->
         *missing,
         *further,
         *(
-            f"column {mine.name!r} as {found.fields[at].dataType.simpleString()} instead of {mine.dataType.simpleString()}"
+            f"column {mine.name!r} as {found.fields[at].dataType.simpleString()} instead of "
+            f"{mine.dataType.simpleString()}"
             for mine, at in pairs
             if at is not None and not is_same(mine.dataType, found.fields[at].dataType)
         ),
@@ -121,10 +122,12 @@ def extended(
     """
     Return the columns with which the files of a later run are read.
 
-    :param known: Columns of the files of earlier runs. As everywhere in Spark, a narrower type of a file is read as theirs.
+    :param known: Columns of the files of earlier runs. As everywhere in Spark, a narrower type of a file is read as
+        theirs.
     :param found: Columns that Spark finds in the files of the run.
     :param texts: All values of partition columns, which have a type only through the names of directories.
-    :raises SourceChangedError: if a column has a type of another kind, or one that Spark does not read as the wider one.
+    :raises SourceChangedError: if a column has a type of another kind, or one that Spark does not read as the wider
+        one.
     """
     from pyspark.sql.types import StringType, StructType
 
@@ -275,8 +278,8 @@ def _other_columns(
     further = [name for at, name in enumerate(found) if at not in positions]
     differences = [*([f"without {missing}"] if missing else []), *([f"with {further} in addition"] if further else [])]
     return SourceChangedError(
-        f"Expected {what} with the columns {list(known)}, as before, found {list(found)}, {' and '.join(differences)}; let all "
-        "splits have the same columns, or start over."
+        f"Expected {what} with the columns {list(known)}, as before, found {list(found)}, {' and '.join(differences)}; "
+        "let all splits have the same columns, or start over."
     )
 
 
@@ -292,6 +295,6 @@ def _wider_type(mine: StructField, theirs: StructField, rules: TypeRules) -> Dat
 def _other_type(mine: StructField, theirs: StructField, relation: str) -> SourceChangedError:
     known, found = mine.dataType.simpleString(), theirs.dataType.simpleString()
     return SourceChangedError(
-        f"Expected the column {mine.name!r} of later rows to be {known}, as before, or wider, found {found}, which {relation}; "
-        f"cast it to {known}, or give it another name."
+        f"Expected the column {mine.name!r} of later rows to be {known}, as before, or wider, found {found}, which "
+        f"{relation}; cast it to {known}, or give it another name."
     )

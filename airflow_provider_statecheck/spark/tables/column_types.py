@@ -1,8 +1,8 @@
 """
 Types of columns that Python and the tables of sinks cannot hold.
 
-Columns of these types are refused by name before any work. Each error has the type as Spark writes it, although sinks get
-Arrow types: Arrow has the parts of some types of Spark as a struct.
+Columns of these types are refused by name before any work. Each error has the type as Spark writes it, although sinks
+get Arrow types: Arrow has the parts of some types of Spark as a struct.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def require_stored(schema: Any, place: str) -> None:
 
     :param schema: Arrow schema of the output; ``None`` if it is not known yet.
     :param place: The table, for the error message.
-    :raises UnsupportedStateError: if a column, or a part of it, has a type that a reader of the table would take for another.
+    :raises UnsupportedStateError: if a column, or a part of it, has a type that a reader of the table would take for
+        another.
     """
     for column in () if schema is None else schema:
         for kind in _parts_of(column.type):

@@ -1,8 +1,8 @@
 """
 The type that holds the values of two columns, and columns in such a type.
 
-Structs have the fields of both, matched by name as Spark does everywhere except in a cast. Spark decides the wider of two other
-types, for the settings of its session, as in a union.
+Structs have the fields of both, matched by name as Spark does everywhere except in a cast. Spark decides the wider of
+two other types, for the settings of its session, as in a union.
 """
 
 from __future__ import annotations
@@ -57,7 +57,11 @@ class TypeRules:
         )
 
     def common(self, mine: Any, theirs: Any) -> DataType | None:
-        """Return the type with the values of two types; ``None`` if Spark has none, or values would become another kind."""
+        """
+        Return the type with the values of two types.
+
+        ``None`` if Spark has none, or values would become another kind.
+        """
         from pyspark.sql.types import ArrayType, MapType
 
         if _is_void(mine) or _is_void(theirs) or is_same(mine, theirs):

@@ -125,7 +125,8 @@ class OutputFile:
 
     def discard(self) -> None:
         """Delete the file, finished or not."""
-        # Otherwise the garbage collector would write the footer into a closed stream. After a failed write there is none.
+        # Otherwise the garbage collector would write the footer into a closed stream. After a failed write there is
+        # none.
         with suppress(OSError, ValueError, RuntimeError):
             self._parquet.close()
         with suppress(OSError):
@@ -154,17 +155,18 @@ def require_partitionable(schema: Any, columns: Sequence[str]) -> None:
     for column in columns:
         if schema.get_field_index(column) < 0:
             raise UnsupportedStateError(
-                f"Expected the column {column!r} of partition_by in the output, found {', '.join(schema.names)}; add the "
-                "column to the output, or partition by another one."
+                f"Expected the column {column!r} of partition_by in the output, found {', '.join(schema.names)}; add "
+                "the column to the output, or partition by another one."
             )
         if not _is_partitionable(schema.field(column).type):
             raise UnsupportedStateError(
-                f"Expected partition_by to name columns of integers, strings, dates or booleans, found {column!r} of type "
-                f"{schema.field(column).type}; convert it in the stage."
+                f"Expected partition_by to name columns of integers, strings, dates or booleans, found {column!r} of "
+                f"type {schema.field(column).type}; convert it in the stage."
             )
     if set(columns) >= set(schema.names):
         raise UnsupportedStateError(
-            f"Expected a column in addition to those of partition_by, found only {', '.join(columns)}; remove one from partition_by."
+            f"Expected a column in addition to those of partition_by, found only {', '.join(columns)}; remove one from "
+            "partition_by."
         )
 
 

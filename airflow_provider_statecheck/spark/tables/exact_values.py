@@ -1,8 +1,8 @@
 """
 Values and columns in the types of a schema, without a change.
 
-Arrow cuts, rounds and converts many values without an error, such as a fraction to an integer, bytes to text, or a number to
-a date. Here, only values that a type holds become values of this type; all others raise an error.
+Arrow cuts, rounds and converts many values without an error, such as a fraction to an integer, bytes to text, or a
+number to a date. Here, only values that a type holds become values of this type; all others raise an error.
 """
 
 from __future__ import annotations

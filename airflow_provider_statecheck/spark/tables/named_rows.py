@@ -154,7 +154,8 @@ def _positions(found: tuple[str, ...], names: tuple[str, ...], is_case_sensitive
     missing = [name for name, at in zip(names, positions, strict=True) if at is None]
     if missing:
         raise ValueError(
-            f"rows with the names {list(found)}, without {missing}; a plain tuple has its values in the order of the columns"
+            f"rows with the names {list(found)}, without {missing}; a plain tuple has its values in the order of the "
+            "columns"
         )
     _require_all_read(found, positions, names)
     return tuple(at for at in positions if at is not None)

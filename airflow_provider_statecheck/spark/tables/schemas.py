@@ -185,8 +185,8 @@ def schema_differences(theirs: Any, ours: Any, *, may_add: bool = True, may_lack
     """
     Return the reasons why rows with one schema cannot be added to rows with another.
 
-    Nullability is no reason: a column that is never null takes part as any other, and writers refuse null in the columns of a
-    table that require values.
+    Nullability is no reason: a column that is never null takes part as any other, and writers refuse null in the
+    columns of a table that require values.
 
     :param theirs: Arrow schema of the rows that are there.
     :param ours: Arrow schema of the rows to add.

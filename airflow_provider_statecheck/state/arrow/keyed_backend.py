@@ -1,8 +1,8 @@
 """
 Keyed state of the Arrow backend, in sorted files, and its snapshots.
 
-An incremental snapshot writes the changes since the last completed checkpoint and references the existing files of earlier
-ones. A full snapshot writes all state to files of its own.
+An incremental snapshot writes the changes since the last completed checkpoint and references the existing files of
+earlier ones. A full snapshot writes all state to files of its own.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
     """
     Keyed state as sorted Arrow files on the checkpoint storage, with later changes in memory and local files.
 
-    An incremental snapshot references the files of an earlier one only after :meth:`notify_checkpoint_complete`, or if the
-    backend was restored from them. Reads and later snapshots need these files: those of a checkpoint may be deleted only after
-    the backend was notified of a later one, and no snapshot captured before is still being written.
+    An incremental snapshot references the files of an earlier one only after :meth:`notify_checkpoint_complete`, or if
+    the backend was restored from them. Reads and later snapshots need these files: those of a checkpoint may be deleted
+    only after the backend was notified of a later one, and no snapshot captured before is still being written.
 
     :param restored: Handles to restore. Only the metadata of their files is read; raises also as ``restored_files``.
     :param settings: Sizes and compression; the defaults if ``None``.
@@ -108,7 +108,8 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         self._reading = Reading(files, BlockCache(self._settings.cache_bytes), self._settings)
         self._snapshots: WeakSet[ArrowSnapshot] = WeakSet()
         self._unconfirmed: dict[int, ArrowSnapshot] = {}
-        # This subtask writes a state without files in the format of the others, because one may later restore the files of all.
+        # This subtask writes a state without files in the format of the others, because one may later restore the files
+        # of all.
         known = () if environment.schemas is None else environment.schemas.keyed
         found = restored_files(restored, self._storage, key_serializer, number_of_key_groups, key_group_range)
         self._carried = {state.name: StateFiles(state, ()) for state in known} | found
@@ -358,7 +359,8 @@ class ArrowSnapshot(StateSnapshot[KeyedStateHandle]):
 
 def _cancelled_error() -> SnapshotCancelledError:
     return SnapshotCancelledError(
-        "Expected a running snapshot, found a cancelled one; its files are deleted, and the next checkpoint writes the state."
+        "Expected a running snapshot, found a cancelled one; its files are deleted, and the next checkpoint writes "
+        "the state."
     )
 
 

@@ -270,7 +270,9 @@ def _row_starts(columns: list[Any], last: tuple[Any, ...] | None) -> Any:
 _BLOCK_OVERHEAD = 4096
 """Size of the objects of a cached block besides its columns, in bytes."""
 BlockKey = tuple[Any, ...]
-"""Identity of a block: the file and the offset in it, and everything that determines the columns and types of the rows."""
+"""
+Identity of a block: the file and the offset in it, and everything that determines the columns and types of the rows.
+"""
 
 
 class Block:
@@ -386,7 +388,9 @@ class ArrowStateSettings:
     compression: str | None = "lz4"
     """Compression of the files: ``lz4``, ``zstd`` or ``none``."""
     memtable_bytes: int = 64 << 20
-    """Estimated size of changes since the last snapshot that are buffered in memory. The rest is spilled to local files."""
+    """
+    Estimated size of changes since the last snapshot that are buffered in memory. The rest is spilled to local files.
+    """
     cache_bytes: int = 32 << 20
     """Size of the cache for reads of single keys."""
 

@@ -99,8 +99,8 @@ def read_meta(handle: KeyedStateHandle, storage: CheckpointStorage) -> SnapshotM
 def _require_fitting(meta: SnapshotMeta, keys: KeySerializer, number_of_key_groups: int) -> None:
     if meta.number_of_key_groups != number_of_key_groups:
         raise IncompatibleCheckpointError(
-            f"Expected state with {number_of_key_groups} key groups, found {meta.number_of_key_groups}; restore with the "
-            f"maximum parallelism of the checkpoint, or rescale the checkpoint."
+            f"Expected state with {number_of_key_groups} key groups, found {meta.number_of_key_groups}; restore with "
+            "the maximum parallelism of the checkpoint, or rescale the checkpoint."
         )
     verdict = keys.resolve_compatibility(meta.key)
     if verdict.outcome is Outcome.INCOMPATIBLE:

@@ -1,10 +1,11 @@
 """
 State files: format and range reads, and the metadata of a subtask's snapshot.
 
-A run file is an Arrow IPC file of sorted rows. Each record batch is a block, which belongs to one key group and is read on
-its own.
+A run file is an Arrow IPC file of sorted rows. Each record batch is a block, which belongs to one key group and is read
+on its own.
 
-The metadata of a snapshot is an Arrow IPC file with one row per state. Restored states without a descriptor are copied unchanged.
+The metadata of a snapshot is an Arrow IPC file with one row per state. Restored states without a descriptor are copied
+unchanged.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ _PIECES = "pieces of a file of state"
 
 
 BLOCK_FIELDS = [("offset", "i8"), ("length", "i4"), ("rows", "i4"), ("checksum", "u4")]
-"""Offset of a block in its file, its size in bytes, its number of rows, and the CRC-32 of its bytes, as a numpy type."""
+"""
+Offset of a block in its file, its size in bytes, its number of rows, and the CRC-32 of its bytes, as a numpy type.
+"""
 Footer = tuple[int, int, int]
 """Offset, length and CRC-32 of the footer of a file."""
 
@@ -268,8 +271,8 @@ def corrupt_run_file(run_file: RunFile, what: str, found: str) -> CorruptStateEr
     handle = run_file.handle
     uri = "the checkpoint" if isinstance(handle, ByteStreamStateHandle) else redact(_location(handle)[0])
     return CorruptStateError(
-        f"Expected {what} of state {run_file.state.name} in {uri}, found {found}; the file is corrupt or truncated, restore from "
-        f"another checkpoint.",
+        f"Expected {what} of state {run_file.state.name} in {uri}, found {found}; the file is corrupt or truncated, "
+        "restore from another checkpoint.",
         uri=uri,
     )
 
@@ -458,6 +461,6 @@ def _require_version(found: str, source: str) -> None:
         raise ValueError(f"the format {found!r}")
     if version != str(VERSION):
         raise IncompatibleCheckpointError(
-            f"Expected snapshot metadata of version {VERSION} in {source}, found {version}; restore with the release that wrote "
-            f"the checkpoint, or a newer one."
+            f"Expected snapshot metadata of version {VERSION} in {source}, found {version}; restore with the release "
+            "that wrote the checkpoint, or a newer one."
         )

@@ -1,8 +1,8 @@
 """
 Writers of sorted tables to run files: state files, and Parquet files of canonical savepoints.
 
-In a Parquet file, a row group is a block. It is a contiguous range of bytes, so that it is read and verified like a block of an Arrow file.
-The columns are those that users read, in the order of the columns of the backend.
+In a Parquet file, a row group is a block. It is a contiguous range of bytes, so that it is read and verified like a
+block of an Arrow file. The columns are those that users read, in the order of the columns of the backend.
 """
 
 from __future__ import annotations
@@ -303,12 +303,12 @@ class RowGroups:
         Return the rows of a block as a table with the columns of the backend.
 
         :param data: Bytes of the row group.
-        :raises RequestLimitError: if this process decodes state of any job, and the rows are too large for it, or if too many
-            are decoded at once.
+        :raises RequestLimitError: if this process decodes state of any job, and the rows are too large for it, or if
+            too many are decoded at once.
         """
         offset = int(run_file.offsets[block])
         group = (self.metadata, self.numbers[offset], offset)
-        read = _read_elsewhere if is_bounded() else _read_row_group
+        read = read_elsewhere if is_bounded() else _read_row_group
         return _in_layout(run_file, read(*group, data))
 
 
@@ -320,22 +320,28 @@ def _read_row_group(metadata: Any, number: int, offset: int, data: memoryview | 
     return file.read_row_group(number, use_threads=False)
 
 
-_ELSEWHERE: Final = BoundedSemaphore(2)
+ELSEWHERE: Final = BoundedSemaphore(2)
 _SECONDS: Final = 30
-_WAIT_SECONDS: Final = 2.0
+WAIT_SECONDS: Final = 2.0
 """Time for which a thread of a server waits for its turn, as the reads of other jobs need the thread."""
 
 
-def _read_elsewhere(metadata: Any, number: int, offset: int, data: memoryview | bytes) -> Any:
-    if not _ELSEWHERE.acquire(timeout=_WAIT_SECONDS):
+def read_elsewhere(metadata: Any, number: int, offset: int, data: memoryview | bytes) -> Any:
+    """
+    Return the rows of a row group, decoded in a process with bounded memory.
+
+    :raises RequestLimitError: if too many row groups are being decoded.
+    """
+    if not ELSEWHERE.acquire(timeout=WAIT_SECONDS):
         raise RequestLimitError(
-            "Expected few reads of canonical savepoints at once, found more than this server decodes; send the request again.",
-            retry_after_seconds=_WAIT_SECONDS,
+            "Expected few reads of canonical savepoints at once, found more than this server decodes; send the "
+            "request again.",
+            retry_after_seconds=WAIT_SECONDS,
         )
     try:
         reply = run_bounded(_stream_of_row_group, metadata, number, offset, bytes(data), seconds=_SECONDS)
     finally:
-        _ELSEWHERE.release()
+        ELSEWHERE.release()
     table = pa.ipc.open_stream(reply).read_all()
     table.validate(full=True)
     return table

@@ -413,7 +413,11 @@ def rows_in(run: SortedRun, target: Target) -> Iterator[FoundRows]:
 
 
 def rows_of_each(run: FileRun, targets: Sequence[Target]) -> list[list[FoundRows]]:
-    """Return the rows of each target in a run, including tombstones. Each block is read once, adjacent ones together."""
+    """
+    Return the rows of each target in a run, including tombstones.
+
+    Each block is read once, adjacent ones together.
+    """
     positions = [target.position_in(run) for target in targets]
     numbers = [run.blocks_of(target) for target in targets]
     blocks = run.blocks(sorted(set(chain.from_iterable(numbers))))

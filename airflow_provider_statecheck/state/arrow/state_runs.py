@@ -103,8 +103,9 @@ class StateRuns:
         for run in self.base:
             if any(map(self._form.migrates_keys, run.run_files)) and not _is_ascending(run.all_tables()):
                 raise StateMigrationError(
-                    f"Expected the migrated keys of the map state {self.state.name} to be distinct and in their old order, found "
-                    f"another order; use another name for the new state, and copy the entries in the function."
+                    f"Expected the migrated keys of the map state {self.state.name} to be distinct and in their old "
+                    "order, found another order; use another name for the new state, and copy the entries in the "
+                    "function."
                 )
 
     def add(self, table: Any) -> None:

@@ -62,8 +62,8 @@ class _Context:
     def _require_open(self) -> None:
         if not self._is_open:
             raise CoordinatorError(
-                f"Expected a {type(self).__name__} to be used {self._span}, found a later call; keep a reference to the "
-                f"state, not to the context."
+                f"Expected a {type(self).__name__} to be used {self._span}, found a later call; keep a reference to "
+                "the state, not to the context."
             )
 
 
@@ -113,7 +113,11 @@ class BroadcastStates:
         self._read_only = {name: state.read_only() for name, state in self._states.items()}
 
     def writable(self, descriptor: MapStateDescriptor[Any]) -> BroadcastState[Any, Any]:
-        """Return the state of a descriptor; raises ``InvalidConfigurationError`` if the function has none of its name."""
+        """
+        Return the state of a descriptor.
+
+        Raises ``InvalidConfigurationError`` if the function has none of its name.
+        """
         return self._found(self._states, descriptor)
 
     def read_only(self, descriptor: MapStateDescriptor[Any]) -> ReadOnlyBroadcastState[Any, Any]:
@@ -124,15 +128,17 @@ class BroadcastStates:
         found = states.get(descriptor.name)
         if found is None:
             raise InvalidConfigurationError(
-                f"Expected one of the broadcast states {sorted(states)}, found {descriptor.name!r}; name its descriptor in "
-                f"broadcast(source, ...) before the function."
+                f"Expected one of the broadcast states {sorted(states)}, found {descriptor.name!r}; name its "
+                "descriptor in broadcast(source, ...) before the function."
             )
         return found
 
 
 class BroadcastContext(_Context):
     """
-    Broadcast states of a function, valid during ``process_broadcast_element``; its methods raise ``CoordinatorError`` afterwards.
+    Broadcast states of a function, valid during ``process_broadcast_element``.
+
+    Its methods raise ``CoordinatorError`` afterwards.
 
     :param apply: Calls a function for each key of a state in a namespace.
     """
@@ -203,7 +209,8 @@ class KeyedContext(Generic[K]):
         """
         if not self._is_open:
             raise CoordinatorError(
-                "Expected an element in progress for the timestamp, found none; call timestamp() while one is processed."
+                "Expected an element in progress for the timestamp, found none; call timestamp() while one is "
+                "processed."
             )
         return self._timestamp
 
@@ -276,7 +283,9 @@ class FunctionSnapshotContext(_Context):
 
 class StateSnapshotContext(FunctionSnapshotContext):
     """
-    Current checkpoint and its streams, valid during ``snapshot_state``; its methods raise ``CoordinatorError`` afterwards.
+    Current checkpoint and its streams, valid during ``snapshot_state``.
+
+    Its methods raise ``CoordinatorError`` afterwards.
 
     :param streams: Stream factory of the checkpoint, or ``None`` if it takes no raw state.
     """
@@ -295,7 +304,8 @@ class StateSnapshotContext(FunctionSnapshotContext):
         self._require_open()
         if self._streams is None:
             raise CoordinatorError(
-                "Expected a checkpoint with streams for raw state, found one that takes no raw state; use managed state."
+                "Expected a checkpoint with streams for raw state, found one that takes no raw state; use managed "
+                "state."
             )
         return self._streams
 
@@ -329,7 +339,9 @@ class StateSnapshotContext(FunctionSnapshotContext):
 
 class ManagedInitializationContext(_Context):
     """
-    State stores and restored checkpoint, valid during ``initialize_state``; its methods raise ``CoordinatorError`` afterwards.
+    State stores and restored checkpoint, valid during ``initialize_state``.
+
+    Its methods raise ``CoordinatorError`` afterwards.
 
     :param is_restored: Whether the restored checkpoint contains the operator, with or without state.
     :param operator_state_store: State of the subtask.

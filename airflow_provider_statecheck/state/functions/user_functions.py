@@ -271,5 +271,6 @@ def require_keyed_process_function(function: object) -> None:
         )
     if not (_defines(function, "process_element") or processes_batches(function)):
         raise InvalidConfigurationError(
-            f"Expected {type(function).__name__} to define process_element or process_batch, found neither of them; define one."
+            f"Expected {type(function).__name__} to define process_element or process_batch, found neither of them; "
+            "define one."
         )

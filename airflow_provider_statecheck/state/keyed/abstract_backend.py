@@ -147,8 +147,8 @@ class KeyedStateStore:
     def _state(self, descriptor: StateDescriptor[Any], kind: StateKind) -> State:
         if descriptor.kind is not kind:
             raise InvalidConfigurationError(
-                f"Expected the descriptor of a {kind} state, found the {descriptor.kind} state {descriptor.name}; call the method "
-                f"of its kind."
+                f"Expected the descriptor of a {kind} state, found the {descriptor.kind} state {descriptor.name}; call "
+                "the method of its kind."
             )
         return self.state_of(descriptor)
 
@@ -252,8 +252,8 @@ class AbstractKeyedStateBackend(ABC):
             key_group = self.key_serializer.key_group_of_normalized(key, self.number_of_key_groups)
         if not self._first <= key_group <= self._last:
             raise InvalidConfigurationError(
-                f"Expected a key of the key groups {self._first} to {self._last}, found {key!r} of key group {key_group}; "
-                f"partition the keys by key group."
+                f"Expected a key of the key groups {self._first} to {self._last}, found {key!r} of key group "
+                f"{key_group}; partition the keys by key group."
             )
         context = self._context
         context.key = key
@@ -293,7 +293,8 @@ class AbstractKeyedStateBackend(ABC):
         merged: Any = self.get_partitioned_state(descriptor, target)
         if not isinstance(merged, ListState | ReducingState | AggregatingState):
             raise InvalidConfigurationError(
-                f"Expected a list, reducing or aggregating state, found {type(merged).__name__}; others cannot be merged."
+                f"Expected a list, reducing or aggregating state, found {type(merged).__name__}; others cannot be "
+                "merged."
             )
         for source in dict.fromkeys(sources):
             if source != target:
@@ -449,8 +450,8 @@ def require_same_state(known: RegisteredState, wanted: RegisteredState) -> None:
     difference = _difference(known, wanted)
     if difference:
         raise InvalidConfigurationError(
-            f"Expected the descriptor of state {wanted.name} to be equal to its first one, found {difference}; use another name "
-            f"for another state."
+            f"Expected the descriptor of state {wanted.name} to be equal to its first one, found {difference}; use "
+            "another name for another state."
         )
 
 
@@ -462,8 +463,8 @@ def reconfigured(wanted: RegisteredState, restored: StateSchema) -> RegisteredSt
     """
     if restored.kind is not wanted.kind:
         raise StateMigrationError(
-            f"Expected a {restored.kind} state {wanted.name}, as in the checkpoint, found a {wanted.kind} state; use another "
-            f"name for another state."
+            f"Expected a {restored.kind} state {wanted.name}, as in the checkpoint, found a {wanted.kind} state; use "
+            "another name for another state."
         )
     verdict = compatibility_of(wanted.name, wanted.serializer, restored.value)
     serializer = serializer_from_now_on(verdict, wanted.serializer)

@@ -61,7 +61,11 @@ class RegisteredState:
 
     @property
     def element(self) -> TypeSerializer[Any]:
-        """Return the serializer of a value, a list element or a map value; with a time to live, each is a ``TtlValue``."""
+        """
+        Return the serializer of a value, a list element or a map value.
+
+        With a time to live, each is a ``TtlValue``.
+        """
         return self.serializer if self.ttl is None else TtlSerializer(self.serializer)
 
     @property
@@ -72,7 +76,11 @@ class RegisteredState:
 
     @property
     def cells(self) -> Freezing:
-        """Return the conversion between frozen cells and Arrow columns. The elements of a list are frozen one by one."""
+        """
+        Return the conversion between frozen cells and Arrow columns.
+
+        The elements of a list are frozen one by one.
+        """
         cells = self.element.freezing()
         if self.kind is not StateKind.LIST:
             return cells
@@ -162,7 +170,8 @@ def contains(arrow_type: Any, is_wanted: Callable[[Any], bool]) -> bool:
 
 
 def _without_nan(serializer: TypeSerializer[Any], user_key: Any) -> Any:
-    # A tuple equals itself even with NaN, because Python compares identical objects as equal. A restored one is another.
+    # A tuple equals itself even with NaN, because Python compares identical objects as equal. A restored one is
+    # another.
     another = user_key if isinstance(user_key, float) else serializer.from_arrow(serializer.to_arrow([user_key]))[0]
     return _equal(user_key, another)
 
@@ -182,8 +191,8 @@ def require_no_nan(serializer: TypeSerializer[Any], user_keys: Any) -> None:
 def _equal(user_key: Any, another: Any) -> Any:
     if user_key != another:
         raise UnsupportedStateError(
-            f"Expected a key of a map that equals itself, found {user_key!r}; put another one for NaN, such as None, and let "
-            f"other objects be equal to their copies."
+            f"Expected a key of a map that equals itself, found {user_key!r}; put another one for NaN, such as None, "
+            "and let other objects be equal to their copies."
         )
     return user_key
 
@@ -193,7 +202,8 @@ def _hashable(user_key: Any, given: Any) -> Any:
         hash(user_key)
     except TypeError as error:
         raise UnsupportedStateError(
-            f"Expected an immutable key of a map, found {user_key!r}; use a number, a string, a tuple or a frozen dataclass."
+            f"Expected an immutable key of a map, found {user_key!r}; use a number, a string, a tuple or a frozen "
+            "dataclass."
         ) from error
     return _equal(user_key, given)
 
@@ -214,8 +224,8 @@ def misfit(state: str, operator: str, error: Exception, **key: Any) -> Unsupport
 def no_key() -> CoordinatorError:
     """Return the error of an access to keyed state without a current key."""
     return CoordinatorError(
-        "Expected a current key, found none; access keyed state only while an element of a keyed stream is processed, not in "
-        "open() or close()."
+        "Expected a current key, found none; access keyed state only while an element of a keyed stream is processed, "
+        "not in open() or close()."
     )
 
 

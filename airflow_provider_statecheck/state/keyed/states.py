@@ -313,7 +313,11 @@ class AddingState(CellState, ABC, Generic[In, Out]):
 
 
 class ReducingState(AddingState[T, T], Generic[T]):
-    """Reduction of the values added to a key. The first value is stored unchanged; a reduction to ``None`` clears the state."""
+    """
+    Reduction of the values added to a key. The first value is stored unchanged.
+
+    A reduction to ``None`` clears the state.
+    """
 
     __slots__ = ()
 
@@ -398,8 +402,8 @@ class BatchState:
     ) -> None:
         if state.kind not in _BATCH_KINDS:
             raise InvalidConfigurationError(
-                f"Expected a value, reducing or aggregating state, found the {state.kind} state {state.name}; access it key by "
-                f"key."
+                f"Expected a value, reducing or aggregating state, found the {state.kind} state {state.name}; access "
+                "it key by key."
             )
         self._table = table
         self._state = state

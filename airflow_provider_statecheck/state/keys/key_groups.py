@@ -1,9 +1,9 @@
 """
 Key groups: the hash of a key, and the group of a hash.
 
-The hash is the 64-bit xxHash that Spark's ``xxhash64`` computes. The seed of the first column is 42; the seed of each further
-column is the hash of the previous columns. The hash is implemented in Python because a compiled library would have to be
-installed on every executor.
+The hash is the 64-bit xxHash that Spark's ``xxhash64`` computes. The seed of the first column is 42; the seed of each
+further column is the hash of the previous columns. The hash is implemented in Python because a compiled library would
+have to be installed on every executor.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def _hash_matrix(matrix: Any, seeds: Any) -> Any:
     return _hash_words(size, words, halves[0] if rest > long else None, matrix[:, rest:].T.astype(np.uint64), seeds)
 
 
-# The functions below take integers, or numpy arrays of uint64. Arrays drop the bits above 64 by themselves. Integers keep
-# them, and drop them before a shift to the right and in the result.
+# The functions below take integers, or numpy arrays of uint64. Arrays drop the bits above 64 by themselves. Integers
+# keep them, and drop them before a shift to the right and in the result.
 
 
 def _hash_words(size: int, words: Any, half: Any, rest: Any, seed: Any) -> Any:

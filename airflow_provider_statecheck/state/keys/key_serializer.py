@@ -71,7 +71,8 @@ class KeyField:
             raise UnsupportedStateError(f"Expected the key column {self.name} to be a {kind}, found {column.type}.")
         if column.null_count:
             raise InvalidConfigurationError(
-                f"Expected a key in each row, found {column.null_count} rows without {self.name}; filter them out before key_by."
+                f"Expected a key in each row, found {column.null_count} rows without {self.name}; filter them out "
+                "before key_by."
             )
         array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         try:
@@ -86,8 +87,8 @@ class KeyField:
             values: list[Any] = column.to_pylist()
         except UnicodeDecodeError as error:
             raise UnsupportedStateError(
-                f"Expected texts in UTF-8 in the key column {self.name}, found others; use make_valid_utf8({self.name}), or a "
-                "binary key."
+                f"Expected texts in UTF-8 in the key column {self.name}, found others; use "
+                f"make_valid_utf8({self.name}), or a binary key."
             ) from error
         except (ValueError, OverflowError) as error:
             raise UnsupportedStateError(
@@ -106,11 +107,12 @@ class KeySerializer:
     """
     Serializer of keys of one or several columns.
 
-    A key of one column is a scalar, a key of several columns is a tuple. Its key group equals the one that Spark computes.
+    A key of one column is a scalar, a key of several columns is a tuple. Its key group equals the one that Spark
+    computes.
 
     Methods that take keys raise ``InvalidConfigurationError`` if a key or a part of it is ``None``, and
-    ``UnsupportedStateError`` if the type of a part differs from its column. Methods that take columns as Spark sends them
-    raise ``InvalidConfigurationError`` if a column contains a null or the number of columns differs, and
+    ``UnsupportedStateError`` if the type of a part differs from its column. Methods that take columns as Spark sends
+    them raise ``InvalidConfigurationError`` if a column contains a null or the number of columns differs, and
     ``UnsupportedStateError`` if a column has another type.
 
     :param fields: The key columns in the order in which they are hashed.
@@ -133,7 +135,8 @@ class KeySerializer:
         """Require a value for each key column, in a key with the right number of parts."""
         if key is None or (len(self.fields) > 1 and (len(self._parts(key)) != len(self.fields) or None in key)):
             raise InvalidConfigurationError(
-                f"Expected a key with a value for each of {self._column_names}, found {key!r:.100}; filter rows without a key out."
+                f"Expected a key with a value for each of {self._column_names}, found {key!r:.100}; filter rows "
+                "without a key out."
             )
 
     def normalized(self, key: Any) -> Any:

@@ -43,7 +43,10 @@ class KeyType:
     arrow_type: Any
     """Arrow type of a normalized column. Spark may send others, such as ``large_string``."""
     normalized: Callable[[Any], Any]
-    """Returns the normal form; raises ``TypeError``, ``ValueError`` or ``OverflowError`` if the value does not fit the type."""
+    """
+    Returns the normal form; raises ``TypeError``, ``ValueError`` or ``OverflowError`` if the value does not fit the
+    type.
+    """
     hashed: Callable[[Any, int], int]
     """Returns the hash of a normalized value with a seed."""
     is_exact: bool = True

@@ -1,8 +1,8 @@
 """
 Operator state backend of one subtask.
 
-The backend keeps lists and maps in memory, restores them from the streams of a checkpoint, and writes all of them into one
-stream per checkpoint.
+The backend keeps lists and maps in memory, restores them from the streams of a checkpoint, and writes all of them into
+one stream per checkpoint.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class OperatorStateStore:
     """
     Operator states by name. Calls with equal descriptors return the same state.
 
-    The methods that return a state raise ``InvalidConfigurationError`` if its name has other types, or the descriptor has a
-    time to live, and ``StateMigrationError`` if restored state is incompatible with the descriptor.
+    The methods that return a state raise ``InvalidConfigurationError`` if its name has other types, or the descriptor
+    has a time to live, and ``StateMigrationError`` if restored state is incompatible with the descriptor.
 
     :param restored: Restored states by stored name, as ``read_restored`` returns them.
     :param operator_name: Operator name for errors.
@@ -218,8 +218,8 @@ def _require_operator_descriptor(
         raise InvalidConfigurationError(f"Expected the descriptor of a {kind_of(mode)} state, found {descriptor!r}.")
     if descriptor.ttl is not None:
         raise InvalidConfigurationError(
-            f"Expected operator state {descriptor.name!r} without a time to live, found one; remove it, because only keyed "
-            f"state expires."
+            f"Expected operator state {descriptor.name!r} without a time to live, found one; remove it, because only "
+            "keyed state expires."
         )
 
 
@@ -273,7 +273,8 @@ class OperatorStateSnapshot(StateSnapshot[OperatorStateHandle]):
     def _require_not_cancelled(self) -> None:
         if self._is_cancelled.is_set():
             raise SnapshotCancelledError(
-                "Expected a running snapshot of operator state, found it cancelled; its checkpoint was aborted or its subtask ended."
+                "Expected a running snapshot of operator state, found it cancelled; its checkpoint was aborted or its "
+                "subtask ended."
             )
 
 
@@ -302,7 +303,8 @@ def _states_of_handle(handle: OperatorStateHandle, states: Sequence[WrittenState
     missing = offsets.keys() - {state.stored_name for state in states}
     if missing:
         raise CorruptStateError(
-            f"Expected the operator states {sorted(missing)} in the stream of their handle, found none of them; restore from another checkpoint."
+            f"Expected the operator states {sorted(missing)} in the stream of their handle, found none of them; "
+            "restore from another checkpoint."
         )
     return [_selected(state, offsets.get(state.stored_name)) for state in states]
 
@@ -323,8 +325,8 @@ def _elements_at(state: WrittenState, offsets: tuple[int, ...]) -> list[WrittenE
         begin = end
     if (found := sum(map(len, taken))) != len(offsets):
         raise CorruptStateError(
-            f"Expected {len(offsets)} elements of {state.name!r} in a stream of {begin} elements, found {found}; restore "
-            f"from another checkpoint."
+            f"Expected {len(offsets)} elements of {state.name!r} in a stream of {begin} elements, found {found}; "
+            "restore from another checkpoint."
         )
     return taken
 

@@ -51,11 +51,11 @@ class PartitionableListState(_OperatorState, Generic[T]):
     """
     List of elements in insertion order.
 
-    When the parallelism changes, the elements are redistributed over the subtasks. The state holds its own copies of the
-    elements, and readers receive copies.
+    When the parallelism changes, the elements are redistributed over the subtasks. The state holds its own copies of
+    the elements, and readers receive copies.
 
-    The methods that add elements raise ``InvalidConfigurationError`` if an element is ``None``, and ``UnsupportedStateError``
-    if it does not fit the type of the state. After an error the list is unchanged.
+    The methods that add elements raise ``InvalidConfigurationError`` if an element is ``None``, and
+    ``UnsupportedStateError`` if it does not fit the type of the state. After an error the list is unchanged.
 
     :param elements: The initial elements in frozen form.
     """
@@ -153,8 +153,8 @@ class BroadcastState(ReadOnlyBroadcastState[K, V]):
 
     The state holds its own copies of the entries, and readers receive copies of the values.
 
-    The methods that set values raise ``InvalidConfigurationError`` if a key is ``None``, and ``UnsupportedStateError`` if a key
-    or a value does not fit the type of the state. After an error the map is unchanged.
+    The methods that set values raise ``InvalidConfigurationError`` if a key is ``None``, and ``UnsupportedStateError``
+    if a key or a value does not fit the type of the state. After an error the map is unchanged.
     """
 
     __slots__ = ("_own_key",)
@@ -210,8 +210,8 @@ class BroadcastState(ReadOnlyBroadcastState[K, V]):
 
 def _read_only(method: str) -> CoordinatorError:
     return CoordinatorError(
-        f"Expected read access to broadcast state from elements that are not broadcast, found a call of {method}; update "
-        f"the state in the function of the broadcast elements, which runs in all subtasks."
+        f"Expected read access to broadcast state from elements that are not broadcast, found a call of {method}; "
+        "update the state in the function of the broadcast elements, which runs in all subtasks."
     )
 
 
@@ -225,8 +225,8 @@ class RawOperatorStateOutput:
     """
     Writer of raw operator state.
 
-    Partitions are redistributed over the subtasks like the elements of a list state. The first ``write`` starts a partition
-    if there is none. A partition is buffered in memory until it ends.
+    Partitions are redistributed over the subtasks like the elements of a list state. The first ``write`` starts a
+    partition if there is none. A partition is buffered in memory until it ends.
 
     The methods raise ``CoordinatorError`` if the output is closed.
     """

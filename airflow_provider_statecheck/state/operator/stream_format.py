@@ -1,9 +1,9 @@
 """
 Formats of operator state on storage: native streams, and Parquet in canonical savepoints.
 
-A stream is a line with the magic word, the version and the number of pieces, followed by the pieces, each as an Arrow IPC
-stream. In both formats, the metadata of the schema of a piece has the name and the distribution mode of its state, and the
-serializer snapshots of the elements.
+A stream is a line with the magic word, the version and the number of pieces, followed by the pieces, each as an Arrow
+IPC stream. In both formats, the metadata of the schema of a piece has the name and the distribution mode of its state,
+and the serializer snapshots of the elements.
 
 The offset of an element is its row number in the pieces of its state. A broadcast map has the single offset 0.
 """
@@ -51,8 +51,8 @@ def stored_name(name: str, mode: DistributionMode) -> str:
     """
     Return the unique name of a state in the stream and the handle.
 
-    A broadcast map and a list may have the same name, which differs in the stream by a prefix. A list has a prefix only if
-    its name starts with one.
+    A broadcast map and a list may have the same name, which differs in the stream by a prefix. A list has a prefix only
+    if its name starts with one.
     """
     if mode is DistributionMode.BROADCAST:
         return _BROADCAST_PREFIX + name
@@ -157,7 +157,8 @@ def decode(data: bytes) -> tuple[WrittenState, ...]:
         ) from error
     if source.tell() < source.size():
         raise CorruptStateError(
-            f"Expected {len(pieces)} pieces of operator state, found further bytes after them; restore from another checkpoint."
+            f"Expected {len(pieces)} pieces of operator state, found further bytes after them; restore from another "
+            "checkpoint."
         )
     groups = [list(group) for _, group in groupby(pieces, lambda state: state.stored_name)]
     return tuple(replace(group[0], pieces=tuple(piece for each in group for piece in each.pieces)) for group in groups)
@@ -186,8 +187,8 @@ def _state_of(table: Any) -> WrittenState:
 def _require_version(version: bytes) -> None:
     if version != b"%d" % VERSION:
         raise IncompatibleCheckpointError(
-            f"Expected operator state in version {VERSION}, found {version[:10]!r}; restore with the release that wrote the "
-            f"checkpoint, or a newer one."
+            f"Expected operator state in version {VERSION}, found {version[:10]!r}; restore with the release that "
+            "wrote the checkpoint, or a newer one."
         )
 
 

@@ -149,8 +149,9 @@ class CheckpointContents:
     """
     Contents of one checkpoint or savepoint.
 
-    Its methods raise ``CorruptStateError`` if a file or the values of the checkpoint were changed, ``CheckpointNotFoundError``
-    if a file is missing, ``IncompatibleCheckpointError`` if a newer version wrote it, and ``StorageError`` if the storage fails.
+    Its methods raise ``CorruptStateError`` if a file or the values of the checkpoint were changed,
+    ``CheckpointNotFoundError`` if a file is missing, ``IncompatibleCheckpointError`` if a newer version wrote it, and
+    ``StorageError`` if the storage fails.
     """
 
     def __init__(self, states: CheckpointStates) -> None:

@@ -63,7 +63,8 @@ class RunValues:
             return decode(cls, values.get(STAGE, {}))
         except MalformedMessageError as error:
             raise CorruptStateError(
-                f"Expected the values of a stage in the checkpoint, found invalid ones: {error}; restore another checkpoint."
+                f"Expected the values of a stage in the checkpoint, found invalid ones: {error}; restore another "
+                "checkpoint."
             ) from error
 
 
@@ -106,8 +107,9 @@ class CheckpointStates:
     """
     Keyed states of one checkpoint or savepoint.
 
-    Its methods raise ``CorruptStateError`` if a file or the values of the checkpoint were changed, ``CheckpointNotFoundError``
-    if a file is missing, ``IncompatibleCheckpointError`` if a newer version wrote it, and ``StorageError`` if the storage fails.
+    Its methods raise ``CorruptStateError`` if a file or the values of the checkpoint were changed,
+    ``CheckpointNotFoundError`` if a file is missing, ``IncompatibleCheckpointError`` if a newer version wrote it, and
+    ``StorageError`` if the storage fails.
     """
 
     def __init__(self, storage: CheckpointStorage, document: CheckpointDocument) -> None:
@@ -171,10 +173,11 @@ class CheckpointStates:
         """
         Return the content of a keyed state.
 
-        :param uid: Uid of the function, required if several functions have a state with this name. In a savepoint of the whole
-            job, the uid of the stage, or both with ``/`` in between.
+        :param uid: Uid of the function, required if several functions have a state with this name. In a savepoint of
+            the whole job, the uid of the stage, or both with ``/`` in between.
         :raises UnknownStateError: if the checkpoint has no such state or stage; the message lists those that it has.
-        :raises InvalidConfigurationError: if several functions have a state with this name, or for several stages and no uid.
+        :raises InvalidConfigurationError: if several functions have a state with this name, or for several stages and
+            no uid.
         :raises UnsupportedStateError: if the state is operator state.
         """
         if self.document.parts:

@@ -1,8 +1,8 @@
 """
 Differences of a state between two checkpoints.
 
-A block of a state file that both checkpoints reference has the same rows in both. It is read only if a block that is not
-shared has a row at a position in its range; all other positions of a shared block are equal in both checkpoints.
+A block of a state file that both checkpoints reference has the same rows in both. It is read only if a block that is
+not shared has a row at a position in its range; all other positions of a shared block are equal in both checkpoints.
 """
 
 from __future__ import annotations
@@ -57,14 +57,15 @@ def diff_states(
     Return the differences of a keyed state between two checkpoints as a ``pyarrow.RecordBatchReader``.
 
     The result has one row per added, removed or changed key, or entry of a map state. Its columns are those of the key,
-    ``change`` (``added``, ``removed`` or ``changed``), ``before`` and ``after``; a missing value is null. A different time of
-    the last access is not a change. Blocks of files that both checkpoints reference are read only where they can differ.
+    ``change`` (``added``, ``removed`` or ``changed``), ``before`` and ``after``; a missing value is null. A different
+    time of the last access is not a change. Blocks of files that both checkpoints reference are read only where they
+    can differ.
 
     :param before: Directory of a checkpoint or savepoint, or its metadata file.
     :param after: Directory or metadata file of another checkpoint or savepoint, of any job.
     :param name: Name of the state.
-    :param uid: Uid of the function, required if several functions have a state with this name. In a savepoint of the whole job,
-        the uid of the stage, or both with ``/`` in between.
+    :param uid: Uid of the function, required if several functions have a state with this name. In a savepoint of the
+        whole job, the uid of the stage, or both with ``/`` in between.
     :param storage_options: Options of the filesystem.
     :param allowed_locations: URIs of further locations that checkpoints may reference, such as ``s3://archive``.
     :param namespaces: Compares rows of all namespaces and adds a column ``namespace``.
@@ -160,8 +161,8 @@ def _require_comparable(before: StateReader, after: StateReader) -> None:
         )
     if a.max_parallelism != b.max_parallelism:
         raise IncompatibleCheckpointError(
-            f"Expected both checkpoints to have {a.max_parallelism} key groups, found {b.max_parallelism}; rescale one of "
-            f"them with 'airflow statecheck rescale'."
+            f"Expected both checkpoints to have {a.max_parallelism} key groups, found {b.max_parallelism}; rescale one "
+            "of them with 'airflow statecheck rescale'."
         )
 
 

@@ -1,9 +1,9 @@
 """
 Reading of DataFrame snapshots without Spark, as batches.
 
-The manifest of a snapshot has the schema in Spark's JSON format, and the files have columns named by position. The types
-are those of ``DataFrame.toArrow``; a year-month interval, which Arrow's columns do not have, is a number of months, and a
-type that Spark derives from others is the type it is stored as.
+The manifest of a snapshot has the schema in Spark's JSON format, and the files have columns named by position. The
+types are those of ``DataFrame.toArrow``; a year-month interval, which Arrow's columns do not have, is a number of
+months, and a type that Spark derives from others is the type it is stored as.
 """
 
 from __future__ import annotations
@@ -62,19 +62,20 @@ def read_snapshot(
     """
     Return a named DataFrame snapshot of a checkpoint as a ``pyarrow.RecordBatchReader``, which reads lazily.
 
-    The files are verified as for a restore before the first row is read, and their pages while they are read. The order of
-    rows is that of the files.
+    The files are verified as for a restore before the first row is read, and their pages while they are read. The order
+    of rows is that of the files.
 
     :param pointer: Directory of a checkpoint or savepoint, or its metadata file.
-    :param scope: Items of the loops around the snapshot, such as ``days[2026-01-01]``, or ``""`` for none; required if the
-        checkpoint has the name in several scopes.
+    :param scope: Items of the loops around the snapshot, such as ``days[2026-01-01]``, or ``""`` for none; required if
+        the checkpoint has the name in several scopes.
     :param uid: Uid of the stage, required for a savepoint of the whole job.
     :param columns: Names of the columns to read, by default all.
     :param storage_options: Options of the filesystem.
     :param allowed_locations: URIs of further locations that checkpoints may reference, such as ``s3://archive``.
     :raises CheckpointNotFoundError: if the checkpoint or a file of the snapshot is missing.
     :raises UnknownStateError: if the checkpoint has no such snapshot or stage; the message lists those that it has.
-    :raises InvalidConfigurationError: if several scopes have the name, for an unknown column, or for several stages and no uid.
+    :raises InvalidConfigurationError: if several scopes have the name, for an unknown column, or for several stages and
+        no uid.
     :raises UnsupportedStateError: for a column that only Spark reads, also while reading.
     :raises CorruptStateError: if a file of the snapshot was changed, also while reading.
     :raises StorageError: if the storage fails, also while reading.
@@ -103,8 +104,8 @@ def find_snapshot(document: CheckpointDocument, name: str, scope: str | None = N
     if not found[0].is_complete:
         raise UnknownStateError(
             f"Expected all parts of the snapshot {name!r} in checkpoint {document.checkpoint_id} of job "
-            f"{document.job_name!r}, found {found[0].parts} of them, because the step was not finished; read it from a later "
-            f"checkpoint."
+            f"{document.job_name!r}, found {found[0].parts} of them, because the step was not finished; read it from a "
+            "later checkpoint."
         )
     return found[0]
 
@@ -113,8 +114,8 @@ class SnapshotReader:
     """
     Reads the rows of a snapshot.
 
-    Its members raise ``CorruptStateError`` if the snapshot was changed, ``CheckpointNotFoundError`` if its manifest or a file is
-    missing, and ``StorageError`` if the storage fails.
+    Its members raise ``CorruptStateError`` if the snapshot was changed, ``CheckpointNotFoundError`` if its manifest or
+    a file is missing, and ``StorageError`` if the storage fails.
 
     :param columns: Names of the columns to read, by default all.
     """
@@ -200,8 +201,8 @@ def _unknown(document: CheckpointDocument, name: str, scope: str | None) -> Unkn
     inside = f" in the scope {scope!r}" if scope is not None else ""
     found = [describe((each.scope, each.name)) for each in named_snapshots(document.snapshots)]
     return UnknownStateError(
-        f"Expected a snapshot {name!r}{inside} in checkpoint {document.checkpoint_id} of job {document.job_name!r}, found "
-        f"{_listed(found) or 'no snapshot'}."
+        f"Expected a snapshot {name!r}{inside} in checkpoint {document.checkpoint_id} of job {document.job_name!r}, "
+        f"found {_listed(found) or 'no snapshot'}."
     )
 
 
@@ -273,8 +274,8 @@ def _as_written(stored: Any, column: DataFrameColumn) -> Any:
 
 def _only_spark_reads(column: DataFrameColumn) -> UnsupportedStateError:
     return UnsupportedStateError(
-        f"Expected a column that is readable without Spark, found {column.type_name} in column {column.name!r}; read the "
-        f"snapshot with airflow_provider_statecheck.spark.state_dataframes.read_snapshot, or other columns of it.",
+        f"Expected a column that is readable without Spark, found {column.type_name} in column {column.name!r}; read "
+        "the snapshot with airflow_provider_statecheck.spark.state_dataframes.read_snapshot, or other columns of it.",
         column=column.name,
     )
 

@@ -57,13 +57,13 @@ def read_state(
     """
     Return a keyed state of a checkpoint as a ``pyarrow.RecordBatchReader``, which reads lazily.
 
-    The columns are those of the key and ``value``. A map state has one row per entry, with ``map_key`` and ``map_value``
-    instead of ``value``.
+    The columns are those of the key and ``value``. A map state has one row per entry, with ``map_key`` and
+    ``map_value`` instead of ``value``.
 
     :param pointer: Directory of a checkpoint or savepoint, or its metadata file.
     :param name: Name of the state.
-    :param uid: Uid of the function, required if several functions have a state with this name. In a savepoint of the whole job,
-        the uid of the stage, or both with ``/`` in between.
+    :param uid: Uid of the function, required if several functions have a state with this name. In a savepoint of the
+        whole job, the uid of the stage, or both with ``/`` in between.
     :param storage_options: Options of the filesystem.
     :param allowed_locations: URIs of further locations that checkpoints may reference, such as ``s3://archive``.
     :param now: Time by which expiry is decided, by default the time of the checkpoint. Expired rows are left out.
@@ -167,12 +167,13 @@ class StateReader:
         wanted = custom_types(schema)
         if not wanted:
             return
-        # Only the code of the stage knows whether it reads older rows as they are; the subtask then has the newer type, too.
+        # Only the code of the stage knows whether it reads older rows as they are; the subtask then has the newer type,
+        # too.
         for each in (state for handle in handles for state in written_schemas(self._storage, [handle]).keyed):
             if each.name == schema.name and custom_types(each) != wanted:
                 raise UnsupportedStateError(
-                    f"Expected state {schema.name!r} to be written with one version of its serializer, found several, which only "
-                    f"the code of the stage can migrate; {_LET_REWRITE}"
+                    f"Expected state {schema.name!r} to be written with one version of its serializer, found several, "
+                    f"which only the code of the stage can migrate; {_LET_REWRITE}"
                 )
 
     def merged(self, runs: tuple[RunFiles, ...]) -> Iterator[Any]:
@@ -346,6 +347,6 @@ def _require_no_namespace(table: Any, name: str) -> None:
         return
     if pc.any(pc.not_equal(table.column(NAMESPACE), "")).as_py():
         raise UnsupportedStateError(
-            f"Expected all rows of state {name!r} to have no namespace, found rows with one; set namespaces=True to read them "
-            f"with a column 'namespace'."
+            f"Expected all rows of state {name!r} to have no namespace, found rows with one; set namespaces=True to "
+            "read them with a column 'namespace'."
         )

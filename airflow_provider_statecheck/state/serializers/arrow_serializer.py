@@ -46,8 +46,8 @@ def encode_type(arrow_type: Any) -> str:
     name = str(arrow_type)
     if _type_of_name(name) != arrow_type:
         raise UnsupportedStateError(
-            f"Expected an Arrow type of numbers, strings, bytes, decimals, dates or times in microseconds or coarser, or a "
-            f"list, struct or map of these, as a type of state; found {name}."
+            "Expected an Arrow type of numbers, strings, bytes, decimals, dates or times in microseconds or coarser, "
+            f"or a list, struct or map of these, as a type of state; found {name}."
         )
     return name
 
@@ -227,8 +227,8 @@ class ArrowSerializer(TypeSerializer[Any]):
         detail = f" ({cause})" if cause else ""
         kind = type(value)
         raise UnsupportedStateError(
-            f"Expected {self._expected}, found {kind.__module__}.{kind.__qualname__} {value!r:.100}{detail}; convert it, or "
-            f"declare another type."
+            f"Expected {self._expected}, found {kind.__module__}.{kind.__qualname__} {value!r:.100}{detail}; convert "
+            "it, or declare another type."
         ) from cause
 
     @property

@@ -31,8 +31,9 @@ class CustomSerializer(Protocol[T]):
     """
     Serializer that a user defines to convert values to bytes and back.
 
-    Two further methods are optional. ``config()`` returns JSON values. ``resolve_compatibility(old)`` receives the snapshot
-    of an earlier version and returns a ``Compatibility``. Without it, any change of version or config is incompatible.
+    Two further methods are optional. ``config()`` returns JSON values. ``resolve_compatibility(old)`` receives the
+    snapshot of an earlier version and returns a ``Compatibility``. Without it, any change of version or config is
+    incompatible.
     """
 
     class_id: str

@@ -110,8 +110,8 @@ def resolve_part(new: TypeSerializer[Any], old: SerializerSnapshot, default: Any
     """
     Compare a part of a value, such as a field of a record, with its snapshot.
 
-    :param default: A function that returns an Arrow array with one value, the replacement for ``None`` in state that was
-        optional. Default ``None``: no longer permitting ``None`` is incompatible.
+    :param default: A function that returns an Arrow array with one value, the replacement for ``None`` in state that
+        was optional. Default ``None``: no longer permitting ``None`` is incompatible.
     """
     if not is_optional(old) or isinstance(new, OptionalSerializer):
         return new.resolve_compatibility(old)
@@ -307,8 +307,8 @@ def storing() -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError) as error:
         raise UnsupportedStateError(
-            f"Expected types and values that the columns of Parquet files can hold, found others: {error}; take a native "
-            f"savepoint."
+            f"Expected types and values that the columns of Parquet files can hold, found others: {error}; take a "
+            "native savepoint."
         ) from error
 
 
@@ -385,8 +385,8 @@ def _require_exact(array: Any, converted: Any, place: str) -> None:
     changed = array.filter(differing(array, converted.cast(array.type, safe=False)))
     if len(changed):
         raise UnsupportedStateError(
-            f"Expected {place} to be of type {converted.type}, found {pc.count(changed)} values of type {array.type} that it "
-            "cannot hold exactly; round or convert them first."
+            f"Expected {place} to be of type {converted.type}, found {pc.count(changed)} values of type {array.type} "
+            "that it cannot hold exactly; round or convert them first."
         )
 
 

@@ -1,8 +1,8 @@
 """
 Serializers of dataclasses, named tuples and structs, and their schema evolution.
 
-Fields are matched by name, then by alias. A new version of a record may add fields that are optional or have a default. It
-may also drop, rename, reorder and widen fields.
+Fields are matched by name, then by alias. A new version of a record may add fields that are optional or have a default.
+It may also drop, rename, reorder and widen fields.
 """
 
 from __future__ import annotations
@@ -227,8 +227,8 @@ def _compiled_check(columns: Sequence[Plain]) -> Callable[[Sequence[Any]], bool]
     """
     Return a function that tests each value of a row against its column.
 
-    The function runs for every record that is put into state. It is compiled to one expression, because a loop takes five
-    times as long.
+    The function runs for every record that is put into state. It is compiled to one expression, because a loop takes
+    five times as long.
     """
     names: dict[str, Any] = {}
     terms = [f"len(row) == {len(columns)}"]

@@ -59,7 +59,10 @@ from airflow_provider_statecheck.state.serializers.serializer import (
 from airflow_provider_statecheck.storage.json_text import UNDECODABLE
 
 DECIMAL_PRECISION, DECIMAL_SCALE = 38, 18
-"""Arrow precision and scale of ``Decimal``: 20 integer and 18 fractional digits. Declare ``pyarrow.decimal128`` for others."""
+"""
+Arrow precision and scale of ``Decimal``: 20 integer and 18 fractional digits. Declare ``pyarrow.decimal128`` for
+others.
+"""
 
 _Outer = tuple[type, ...]
 """Enclosing record classes, to detect recursive types."""
@@ -177,7 +180,8 @@ def _type_hints(cls: type) -> dict[str, Any]:
         return typing.get_type_hints(cls, include_extras=True)
     except (NameError, TypeError) as error:
         raise UnsupportedStateError(
-            f"Expected the types of the fields of {cls.__qualname__} at the top of its module, found {error}; move them there."
+            f"Expected the types of the fields of {cls.__qualname__} at the top of its module, found {error}; move "
+            "them there."
         ) from error
 
 
@@ -221,8 +225,9 @@ def _advice(cls: type) -> str:
 
 def _unsupported(found: str, advice: str) -> UnsupportedStateError:
     return UnsupportedStateError(
-        f"Expected the type of state to be bool, int, float, str, bytes, Decimal, date, datetime, time, timedelta, UUID, an "
-        f"enumeration, a dataclass, a named tuple, an Arrow type, or a collection of these; found {found}. {advice}"
+        "Expected the type of state to be bool, int, float, str, bytes, Decimal, date, datetime, time, timedelta, "
+        f"UUID, an enumeration, a dataclass, a named tuple, an Arrow type, or a collection of these; found {found}. "
+        f"{advice}"
     )
 
 
@@ -255,8 +260,8 @@ def _restored(snapshot: SerializerSnapshot, shape: _Shape) -> TypeSerializer[Any
     make = _CLASSES.get(snapshot.class_id)
     if make is None:
         raise UnsupportedStateError(
-            f"Expected a type of state that this release knows, found {snapshot.class_id!r} in version {snapshot.version}; "
-            f"restore with the release that wrote the checkpoint, or a newer one."
+            f"Expected a type of state that this release knows, found {snapshot.class_id!r} in version "
+            f"{snapshot.version}; restore with the release that wrote the checkpoint, or a newer one."
         )
     require_known_version(snapshot, TypeSerializer.version)
     try:

@@ -85,14 +85,16 @@ class DatetimeSerializer(TypeSerializer[datetime]):
         local, zones, fold = array.drop_null().flatten()
         if local.null_count or fold.null_count:
             raise UnsupportedStateError(
-                f"Expected {place} to have a local time and a fold, found {max(local.null_count, fold.null_count)} nulls; set them."
+                f"Expected {place} to have a local time and a fold, found {max(local.null_count, fold.null_count)} "
+                "nulls; set them."
             )
         for name in zones.unique().drop_null().to_pylist():
             try:
                 zone_of(name)
             except (ValueError, LookupError, OSError) as error:
                 raise UnsupportedStateError(
-                    f"Expected {place} to have a time zone such as 'Europe/Berlin' or '+02:00', found {name!r:.100}; correct it."
+                    f"Expected {place} to have a time zone such as 'Europe/Berlin' or '+02:00', found {name!r:.100}; "
+                    "correct it."
                 ) from error
 
 
@@ -119,7 +121,11 @@ def _offset_name(offset: timedelta) -> str:
 
 @lru_cache(maxsize=1024)
 def zone_of(name: str | None) -> tzinfo | None:
-    """Return the time zone of its key or fixed offset; raises ``LookupError``, ``ValueError`` or ``OSError`` if there is none."""
+    """
+    Return the time zone of its key or fixed offset.
+
+    Raises ``LookupError``, ``ValueError`` or ``OSError`` if there is none.
+    """
     if name is None or name == "+00:00":
         return None if name is None else UTC
     if name[0] not in "+-":

@@ -20,7 +20,10 @@ from airflow_provider_statecheck.storage.json_text import UNDECODABLE, decoding
 
 T = TypeVar("T")
 Own = Callable[[Any], Any]
-"""Validates a value and returns the object that state retains; raises ``UnsupportedStateError`` for a value of another type."""
+"""
+Validates a value and returns the object that state retains; raises ``UnsupportedStateError`` for a value of another
+type.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +164,8 @@ class TypeSerializer(ABC, Generic[T]):
         array = self.to_arrow([value])
         if array.null_count:
             raise UnsupportedStateError(
-                f"Expected {describe(self.snapshot())}, found None; declare the type as optional, or leave the value out."
+                f"Expected {describe(self.snapshot())}, found None; declare the type as optional, or leave the value "
+                "out."
             )
         return self.from_arrow(array)[0]
 
@@ -174,7 +178,8 @@ class TypeSerializer(ABC, Generic[T]):
         """
         if array.null_count:
             raise UnsupportedStateError(
-                f"Expected {place} to have a value, found {array.null_count} nulls; remove these rows, or declare an optional type."
+                f"Expected {place} to have a value, found {array.null_count} nulls; remove these rows, or declare an "
+                "optional type."
             )
         self.require_valid_or_null(array, place)
 
@@ -350,8 +355,8 @@ def key_compatibility(old: SerializerSnapshot, new: SerializerSnapshot) -> Compa
     """
     Return the verdict on the keys of restored state.
 
-    A column may have another name that names the old one as its alias. Types never change, as every value would belong to
-    another key group.
+    A column may have another name that names the old one as its alias. Types never change, as every value would belong
+    to another key group.
     """
     before, now = _key_columns(old), _key_columns(new)
     has_same_types = [each.kind for each in before] == [each.kind for each in now]
@@ -359,8 +364,8 @@ def key_compatibility(old: SerializerSnapshot, new: SerializerSnapshot) -> Compa
     if old == new or (is_key and has_same_types and all(map(_KeyColumn.continues, now, before))):
         return AS_IS
     advice = (
-        f"if only the names of its columns have changed, name the old ones, as in key_by(..., aliases={_aliases(before, now)}); "
-        "use another uid for another key"
+        "if only the names of its columns have changed, name the old ones, as in key_by(..., "
+        f"aliases={_aliases(before, now)}); use another uid for another key"
         if has_same_types
         else "a key never changes its type, as every value would belong to another key group; use another uid for another key"
     )

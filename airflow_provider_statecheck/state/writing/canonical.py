@@ -93,7 +93,8 @@ class CanonicalCopies(StateCopies):
 
     :param max_parallelism: New number of key groups, ``None`` to keep it.
     :param without: Uid of an operator and name of its keyed state to leave out.
-    :param bytes_at_once: Approximate size of the stored state that is sorted in memory when key groups change, in bytes.
+    :param bytes_at_once: Approximate size of the stored state that is sorted in memory when key groups change, in
+        bytes.
     """
 
     def __init__(
@@ -118,7 +119,8 @@ class CanonicalCopies(StateCopies):
         Write the state of an operator as Parquet, and copy what only its own code reads.
 
         :raises CorruptStateError: if a file is corrupt.
-        :raises UnsupportedStateError: if only the code of the stage can interpret a state, or a state cannot be converted.
+        :raises UnsupportedStateError: if only the code of the stage can interpret a state, or a state cannot be
+            converted.
         """
         try:
             return self._converted(operator)
@@ -127,8 +129,8 @@ class CanonicalCopies(StateCopies):
         except Exception as error:
             # The state is the user's, and a failed savepoint must not end the stage.
             raise UnsupportedStateError(
-                f"Expected state of operator {operator.uid!r} that can be written as Parquet, found a state that fails: "
-                f"{error}; take a native savepoint."
+                f"Expected state of operator {operator.uid!r} that can be written as Parquet, found a state that "
+                f"fails: {error}; take a native savepoint."
             ) from error
 
     def _converted(self, operator: OperatorState) -> OperatorState:
@@ -258,8 +260,8 @@ def _with_groups(columns: StateColumns, table: Any, max_parallelism: int) -> Any
 def _require_convertible(operator: OperatorState, handle: KeyedStateHandle) -> None:
     if not is_known(handle):
         raise UnsupportedStateError(
-            f"Expected keyed state of operator {operator.uid!r} that this release can convert, found state of the backend "
-            f"{handle.backend_id!r}; take a native savepoint."
+            f"Expected keyed state of operator {operator.uid!r} that this release can convert, found state of the "
+            f"backend {handle.backend_id!r}; take a native savepoint."
         )
 
 
@@ -267,13 +269,14 @@ def _require_equal_form(state: StateSchema, files: StateFiles) -> None:
     rows = [part.state for parts in files.runs for part in parts]
     if state.expires and not all(each.expires for each in rows):
         raise UnsupportedStateError(
-            f"Expected all rows of state {state.name!r} to have the time of their last use, found rows of another release without "
-            f"it; let the stage rewrite all of the state, or take a native savepoint."
+            f"Expected all rows of state {state.name!r} to have the time of their last use, found rows of another "
+            "release without it; let the stage rewrite all of the state, or take a native savepoint."
         )
     if custom_types(state) and any((each.key, each.value) != (state.key, state.value) for each in rows):
         raise UnsupportedStateError(
-            f"Expected state {state.name!r} to be written with one version of its serializer, found several, which only the "
-            f"code of the stage can migrate; let the stage rewrite all of the state, or take a native savepoint."
+            f"Expected state {state.name!r} to be written with one version of its serializer, found several, which "
+            "only the code of the stage can migrate; let the stage rewrite all of the state, or take a native "
+            "savepoint."
         )
 
 

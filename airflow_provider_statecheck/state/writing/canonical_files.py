@@ -1,9 +1,9 @@
 """
 Parquet files of canonical savepoints, and the rows that users supply for them.
 
-Other tools can read the files. A keyed state of a subtask is written to sorted files in which a row group has rows of one key group. A list, union list or
-broadcast map of a subtask is one file. Names and bytes are derived from the state, so that repeated writing completes what an
-interrupted process has left.
+Other tools can read the files. A keyed state of a subtask is written to sorted files in which a row group has rows of
+one key group. A list, union list or broadcast map of a subtask is one file. Names and bytes are derived from the state,
+so that repeated writing completes what an interrupted process has left.
 
 ::
 
@@ -293,7 +293,8 @@ class NewRows:
         Return the rows of a table in the order of their positions.
 
         :param data: Arrow table with the columns that a read of the state returns.
-        :raises InvalidConfigurationError: if the columns differ, or if a key or a namespace is missing, or a key is duplicate.
+        :raises InvalidConfigurationError: if the columns differ, or if a key or a namespace is missing, or a key is
+            duplicate.
         :raises UnsupportedStateError: if a value does not fit its type.
         """
         columns = StateColumns(self.keys, self.state, with_times=True, namespaces=NAMESPACE in data.schema.names)
@@ -327,7 +328,8 @@ class NewRows:
         times = _milliseconds(single(data.column(LAST_ACCESS)), columns.schema.field(LAST_ACCESS).type)
         if self.state.kind is StateKind.LIST and offsets_of_array(values) != offsets_of_array(times):
             raise InvalidConfigurationError(
-                f"Expected one time in {LAST_ACCESS} for each element of {name}, found lists of different lengths; make them equal."
+                f"Expected one time in {LAST_ACCESS} for each element of {name}, found lists of different lengths; "
+                "make them equal."
             )
         return timed_cells(values, times)
 
@@ -377,7 +379,8 @@ def _namespaces(given: Any) -> Any:
     namespaces = conformed(given, pa.string(), NAMESPACE)
     if namespaces.null_count:
         raise InvalidConfigurationError(
-            f"Expected text in each row of {NAMESPACE}, found {namespaces.null_count} nulls; set '' for state without a namespace."
+            f"Expected text in each row of {NAMESPACE}, found {namespaces.null_count} nulls; set '' for state without "
+            "a namespace."
         )
     return namespaces
 

@@ -244,7 +244,8 @@ def _of_stage(base: CheckpointStates, stage: str) -> CheckpointStates:
     base = base.of_stage(stage) if base.document.parts else base
     if base.document.uid != stage:
         raise IncompatibleCheckpointError(
-            f"Expected a checkpoint of stage {stage!r} as base, found one of {base.document.uid!r}; set the stage of the base."
+            f"Expected a checkpoint of stage {stage!r} as base, found one of {base.document.uid!r}; set the stage of "
+            "the base."
         )
     return base
 
@@ -316,7 +317,8 @@ def _keys_of_columns(key: Sequence[str] | None, schema: Any) -> KeySerializer:
     missing = [name for name in shown if name not in schema.names]
     if missing:
         raise InvalidConfigurationError(
-            f"Expected the key columns {', '.join(shown)}, found {', '.join(schema.names)}; select and rename them first."
+            f"Expected the key columns {', '.join(shown)}, found {', '.join(schema.names)}; select and rename them "
+            "first."
         )
     return KeySerializer(tuple(KeyField(n, schema.field(c).type) for n, c in zip(key, shown, strict=True)))
 
@@ -324,13 +326,13 @@ def _keys_of_columns(key: Sequence[str] | None, schema: Any) -> KeySerializer:
 def _max_parallelism(wanted: int | None, known: int | None) -> int:
     if known is None and wanted is None:
         raise InvalidConfigurationError(
-            "Expected max_parallelism, the number of key groups of the stage, found None; set it as for the stage that starts "
-            "from the savepoint."
+            "Expected max_parallelism, the number of key groups of the stage, found None; set it as for the stage "
+            "that starts from the savepoint."
         )
     if known is not None and wanted not in (None, known):
         raise InvalidConfigurationError(
-            f"Expected max_parallelism to be {known}, as in the base, found {wanted}; omit it, or first rescale the base "
-            f"with 'airflow statecheck rescale'."
+            f"Expected max_parallelism to be {known}, as in the base, found {wanted}; omit it, or first rescale the "
+            "base with 'airflow statecheck rescale'."
         )
     return int(known or wanted or 0)
 

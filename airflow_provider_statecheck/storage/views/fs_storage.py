@@ -89,7 +89,8 @@ class FsCheckpointStorageAccess(CheckpointStorageAccess):
         self._taskowned = f"{taskowned_uri(storage.base_uri, attempt.job_id)}/{attempt.operator_id}"
         if self._writing.epoch != attempt.epoch:
             raise InvalidConfigurationError(
-                f"Expected state writing with epoch {attempt.epoch}, found {self._writing.epoch}; pass the epoch of the attempt."
+                f"Expected state writing with epoch {attempt.epoch}, found {self._writing.epoch}; pass the epoch of "
+                "the attempt."
             )
 
     @property
@@ -146,7 +147,11 @@ class FsCheckpointStorageAccess(CheckpointStorageAccess):
         return uri.startswith(f"{self._shared}/")
 
     def copies_of_borrowed_state(self) -> StateCopies:
-        """Return copies, in shared state, of files of another owner, who may delete them; a repeated call resumes them."""
+        """
+        Return copies, in shared state, of files of another owner, who may delete them.
+
+        A repeated call resumes them.
+        """
         return StateCopies(self._storage, self._shared_state, self._attempt.epoch, is_own=self.owns, resumes=True)
 
     @override
@@ -378,6 +383,7 @@ def require_savepoint_target(external: str | None, default: str | None) -> str:
     target = external or default
     if target is None:
         raise InvalidConfigurationError(
-            "Expected a target for the savepoint, found none; pass a target, or set execution.checkpointing.savepoint-dir."
+            "Expected a target for the savepoint, found none; pass a target, or set "
+            "execution.checkpointing.savepoint-dir."
         )
     return normalise_pointer(target)

@@ -26,7 +26,11 @@ Factory = TypeVar("Factory")
 
 @runtime_checkable
 class CheckpointStorageFactory(Protocol):
-    """Factory of the checkpoint storage of a job. ``execution.checkpointing.storage`` may name one by its dotted path."""
+    """
+    Factory of the checkpoint storage of a job.
+
+    ``execution.checkpointing.storage`` may name one by its dotted path.
+    """
 
     def create_checkpoint_storage(
         self, storage: CheckpointStorage, attempt: AttemptRef, writing: StateWriting
@@ -95,8 +99,9 @@ class NamedFactories(Generic[Factory]):
 
     def _error(self, name: Any, reason: str) -> InvalidConfigurationError:
         return InvalidConfigurationError(
-            f"Expected in {self.setting} one of {', '.join(sorted(self.known))}, the name of an entry point of {self.group}, or "
-            f"the dotted path of a {self.kind.__name__}, found {name!r}: {reason}; correct the setting."
+            f"Expected in {self.setting} one of {', '.join(sorted(self.known))}, the name of an entry point of "
+            f"{self.group}, or the dotted path of a {self.kind.__name__}, found {name!r}: {reason}; correct the "
+            "setting."
         )
 
 

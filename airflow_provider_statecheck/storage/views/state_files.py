@@ -2,9 +2,9 @@
 Contracts of checkpoint storage, and the state files of handles.
 
 State files can be read, deleted and copied, and merged into one file per subtask. A physical file is written once, as a
-whole, before the subtask acknowledges. Its parts are segments, with a handle each. The file is deleted when no checkpoint
-references any of its segments. Segments that are no longer referenced waste space until then; if they waste too much, later
-checkpoints rewrite the state of the other ones.
+whole, before the subtask acknowledges. Its parts are segments, with a handle each. The file is deleted when no
+checkpoint references any of its segments. Segments that are no longer referenced waste space until then; if they waste
+too much, later checkpoints rewrite the state of the other ones.
 
 All functions and methods that access the storage raise :class:`StorageError` if it fails.
 """
@@ -79,7 +79,9 @@ def discard_state(storage: CheckpointStorage, handle: StreamStateHandle) -> None
 
 class CheckpointStateToolset:
     """
-    Operations on task-owned state: copies of whole files on the same servers. Only some filesystems copy on their servers.
+    Operations on task-owned state: copies of whole files on the same servers.
+
+    Only some filesystems copy on their servers.
 
     :param directory: Directory of the copies; ``None`` for a storage without files, which copies nothing.
     :param epoch: Epoch of the writing attempt.
@@ -118,8 +120,8 @@ class CheckpointStateToolset:
         if isinstance(handle, FileStateHandle) and self.can_fast_duplicate(handle):
             return handle
         raise InvalidConfigurationError(
-            f"Expected a state file on the same servers, found {type(handle).__name__}; write the state again, and check "
-            f"can_fast_duplicate first."
+            f"Expected a state file on the same servers, found {type(handle).__name__}; write the state again, and "
+            "check can_fast_duplicate first."
         )
 
 
@@ -210,7 +212,8 @@ class FileMergingSnapshotManager:
         """
         Write all segments to storage; call it before acknowledging.
 
-        :raises StorageError: if the storage fails; the checkpoint must not be acknowledged, and the call may be repeated.
+        :raises StorageError: if the storage fails; the checkpoint must not be acknowledged, and the call may be
+            repeated.
         """
         with self._lock:
             self._open.clear()
@@ -247,8 +250,8 @@ def files_to_retire(handles: Iterable[StreamStateHandle], max_amplification: flo
     """
     Return the URIs of the files whose segments must be rewritten for the space amplification to fall below its limit.
 
-    Files with the largest wasted share come first. Files of unknown size are not counted, nor is exclusive state, which each
-    checkpoint rewrites.
+    Files with the largest wasted share come first. Files of unknown size are not counted, nor is exclusive state, which
+    each checkpoint rewrites.
 
     :param handles: All referenced state of a subtask.
     :param max_amplification: Maximum number of stored bytes per referenced byte.

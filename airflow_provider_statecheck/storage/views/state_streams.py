@@ -155,8 +155,8 @@ class CheckpointStateOutputStream:
     """
     Output stream of one piece of state, for use by a single thread.
 
-    Call ``write`` any number of times, then ``close_and_get_handle``. Calling ``close`` first, or a failed step, discards
-    the state. Bytes are buffered on this machine until then: a file on an object store exists only as a whole.
+    Call ``write`` any number of times, then ``close_and_get_handle``. Calling ``close`` first, or a failed step,
+    discards the state. Bytes are buffered on this machine until then: a file on an object store exists only as a whole.
 
     :param publish: Stores state that is not inline.
     :param buffer_size: Bytes held in memory before they spill to a local temporary file.
@@ -304,7 +304,11 @@ def write_file(storage: CheckpointStorage, uri: str, data: bytes) -> FileStateHa
 def write_named_by_content(
     storage: CheckpointStorage, directory: str, epoch: int, data: bytes, name: str = ""
 ) -> FileStateHandle:
-    """Publish a file whose name contains an epoch and a digest of a name and the data; a repeated call writes the same file."""
+    """
+    Publish a file whose name contains an epoch and a digest of a name and the data.
+
+    A repeated call writes the same file.
+    """
     return write_file(storage, f"{directory}/{epoch}-{hashlib.sha256(name.encode() + data).hexdigest()[:32]}", data)
 
 
@@ -312,8 +316,8 @@ class CheckpointMetadataOutputStream:
     """
     Output stream of checkpoint metadata, which buffers all bytes in memory and publishes them only as a whole.
 
-    Call ``write`` any number of times, then ``close_and_finalize_checkpoint``. Calling ``close`` first discards the metadata.
-    All methods but ``close`` raise ``StorageError`` if the stream is closed.
+    Call ``write`` any number of times, then ``close_and_finalize_checkpoint``. Calling ``close`` first discards the
+    metadata. All methods but ``close`` raise ``StorageError`` if the stream is closed.
 
     :param publish: Publishes the metadata, and returns the completed location.
     """

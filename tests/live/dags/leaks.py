@@ -1,8 +1,8 @@
 """
 Every way in which a token travels, side by side: to a stage, to a submitted driver and to a deferred sensor.
 
-What travels is noted in a file that the search leaves out. A secret that is no token is planted in every place where the
-search looks, to see that it would find one.
+What travels is noted in a file that the search leaves out. A secret that is no token is planted in every place where
+the search looks, to see that it would find one.
 """
 
 from __future__ import annotations

@@ -115,7 +115,11 @@ def drawn(chance: random.Random, rows: int) -> Any:
 
 
 def frame_of(spark: SparkSession, table: Any) -> Any:
-    """Return a DataFrame of a table; without the schema, times without a zone would get one, and Spark stops at an empty chunk."""
+    """
+    Return a DataFrame of a table.
+
+    Without the schema, times without a zone would get one, and Spark stops at an empty chunk.
+    """
     return spark.createDataFrame(table.combine_chunks(), spark_schema(table.schema))
 
 

@@ -29,7 +29,8 @@ def run(spark: Any, folder: Path, way: str) -> dict[str, Any]:
     """
     Run the stage once.
 
-    :param way: What goes wrong and where, such as ``exit in sink of two vertices`` or ``linger in sink of one increment``.
+    :param way: What goes wrong and where, such as ``exit in sink of two vertices`` or ``linger in sink of one
+        increment``.
     """
     folder.mkdir()
     (folder / "traces").mkdir()

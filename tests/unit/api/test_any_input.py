@@ -287,8 +287,8 @@ def test_every_field_of_a_message_has_the_limit_of_its_column() -> None:
     kept = {name for name, kind in fields.items() if kind in (str, int, float, tuple)} - OF_NO_COLUMN
     assert {"job_id", "request_key", "epoch", "metadata_size"} <= kept
     columns = {column.name for table in METADATA.sorted_tables for column in table.columns}
-    limits = columns | requests._STORED_AS.keys() | requests._NEVER_STORED
-    assert kept <= limits, "name the column in _STORED_AS"
+    limits = columns | requests.STORED_AS.keys() | requests.NEVER_STORED
+    assert kept <= limits, "name the column in STORED_AS"
 
 
 def _message_classes() -> set[type[Any]]:

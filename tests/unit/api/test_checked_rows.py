@@ -260,7 +260,7 @@ async def test_a_caller_that_goes_away_does_not_cancel_the_shared_call(api: Api,
 
 def test_job_that_was_checked_least_recently_is_evicted_and_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second, third = map(job_id_of, ("first", "second", "third"))
-    monkeypatch.setattr(checked_rows, "_MAX_JOBS", 2)
+    monkeypatch.setattr(checked_rows, "MAX_JOBS", 2)
     rows = Rows()
     checked = CheckedRows(rows)
 

@@ -60,7 +60,7 @@ TEXT = f"ValueError: cannot log in with {SECRET}"
 
 @pytest.fixture(autouse=True)
 def _no_secrets_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secrets, "_known", secrets._KnownSecrets())
+    monkeypatch.setattr(secrets, "_known", secrets.KnownSecrets())
 
 
 @pytest.fixture
@@ -218,7 +218,7 @@ def test_no_command_prints_a_known_secret(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().err == "error: ValueError: cannot log in with ***\n"
 
 
-@pytest.mark.parametrize("name", secrets._MASKERS)
+@pytest.mark.parametrize("name", secrets.MASKERS)
 def test_secrets_that_airflow_masks_are_masked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     masker = importlib.import_module(name)
     monkeypatch.setattr(masker._secrets_masker(), "patterns", set())
@@ -357,7 +357,7 @@ def test_a_record_whose_arguments_do_not_fit_is_left_to_logging() -> None:
     assert record.args == ("x",)
 
 
-@pytest.mark.parametrize("name", secrets._MASKERS)
+@pytest.mark.parametrize("name", secrets.MASKERS)
 def test_airflow_masks_what_this_process_was_given(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     masker = importlib.import_module(name)
     monkeypatch.setattr(masker._secrets_masker(), "patterns", set())

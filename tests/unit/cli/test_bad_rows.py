@@ -53,7 +53,7 @@ def bad(request: pytest.FixtureRequest, stage: WrittenStage) -> str:
     table, column = request.param.split(".")
     of_table = METADATA.tables[f"statecheck_{table}"].c[column]
     store: Any = stage.store
-    corrupt(store._engine, of_table, BAD_VALUES[request.param], job_id_of(BAD))
+    corrupt(store.engine, of_table, BAD_VALUES[request.param], job_id_of(BAD))
     return f"column {column} of table statecheck_{table}"
 
 

@@ -290,7 +290,8 @@ def test_the_declaration_loads_nothing_of_the_commands():
         "from airflow_provider_statecheck.cli.definition import get_statecheck_commands as get; get()"
     )
 
-    # Airflow itself reads the provider's declaration, now or later, and the logs of the package are guarded from the start.
+    # Airflow itself reads the provider's declaration, now or later, and the logs of the package are guarded from the
+    # start.
     declaration = {"airflow_provider_statecheck.get_provider_info", "airflow_provider_statecheck.checkpoint"}
     declaration |= {f"airflow_provider_statecheck.checkpoint.{name}" for name in ("log_records", "printable")}
     declaration |= {"airflow_provider_statecheck.settings"}  # whose texts both declarations show

@@ -17,7 +17,7 @@ from tests.unit.written_stage import JOB, WrittenStage, local_path
 
 
 def tables(stage: WrittenStage) -> set[str]:
-    return set(inspect(stage.store._engine).get_table_names())  # type: ignore[attr-defined]
+    return set(inspect(stage.store.engine).get_table_names())  # type: ignore[attr-defined]
 
 
 def test_lists_tables_with_rows_and_directories_of_jobs_with_sizes(stage: WrittenStage, run: Run) -> None:

@@ -49,7 +49,7 @@ def raising(error: Exception) -> Callable[..., Any]:
 
 
 def failing_add(coordinator: CheckpointCoordinator, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator._components.completed_store, "add_checkpoint_and_subsume_oldest", raising(error))
+    monkeypatch.setattr(coordinator.components.completed_store, "add_checkpoint_and_subsume_oldest", raising(error))
 
 
 # Construction
@@ -143,7 +143,7 @@ def test_acknowledgements_before_all_tasks_were_told_complete_at_the_end_of_trig
 
 def test_full_queue_refuses_the_least_important(job: AlignedJob) -> None:
     coordinator = job.coordinator()
-    object.__setattr__(coordinator._components.decider, "max_queued", 1)
+    object.__setattr__(coordinator.components.decider, "max_queued", 1)
     coordinator.trigger_checkpoint(CHECKPOINT)
     queued = coordinator.trigger_checkpoint(CHECKPOINT)
     assert reason_of(coordinator.trigger_checkpoint(CHECKPOINT)) is Reason.TOO_MANY_CHECKPOINT_REQUESTS
@@ -267,7 +267,7 @@ def test_savepoint_neither_subsumes_nor_notifies(job: AlignedJob, coordinator: C
     assert job.take(coordinator, SAVEPOINT).checkpoint_id == 3
     assert not pending.done()
     assert job.tasks[0].heard("complete") == [1]
-    assert coordinator._components.completed_store.get_latest_checkpoint_id() == 1
+    assert coordinator.components.completed_store.get_latest_checkpoint_id() == 1
 
 
 def test_last_subsumed_id_is_told(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
@@ -301,7 +301,7 @@ def test_store_that_refuses_a_checkpoint_discards_it_and_keeps_the_latest(
     assert reason_of(future) is Reason.FINALIZE_CHECKPOINT_FAILURE
     assert not job.storage.exists(job.location(2))
     assert job.storage.exists(job.location(1))
-    assert job.coordinator()._components.completed_store.get_latest_checkpoint_id() == 1
+    assert job.coordinator().components.completed_store.get_latest_checkpoint_id() == 1
 
 
 def test_addition_of_unknown_outcome_is_settled_by_the_row(

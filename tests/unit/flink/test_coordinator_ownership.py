@@ -119,7 +119,7 @@ def test_a_snapshot_that_another_claimed_is_refused(job: AlignedJob, mode: Resto
     with pytest.raises(SavepointClaimedError):
         coordinator.restore_savepoint(pointer, job.tasks, restore_mode=mode)
     assert job.tasks[0].restored is None
-    assert coordinator._components.completed_store.get_latest_checkpoint_id() == 0
+    assert coordinator.components.completed_store.get_latest_checkpoint_id() == 0
 
 
 @pytest.mark.parametrize("mode", list(RestoreMode))
@@ -214,7 +214,7 @@ def test_a_completed_checkpoint_is_announced_although_older_ones_cannot_be_abort
     coordinator.trigger_checkpoint(CHECKPOINT)
     coordinator.trigger_checkpoint(CHECKPOINT)
     with monkeypatch.context() as broken:
-        broken.setattr(coordinator._finalizer._aborter, "abort", unavailable)
+        broken.setattr(coordinator.finalizer.aborter, "abort", unavailable)
         job.acknowledge_all(coordinator, 2)
     assert (job.status(2), job.tasks[0].heard("complete")) == ("completed", [2])
     job.take(coordinator)
@@ -227,7 +227,7 @@ def test_a_savepoint_whose_state_does_not_fit_is_left_to_its_owner(job: AlignedJ
     with pytest.raises(IncompatibleCheckpointError):
         coordinator.restore_savepoint(pointer, job.tasks[:1], restore_mode=RestoreMode.CLAIM)
     assert job.jobs.claim(pointer) is None
-    assert coordinator._components.completed_store.get_latest_checkpoint_id() == 0
+    assert coordinator.components.completed_store.get_latest_checkpoint_id() == 0
     assert not coordinator.restore_latest_checkpointed_state(job.tasks)
 
 
@@ -272,13 +272,13 @@ def test_an_addition_that_had_its_effect_completes_the_checkpoint(
     job: AlignedJob, coordinator: CheckpointCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     future = coordinator.trigger_checkpoint(CHECKPOINT)
-    add = coordinator._components.completed_store.add_checkpoint_and_subsume_oldest
+    add = coordinator.components.completed_store.add_checkpoint_and_subsume_oldest
 
     def unknown(*args: Any) -> None:
         add(*args)
         raise CommitStateUnknownError("injected")
 
-    monkeypatch.setattr(coordinator._components.completed_store, "add_checkpoint_and_subsume_oldest", unknown)
+    monkeypatch.setattr(coordinator.components.completed_store, "add_checkpoint_and_subsume_oldest", unknown)
     job.acknowledge_all(coordinator, 1)
     assert future.result(0).checkpoint_id == 1
     assert job.tasks[0].heard("complete") == [1]

@@ -100,7 +100,7 @@ def test_secret_settings_are_masked_in_the_command_that_airflow_logs(submit, mon
     masker = importlib.import_module("airflow.sdk._shared.secrets_masker")
     monkeypatch.setattr(masker._secrets_masker(), "patterns", set())
     monkeypatch.setattr(masker._secrets_masker(), "replacer", None)
-    monkeypatch.setattr(secrets, "_known", secrets._KnownSecrets())
+    monkeypatch.setattr(secrets, "_known", secrets.KnownSecrets())
 
     command, environment, _ = submit(STANDALONE, conf={name: "c0rrect/h0rse+b@ttery"})
 

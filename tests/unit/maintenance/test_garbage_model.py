@@ -22,7 +22,7 @@ from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import document_uris, load_document
-from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, _Counted, faulty_gateway, faulty_storage
+from airflow_provider_statecheck.testing.faults import Counted, FaultMode, FaultPlan, faulty_gateway, faulty_storage
 from tests.messages import ManualClock, make_registration, make_savepoint_request
 from tests.sqlite_rows import new_store
 from tests.unit.storage.keyed_files import keyed, state_file
@@ -74,8 +74,8 @@ class World:
         self.count = 0
         commits = ("confirm_discards", "settle", "forget", "request", "begin", "end", "dispose")
         unknown = CommitStateUnknownError
-        self.maintenance: Any = _Counted(self.stage.maintenance, self.plan, commits, unknown)
-        self.saving: Any = _Counted(self.stage.savepoints, self.plan, commits, unknown)
+        self.maintenance: Any = Counted(self.stage.maintenance, self.plan, commits, unknown)
+        self.saving: Any = Counted(self.stage.savepoints, self.plan, commits, unknown)
 
     def step(self, name: str, job: str, fault: tuple[int | None, FaultMode]) -> None:
         point, mode = fault

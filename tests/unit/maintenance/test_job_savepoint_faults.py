@@ -51,7 +51,7 @@ def at_each_step(tmp_path: Path, fault: FaultMode, run: Callable[[SavedJob, InPr
     """Run something with a fault at each of its durable steps."""
     job, left = SavedJob(tmp_path / "none"), []
     assert isinstance(job.stage.store, SqlJobStore)
-    database = Path(str(job.stage.store._engine.url.database))
+    database = Path(str(job.stage.store.engine.url.database))
     plan = Observed(after=lambda: left.append((rows_in(database), sorted((tmp_path / "none").rglob("*")))))
     run(job, plan)
     # A process that ends after a step that changes nothing leaves what it left before.

@@ -168,7 +168,7 @@ def _bad_values(column: Column[Any]) -> Iterator[object]:
 def _calls(store: SqlJobStore, job_id: JobId) -> Iterator[Callable[[], object]]:
     """Yield the calls of a job, from those that read to those that write."""
     clock = ManualClock(NOW)
-    tokens = SqlTokenStore(store._engine)
+    tokens = SqlTokenStore(store.engine)
     coordinator = AttemptCoordinator(store)
     maintenance = JobMaintenance(store, UnknownRuns(), tokens, clock)
     name = "sales" if job_id == BAD else "orders"

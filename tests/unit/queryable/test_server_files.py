@@ -107,7 +107,7 @@ def test_few_large_values_are_in_memory_at_once(
         served.job.state(name, "value").update(name)
         served.job.state(name, "map").put_all(dict.fromkeys(range(20), name))
     pointer = served.job.save()
-    monkeypatch.setattr(opened_state, "_BYTES_AT_ONCE", bytes_at_once)
+    monkeypatch.setattr(opened_state, "BYTES_AT_ONCE", bytes_at_once)
     read: list[int] = []
     blocks = FileRun.blocks
 

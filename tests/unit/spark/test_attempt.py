@@ -50,7 +50,7 @@ def test_a_job_that_is_removed_at_its_end_does_not_fail_the_task(stage, monkeypa
     attempt = stage.attempt()
     for i in range(checkpoints):
         stage.take(attempt, stage.snapshot(attempt, f"step {i}"))
-        del attempt._cleaner.discard
+        del attempt.cleaner.discard
     finish = stage.coordinator.finish
 
     def finish_and_remove(message: Any) -> Any:
@@ -179,7 +179,7 @@ def test_a_job_with_a_name_of_its_own_keeps_its_state_and_says_nothing(stage, ca
 def test_what_could_not_be_deleted_is_named_with_what_deletes_it(stage, caplog):
     stage.run(checkpoints=2)
     attempt = stage.attempt()
-    attempt._cleaner.discard = lambda *_: ()
+    attempt.cleaner.discard = lambda *_: ()
     with caplog.at_level(logging.INFO):
         attempt.finish(AttemptStatus.FINISHED)
     assert caplog.messages[-1].startswith(f"Job {JOB!r} leaves checkpoint 1 below")

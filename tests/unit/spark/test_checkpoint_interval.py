@@ -116,8 +116,8 @@ def test_loop_finds_its_interval_and_learns_what_its_checkpoints_cost(stage: Wri
         for number in checkpoint.each("items", range(3)):
             checkpoint.state["number"] = number
             clock.seconds += 5
-        # Three items of 5 s are less than the interval of a second's assumed cost: the last one alone was saved. It cost
-        # nothing by this clock, which leads to the shortest interval.
+        # Three items of 5 s are less than the interval of a second's assumed cost: the last one alone was saved. It
+        # cost nothing by this clock, which leads to the shortest interval.
         assert len(stage.statuses()) == 1
         assert not pace.allows()
         clock.seconds += SHORTEST_SECONDS

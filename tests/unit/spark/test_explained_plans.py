@@ -1,8 +1,8 @@
 """
 What is read in the texts of plans, with samples of each version of Spark.
 
-The samples are of a left join of a marked range with a cached DataFrame, which has a column with a line break in its name:
-all plans, those of the join without columns, and the plan of the cached DataFrame with statistics.
+The samples are of a left join of a marked range with a cached DataFrame, which has a column with a line break in its
+name: all plans, those of the join without columns, and the plan of the cached DataFrame with statistics.
 """
 
 from __future__ import annotations

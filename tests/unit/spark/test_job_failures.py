@@ -89,7 +89,8 @@ WRITING = "An error occurred while calling o100.parquet.\n: org.apache.spark.Spa
         ),
         (
             RuntimeError(
-                "SparkException: Lost task 0.0 (TID 6) (h executor driver): java.io.IOException: Mkdirs failed to create file:/c/o"
+                "SparkException: Lost task 0.0 (TID 6) (h executor driver): java.io.IOException: Mkdirs failed to "
+                "create file:/c/o"
             ),
             "Mkdirs failed to create file:/c/o",
         ),

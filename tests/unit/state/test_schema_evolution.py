@@ -346,9 +346,9 @@ def test_the_report_is_lines_of_a_log_with_what_needs_a_look_first() -> None:
             "[value of int64 -> value of double]"
         ),
         (
-            "keyed state 'orders': migrated: field tags: is new; field note: is new [value of record(id int64, count int64, "
-            "name optional string) -> value of record(id int64, count int64, name optional string, tags list of string, note "
-            "optional string)]"
+            "keyed state 'orders': migrated: field tags: is new; field note: is new [value of record(id int64, count "
+            "int64, name optional string) -> value of record(id int64, count int64, name optional string, tags list "
+            "of string, note optional string)]"
         ),
         "keyed state 'gone': retained, unused [value of int64]",
         "operator state 'buffer': new [list of int64]",

@@ -104,9 +104,9 @@ class TestSavepoint:
 
 
 def counted(stage: WrittenStage, plan: FaultPlan, names: tuple[str, ...]) -> Any:
-    from airflow_provider_statecheck.testing.faults import _Counted
+    from airflow_provider_statecheck.testing.faults import Counted
 
-    return _Counted(stage.storage, plan, names, StorageError)
+    return Counted(stage.storage, plan, names, StorageError)
 
 
 class TestBorrowing:

@@ -227,7 +227,11 @@ def test_what_does_not_pass_is_not_repeated(error: Exception) -> None:
 
 
 def test_an_error_in_whose_handling_the_storage_is_called_is_none_of_its_own(tmp_path: Path) -> None:
-    """A JVM that was killed breaks the driver's connection; a file that is missing then is missing, and no passing fault."""
+    """
+    A JVM that was killed breaks the driver's connection.
+
+    A file that is missing then is missing, and no passing fault.
+    """
     time = _Time()
     storage = CheckpointStorage(LocalFileSystem(), f"file://{tmp_path}", retries=time.policy())
     try:

@@ -38,7 +38,7 @@ def written(stage: WrittenStage, attempt: StageAttempt) -> Any:
 def died(stage: WrittenStage, job: str = JOB, **changes: Any) -> list[Any]:
     """Let an attempt complete three checkpoints, each of which shares a file with the next, and die without a discard."""
     attempt = stage.attempt(job, **changes)
-    attempt._cleaner.discard = lambda *_: ()  # type: ignore[method-assign]
+    attempt.cleaner.discard = lambda *_: ()  # type: ignore[method-assign]
     files = [written(stage, attempt) for _ in range(4)]
     for two in pairwise(files):
         take(attempt, *two)
@@ -114,7 +114,7 @@ class TestExclusiveState:
 
     def test_the_directory_stays_whole_while_a_retained_checkpoint_cannot_be_read(self, stage: WrittenStage) -> None:
         attempt = stage.attempt()
-        attempt._cleaner.discard = lambda *_: ()  # type: ignore[method-assign]
+        attempt.cleaner.discard = lambda *_: ()  # type: ignore[method-assign]
         pending, own = begin_with_own_state(stage, attempt)
         complete(attempt, pending, own)
         later, _ = begin_with_own_state(stage, attempt)
@@ -132,7 +132,11 @@ class TestExclusiveState:
 
 
 def expired(stage: WrittenStage, attempt: StageAttempt, file: Any = None) -> Any:
-    """Let a checkpoint fail that names a file, by default one that it has written into its directory; return the file."""
+    """
+    Let a checkpoint fail that names a file, by default one that it has written into its directory.
+
+    Return the file.
+    """
     pending = attempt.begin_checkpoint(10.0)
     assert pending is not None
     file = file or exclusive_file(stage.storage, attempt.grant.attempt, pending.checkpoint_id)
@@ -319,7 +323,7 @@ def test_a_driver_whose_storage_fails_at_any_call_of_a_discard_loses_no_file_tha
         attempt = stage.attempt(job)
         a, b, c = (written(stage, attempt) for _ in range(3))
         take(attempt, a, b)
-        attempt._cleaner._storage = faulty_storage(stage.storage, plan)
+        attempt.cleaner._storage = faulty_storage(stage.storage, plan)
         plan.point, plan.mode = point, mode
         newest = take(attempt, b, c)
         plan.point = None

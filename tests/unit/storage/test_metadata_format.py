@@ -164,7 +164,11 @@ class TestUris:
         ids=["same job under an earlier base", "another job", "anywhere"],
     )
     def test_uri_elsewhere_stays_absolute_even_for_the_same_job(self, elsewhere: str) -> None:
-        """A restored snapshot is carried into new checkpoints; if the base was changed it is still under the old one."""
+        """
+        A restored snapshot is carried into new checkpoints.
+
+        If the base was changed it is still under the old one.
+        """
         document = replace(FULL, snapshots=(make_snapshot(uri=elsewhere),))
         values = _body(encode_metadata(document, uri=METADATA_URI))
         assert values["snapshots"][0]["uri"] == elsewhere
@@ -416,7 +420,11 @@ class TestRefusedStates:
     def test_values_that_are_swapped_are_refused_or_understood_and_nothing_else_is_raised(
         self, data: st.DataObject
     ) -> None:
-        """The checksum fits, as in a file that was made on purpose. Names of classes and functions in it are only text."""
+        """
+        The checksum fits, as in a file that was made on purpose.
+
+        Names of classes and functions in it are only text.
+        """
         values = _body(self.DATA)
         target: Any = values
         while isinstance(target, dict | list) and target:

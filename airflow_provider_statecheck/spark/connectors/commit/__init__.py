@@ -2,8 +2,8 @@
 Exactly-once commit of the output of sinks.
 
 The tasks of an increment write output that no reader sees. A checkpoint records it, and the sink commits it when the
-checkpoint is complete; an attempt that restores the checkpoint repeats the commit, which changes nothing the second time.
-In the order in which a commit passes them:
+checkpoint is complete; an attempt that restores the checkpoint repeats the commit, which changes nothing the second
+time. In the order in which a commit passes them:
 
 1. ``target_files.py``: the files that tasks write below the target, with the lineage of the sink in their names.
 2. ``committing_sink.py``: the sink, which opens its destination, and commits or retracts output there.

@@ -8,11 +8,11 @@ Commit logs in a directory, for output that cannot change atomically together wi
 
 An attempt claims the log by writing its first file, and then reads the files of older attempts. It writes the log with
 the effects that it is about to carry out, each time under the next number: no file is ever overwritten, because several
-filesystems would miss it for a moment. Before it carries them out, it checks for newer claims. Therefore either the newer
-attempt reads the effects and completes them, or the older attempt sees the claim and stops.
+filesystems would miss it for a moment. Before it carries them out, it checks for newer claims. Therefore either the
+newer attempt reads the effects and completes them, or the older attempt sees the claim and stops.
 
-Both kinds of files contain a digest of their other fields, which each read verifies: it is in no row and in no other file.
-Without it, a changed byte could make another valid record, such as one that names other files.
+Both kinds of files contain a digest of their other fields, which each read verifies: it is in no row and in no other
+file. Without it, a changed byte could make another valid record, such as one that names other files.
 """
 
 from __future__ import annotations
@@ -272,8 +272,9 @@ class CommitFiles:
     def _require_no_other(self, publication: Publication) -> None:
         if self.publication(publication.generation, publication.checkpoint_id) not in (None, _sorted(publication)):
             raise CorruptStateError(
-                f"Expected no output of checkpoint {publication.checkpoint_id} in {redact(self._root)}, found that of another "
-                "checkpoint with this id, which the database has lost. Clear the task with on_clear='restart' to replace it.",
+                f"Expected no output of checkpoint {publication.checkpoint_id} in {redact(self._root)}, found that of "
+                "another checkpoint with this id, which the database has lost. Clear the task with on_clear='restart' "
+                "to replace it.",
                 checkpoint_id=publication.checkpoint_id,
             )
 
@@ -295,8 +296,9 @@ class CommitFiles:
         known = self.publication(committed.generation, committed.checkpoint_id)
         if known is None:
             raise CoordinatorError(
-                f"Expected to commit to {name} a checkpoint after the newest one, found checkpoint {committed.checkpoint_id} of "
-                f"attempt {committed.epoch}, of which there is no record; restore from the newest checkpoint, or start over.",
+                f"Expected to commit to {name} a checkpoint after the newest one, found checkpoint "
+                f"{committed.checkpoint_id} of attempt {committed.epoch}, of which there is no record; restore from "
+                "the newest checkpoint, or start over.",
                 checkpoint_id=committed.checkpoint_id,
             )
         if known != _sorted(committed):
@@ -311,9 +313,9 @@ class CommitFiles:
         """
         if any(each.last != ALL_CHECKPOINTS for each in ranges) and not self.records():
             raise CorruptStateError(
-                f"Expected the records of the output to replace in {name} below {redact(self._root)}/commits, found none; they "
-                "were deleted. Restore the directory from a backup, or delete the output of the sink together with its log and "
-                "start over."
+                f"Expected the records of the output to replace in {name} below {redact(self._root)}/commits, found "
+                "none; they were deleted. Restore the directory from a backup, or delete the output of the sink "
+                "together with its log and start over."
             )
 
     def named_publication(self, name: str) -> Publication:
@@ -407,9 +409,9 @@ class CommitFiles:
         # Output without a log would look like orphan files and be deleted.
         if self.records():
             raise CorruptStateError(
-                f"Expected the log of a sink in {redact(self._root)}, found only records of its commits; an older version of "
-                "airflow-provider-statecheck wrote them, or the log was deleted. Restore the log from a backup, or move the "
-                "directory away together with the output, and start over."
+                f"Expected the log of a sink in {redact(self._root)}, found only records of its commits; an older "
+                "version of airflow-provider-statecheck wrote them, or the log was deleted. Restore the log from a "
+                "backup, or move the directory away together with the output, and start over."
             )
 
     def _decode(self, data: bytes, shown: str) -> tuple[CommitLog, Effects]:
@@ -471,8 +473,8 @@ def unseal(data: bytes, what: str, where: str) -> dict[str, Any]:
 def damaged(expected: str, where: str, found: str) -> CorruptStateError:
     """Return the error for a file with other content than expected."""
     return CorruptStateError(
-        f"Expected {expected} in {where}, found {found}; the file was changed after it was written. Restore the file from a "
-        "backup, or delete the output of the sink together with its log and start over."
+        f"Expected {expected} in {where}, found {found}; the file was changed after it was written. Restore the file "
+        "from a backup, or delete the output of the sink together with its log and start over."
     )
 
 

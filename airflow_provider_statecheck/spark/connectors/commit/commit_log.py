@@ -5,8 +5,8 @@ The log changes together with the output. Its size depends on the number of atte
 An attempt starts from a checkpoint of an earlier attempt, or fresh. If it restores an older checkpoint, the newer
 checkpoints of earlier attempts form an abandoned branch, and their output is retracted.
 
-If a sink goes on at another place, an attempt has a log at both. It takes the starts of earlier attempts into the new log, and
-leaves a link to the new place in the old one. Output that is abandoned later is found through these links.
+If a sink goes on at another place, an attempt has a log at both. It takes the starts of earlier attempts into the new
+log, and leaves a link to the new place in the old one. Output that is abandoned later is found through these links.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class CommitLog:
     forgotten: int = 0
     """Newest epoch that was removed from the log because all output of its generation was replaced."""
     elsewhere: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Attempts without output of their own here, with the place that they went on to from here; empty for no such place."""
+    """
+    Attempts without output of their own here, with the place that they went on to from here; empty for no such place.
+    """
     unsettled: tuple[str, ...] = ()
     """Other places with output that is to be retracted before the next commit."""
 
@@ -176,9 +178,9 @@ class CommitLog:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CorruptStateError(
-                f"Expected the log of a sink of format {FORMAT_VERSION} in {where}, found {text[:100]!r}; restore the log from "
-                "a backup, use the version of airflow-provider-statecheck that wrote it, or delete the output of the sink "
-                "together with its log and start over."
+                f"Expected the log of a sink of format {FORMAT_VERSION} in {where}, found {text[:100]!r}; restore the "
+                "log from a backup, use the version of airflow-provider-statecheck that wrote it, or delete the "
+                "output of the sink together with its log and start over."
             ) from error
 
     def _links_within(self, ancestry: Ancestry) -> Mapping[int, str]:
@@ -191,10 +193,10 @@ class CommitLog:
         older = [n for n, each in self.starts.items() if n < (taker or 0) and each.generation == start.generation]
         if older and taker not in self.starts:
             raise CorruptStateError(
-                f"Expected attempt {taker}, which took the restored checkpoint {start.restored}, to have written to this "
-                f"destination, as attempt {max(older)} did, found no record of it; the sink was changed in between and changed "
-                f"back, and output is missing. Restore a checkpoint of attempt {max(older)}, choose another destination, or "
-                "start over.",
+                f"Expected attempt {taker}, which took the restored checkpoint {start.restored}, to have written to "
+                f"this destination, as attempt {max(older)} did, found no record of it; the sink was changed in "
+                f"between and changed back, and output is missing. Restore a checkpoint of attempt {max(older)}, "
+                "choose another destination, or start over.",
                 checkpoint_id=start.restored,
             )
 
@@ -273,8 +275,8 @@ class Start:
         # Without the attempt, all output of older attempts would look like an abandoned branch and be retracted.
         if (self.restored is None) != (self.taken_by is None):
             raise ValueError(
-                f"Expected the restored checkpoint together with the attempt that took it, found checkpoint {self.restored} "
-                f"of attempt {self.taken_by}."
+                "Expected the restored checkpoint together with the attempt that took it, found checkpoint "
+                f"{self.restored} of attempt {self.taken_by}."
             )
 
     @property

@@ -37,9 +37,9 @@ class CommitDestination(ABC):
     """
     A destination that stores the commit log of a sink together with its output.
 
-    Each method raises a ``StorageError`` if the destination fails, and a ``CorruptStateError`` if the log, records of the
-    output or the output itself are missing or damaged. Methods that change the destination raise a ``StaleAttemptError``
-    and change nothing if a newer attempt owns it.
+    Each method raises a ``StorageError`` if the destination fails, and a ``CorruptStateError`` if the log, records of
+    the output or the output itself are missing or damaged. Methods that change the destination raise a
+    ``StaleAttemptError`` and change nothing if a newer attempt owns it.
     """
 
     @property
@@ -247,8 +247,9 @@ class TwoPhaseCommitter:
     def _ancestry(self, current: CommitLog) -> Ancestry:
         if self.context.epoch not in current.starts:
             raise CorruptStateError(
-                f"Expected {self.destination.name} as attempt {self.context.epoch} opened it, found no record of the attempt: "
-                "it was recreated, or the log of the sink was deleted. Run the task again; start over if output is missing."
+                f"Expected {self.destination.name} as attempt {self.context.epoch} opened it, found no record of the "
+                "attempt: it was recreated, or the log of the sink was deleted. Run the task again; start over if "
+                "output is missing."
             )
         return current.ancestry_of(self.context.epoch)
 
@@ -257,15 +258,15 @@ class TwoPhaseCommitter:
             theirs = self.destination.log_of(lineage)
             if not theirs.starts:
                 log.warning(
-                    "The savepoint belongs to a job that writes to another destination than %s; its uncommitted output is "
-                    "left to that job",
+                    "The savepoint belongs to a job that writes to another destination than %s; its uncommitted "
+                    "output is left to that job",
                     self.destination.name,
                 )
             elif not theirs.knows(epoch, checkpoint_id):
                 raise IncompatibleCheckpointError(
-                    f"Expected all output of the savepoint to be committed to {self.destination.name}, found that of checkpoint "
-                    f"{checkpoint_id} of lineage {lineage} missing: the job that took the savepoint ended before the commit. "
-                    "Run that job until it succeeds, or take another savepoint of it.",
+                    f"Expected all output of the savepoint to be committed to {self.destination.name}, found that of "
+                    f"checkpoint {checkpoint_id} of lineage {lineage} missing: the job that took the savepoint ended "
+                    "before the commit. Run that job until it succeeds, or take another savepoint of it.",
                     checkpoint_id=checkpoint_id,
                 )
 
@@ -276,10 +277,11 @@ class TwoPhaseCommitter:
                 stage, mine = (each.rpartition("/")[0] for each in (uid, context.uid))
                 raise EnvironmentNotReadyError(
                     f"Expected no output in {self.destination.name} of a stage that was removed from job "
-                    f"{context.job_name!r} or is in another Dag, found output of {stage!r}, which {mine!r} would duplicate. If "
-                    f"{mine!r} is the new name of {stage!r}, set renamed_uids={{{stage!r}: {mine!r}}} or uid={stage!r}; otherwise "
-                    "choose another target, or set another job= for the stage. If another Dag still runs it, and both are to "
-                    "write there, set allow_non_restored_state=True for the first run."
+                    f"{context.job_name!r} or is in another Dag, found output of {stage!r}, which {mine!r} would "
+                    f"duplicate. If {mine!r} is the new name of {stage!r}, set renamed_uids={{{stage!r}: {mine!r}}} or "
+                    f"uid={stage!r}; otherwise choose another target, or set another job= for the stage. If another "
+                    "Dag still runs it, and both are to write there, set allow_non_restored_state=True for the first "
+                    "run."
                 )
 
     def _warn_if_unknown(self, current: CommitLog, start: Start) -> None:
@@ -295,14 +297,15 @@ class TwoPhaseCommitter:
             )
 
     def _require_first_opening(self, current: CommitLog) -> None:
-        # A database that was restored from a backup gives epochs again. The output of the lost attempt with this epoch would
-        # look like output of this one, and readers would see its rows twice after this attempt has written them again.
+        # A database that was restored from a backup gives epochs again. The output of the lost attempt with this epoch
+        # would look like output of this one, and readers would see its rows twice after this attempt has written them
+        # again.
         epoch = self.context.epoch
         if any(each.epoch == epoch for each in current.committed):
             raise CoordinatorError(
-                f"Expected attempt {epoch} to be opened before its first commit to {self.destination.name}, found output of an "
-                f"attempt {epoch} there; it restores another checkpoint, or the database was restored from a backup. Retry the "
-                "task, which registers a new attempt."
+                f"Expected attempt {epoch} to be opened before its first commit to {self.destination.name}, found "
+                f"output of an attempt {epoch} there; it restores another checkpoint, or the database was restored "
+                "from a backup. Retry the task, which registers a new attempt."
             )
 
     def _require_not_replaced(self, current: CommitLog, ancestry: Ancestry) -> None:
@@ -310,9 +313,9 @@ class TwoPhaseCommitter:
         replaced += [last for epoch, last in ancestry.segments if epoch <= current.forgotten]
         if replaced:
             raise CorruptStateError(
-                f"Expected the output of checkpoint {replaced[-1]} in {self.destination.name}, found that it was retracted and "
-                "replaced by later commits; restore from the newest checkpoint or from one before the replaced ones, or start "
-                "over.",
+                f"Expected the output of checkpoint {replaced[-1]} in {self.destination.name}, found that it was "
+                "retracted and replaced by later commits; restore from the newest checkpoint or from one before the "
+                "replaced ones, or start over.",
                 checkpoint_id=replaced[-1],
             )
 
@@ -334,17 +337,17 @@ class TwoPhaseCommitter:
 
     def _replace_error(self, output: str, reason: str) -> EnvironmentNotReadyError:
         return EnvironmentNotReadyError(
-            f"Expected only the output of the restored checkpoint of {self.context.uid!r} of job {self.context.job_name!r} in "
-            f"{self.destination.name}, found output of {output}, and {reason}; restore from the newest checkpoint, choose another "
-            "destination, or delete that output and its log."
+            f"Expected only the output of the restored checkpoint of {self.context.uid!r} of job "
+            f"{self.context.job_name!r} in {self.destination.name}, found output of {output}, and {reason}; restore "
+            "from the newest checkpoint, choose another destination, or delete that output and its log."
         )
 
     def _require_in_ancestry(self, ancestry: Ancestry, epoch: int, checkpoint_id: int) -> None:
         if not ancestry.holds(epoch, checkpoint_id):
             raise CoordinatorError(
                 f"Expected to commit a checkpoint of attempt {self.context.epoch} or of its ancestry to "
-                f"{self.destination.name}, found checkpoint {checkpoint_id} of attempt {epoch}; restore from that checkpoint, or "
-                "start over.",
+                f"{self.destination.name}, found checkpoint {checkpoint_id} of attempt {epoch}; restore from that "
+                "checkpoint, or start over.",
                 checkpoint_id=checkpoint_id,
             )
 
@@ -352,8 +355,9 @@ class TwoPhaseCommitter:
         if remaining.committed and remaining.committed[-1].epoch > epoch:
             newest = remaining.committed[-1]
             raise CoordinatorError(
-                f"Expected to commit to {self.destination.name} a checkpoint after {newest.last} of attempt {newest.epoch}, "
-                f"found checkpoint {checkpoint_id} of attempt {epoch}; restore from checkpoint {newest.last}, or start over.",
+                f"Expected to commit to {self.destination.name} a checkpoint after {newest.last} of attempt "
+                f"{newest.epoch}, found checkpoint {checkpoint_id} of attempt {epoch}; restore from checkpoint "
+                f"{newest.last}, or start over.",
                 checkpoint_id=checkpoint_id,
             )
 
@@ -367,8 +371,9 @@ def require_newest(newest: int, epoch: int, name: str) -> None:
     """
     if newest > epoch:
         raise StaleAttemptError(
-            f"Attempt {epoch} no longer owns {name}: attempt {newest} took it over; stop attempt {epoch}. If no other attempt runs "
-            f"because a backup of the database was restored, retry or clear the task until its attempt is above {newest}.",
+            f"Attempt {epoch} no longer owns {name}: attempt {newest} took it over; stop attempt {epoch}. If no other "
+            "attempt runs because a backup of the database was restored, retry or clear the task until its attempt is "
+            f"above {newest}.",
             epoch=newest,
         )
 
@@ -381,8 +386,8 @@ def other_output_error(committed: Publication, name: str, found: str) -> Corrupt
     :param found: What the two commits have instead of the same output.
     """
     return CorruptStateError(
-        f"Expected the same output with each commit of checkpoint {committed.checkpoint_id} to {name}, found {found}; another "
-        "checkpoint with this id was committed. Start over.",
+        f"Expected the same output with each commit of checkpoint {committed.checkpoint_id} to {name}, found {found}; "
+        "another checkpoint with this id was committed. Start over.",
         checkpoint_id=committed.checkpoint_id,
     )
 

@@ -23,8 +23,8 @@ class CommittingSink(ABC):
     """
     Base class of sinks that commit to a :class:`CommitDestination`.
 
-    :param on_earlier_output: Handling of the output of earlier starts by a fresh start: ``retract`` replaces it with the
-        first commit, ``refuse`` fails the start.
+    :param on_earlier_output: Handling of the output of earlier starts by a fresh start: ``retract`` replaces it with
+        the first commit, ``refuse`` fails the start.
     """
 
     _committable: ClassVar[type[TaskCommittable]]
@@ -109,8 +109,8 @@ class CommittingSink(ABC):
             cannot roll back is there.
         :raises UnsupportedStateError: if the schema is incompatible with the destination.
         :raises CorruptStateError: if output of the restored checkpoint was replaced.
-        :raises IncompatibleCheckpointError: if the run has written to another place, or the output of the restored checkpoint
-            is not committed there and cannot be.
+        :raises IncompatibleCheckpointError: if the run has written to another place, or the output of the restored
+            checkpoint is not committed there and cannot be.
         :raises StorageError: if the destination fails.
         """
         self._release_former()

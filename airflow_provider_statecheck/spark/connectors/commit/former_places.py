@@ -1,10 +1,10 @@
 """
 Output of a sink at places where earlier runs have written.
 
-A sink may write to another place in each run, such as a folder for each day. The output of the restored checkpoint is then at
-a *former* place: it is committed there if it was not yet, and the sink goes on at its own place. Output that is no longer in
-force, because its run starts again, may be at further places. The commit logs have links to them; it is retracted where it
-is, before the first commit of the attempt, as at the sink's own place.
+A sink may write to another place in each run, such as a folder for each day. The output of the restored checkpoint is
+then at a *former* place: it is committed there if it was not yet, and the sink goes on at its own place. Output that is
+no longer in force, because its run starts again, may be at further places. The commit logs have links to them; it is
+retracted where it is, before the first commit of the attempt, as at the sink's own place.
 """
 
 from __future__ import annotations
@@ -196,7 +196,8 @@ class FormerPlaces:
         if self._restored.is_committed and destination.log_of(self._context.lineage) == CommitLog():
             self._is_left = True
             log.warning(
-                "%s is new for %r: the output of checkpoint %s was committed to a place that an older version did not record",
+                "%s is new for %r: the output of checkpoint %s was committed to a place that an older version did not "
+                "record",
                 destination.name,
                 self._context.uid,
                 self._restored_id,
@@ -218,10 +219,10 @@ class FormerPlaces:
     def _require_next_run(self, place: Place) -> None:
         if self._restored.is_of_this_run:
             raise IncompatibleCheckpointError(
-                f"Expected the sink {self._context.uid!r} of job {self._context.job_name!r} at {place.shown}, where its run has "
-                f"written the output up to checkpoint {self._restored_id}, found it at {self._place.shown}; restore the former "
-                "place until the run has ended, for it may depend on the run but not on the try or on the time of day; or start "
-                "the run again with on_clear='restart'.",
+                f"Expected the sink {self._context.uid!r} of job {self._context.job_name!r} at {place.shown}, where "
+                f"its run has written the output up to checkpoint {self._restored_id}, found it at "
+                f"{self._place.shown}; restore the former place until the run has ended, for it may depend on the run "
+                "but not on the try or on the time of day; or start the run again with on_clear='restart'.",
                 checkpoint_id=self._restored_id,
             )
 
@@ -229,9 +230,10 @@ class FormerPlaces:
         sink = self._sink_at(place)
         if sink is None:
             raise IncompatibleCheckpointError(
-                f"Expected the sink {self._context.uid!r} of job {self._context.job_name!r} at {place.shown}, where the output of "
-                f"checkpoint {self._restored_id} is not known to be committed, found it at {self._place.shown}, from where it cannot "
-                "be committed; run the stage with the former sink and place until a try has succeeded, then change them.",
+                f"Expected the sink {self._context.uid!r} of job {self._context.job_name!r} at {place.shown}, where "
+                f"the output of checkpoint {self._restored_id} is not known to be committed, found it at "
+                f"{self._place.shown}, from where it cannot be committed; run the stage with the former sink and place "
+                "until a try has succeeded, then change them.",
                 checkpoint_id=self._restored_id,
             )
         destination = sink.prepare(self._elsewhere)

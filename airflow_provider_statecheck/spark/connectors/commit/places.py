@@ -48,7 +48,8 @@ class Place:
         """
         Return whether a sink at another place may open this one.
 
-        A checkpoint or log names it, so it gets the credentials of the sink only if it is in the same bucket or on the same host.
+        A checkpoint or log names it, so it gets the credentials of the sink only if it is in the same bucket or on the
+        same host.
         """
         pairs = ((self.address, own.address), (self.staging, own.staging))
         return all(_CONCEALED not in theirs and _host_of(theirs) == _host_of(mine) for theirs, mine in pairs)

@@ -63,7 +63,7 @@ _PROTOCOLS_WITH_RENAME = frozenset({"hdfs", "arrow_hdfs", "webhdfs", "webHDFS", 
 # Limit of object stores for a key, less the name of a file.
 _MAX_KEY_BYTES = 1024 - 128
 # Each open file holds a buffer and a file handle; rows that are sorted by partition need one open file.
-_MAX_OPEN_FILES = 64
+MAX_OPEN_FILES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +182,9 @@ class TargetFiles:
         found = max(len(name.encode()) for name in names)
         if found > limit:
             raise UnfitOutputError(
-                f"Expected values of partition_by with names of directories of at most {limit} bytes in {self.target}, found "
-                f"{found} bytes for {', '.join(partition_names('', f'{directory}/'))}; shorten the values in the stage, or partition by "
-                "another column."
+                f"Expected values of partition_by with names of directories of at most {limit} bytes in {self.target}, "
+                f"found {found} bytes for {', '.join(partition_names('', f'{directory}/'))}; shorten the values in the "
+                "stage, or partition by another column."
             )
 
     def _rename(self, name: str, new_name: str) -> None:
@@ -234,7 +234,8 @@ def require_directory(files: TargetFiles) -> None:
     storage = files.storage
     if storage.exists(storage.base_uri) and not storage.is_directory(storage.base_uri):
         raise EnvironmentNotReadyError(
-            f"Expected a directory or nothing at {files.target}, found a file; choose another target, or move the file away."
+            f"Expected a directory or nothing at {files.target}, found a file; choose another target, or move the file "
+            "away."
         )
 
 
@@ -345,9 +346,9 @@ def missing_file_cause(is_local: bool) -> str:
     if not is_local:
         return "it was deleted. Restore from an earlier checkpoint, or start over."
     return (
-        "it was deleted, or the executors of Spark wrote it to another disk than the one that the driver sees. If they run on "
-        "other machines, choose a directory that all of them mount, or an object store, and start over; else restore from an "
-        "earlier checkpoint, or start over."
+        "it was deleted, or the executors of Spark wrote it to another disk than the one that the driver sees. If "
+        "they run on other machines, choose a directory that all of them mount, or an object store, and start over; "
+        "else restore from an earlier checkpoint, or start over."
     )
 
 
@@ -365,12 +366,12 @@ class ParquetSinkWriter(SinkWriter):
     """
     Writes the output of one Spark task as Parquet files of bounded size, split by partition.
 
-    The number of open files is bounded: when the limit is reached, the least recently used file is finished. A failed or
-    duplicate task may leave orphan files, which a later sweep deletes.
+    The number of open files is bounded: when the limit is reached, the least recently used file is finished. A failed
+    or duplicate task may leave orphan files, which a later sweep deletes.
 
     :param limits: What the target cannot hold.
-    :param schema: Arrow schema of the files with the partition columns, to which tables are cast; by default that of the
-        output.
+    :param schema: Arrow schema of the files with the partition columns, to which tables are cast; by default that of
+        the output.
     :param committable: Class of the committable of the task.
     :param name: Function that returns a new file name, relative to the target, for a partition directory. The last path
         component must be unique within the task. By default, files are in the staging directory.
@@ -451,7 +452,7 @@ class ParquetSinkWriter(SinkWriter):
         self._bound_memory()
 
     def _begin(self, directory: str) -> tuple[str, OutputFile]:
-        if len(self._open) >= _MAX_OPEN_FILES:
+        if len(self._open) >= MAX_OPEN_FILES:
             self._finish(next(iter(self._open)))
         self._files.require_nameable(directory)
         name = self._name(directory)

@@ -73,7 +73,8 @@ def _split_list(splits: Iterable[Any]) -> tuple[Any, ...]:
     # Read once: an iterator would have no splits for the next attempt, which would replace the output by nothing.
     if isinstance(splits, str) or not isinstance(splits, Iterable):
         raise InvalidConfigurationError(
-            f"Expected splits to be a list of splits or a function that returns one, found {splits!r}; write [{splits!r}]."
+            f"Expected splits to be a list of splits or a function that returns one, found {splits!r}; write "
+            f"[{splits!r}]."
         )
     return tuple(splits)
 

@@ -55,7 +55,8 @@ class TransactionCommittable(TaskCommittable):
         if not is_same:
             raise UnsupportedStateError(
                 "Expected a transaction of plain JSON values with string keys, because checkpoints store it, found "
-                f"{type(self.transaction).__name__} with other values; return an identifier of the transaction, not a handle."
+                f"{type(self.transaction).__name__} with other values; return an identifier of the transaction, not a "
+                "handle."
             )
         return TaskCommittable.to_json(self)
 
@@ -139,8 +140,8 @@ class TwoPhaseCommitSink(CommittingSink):
         """
         Return the sink with the commit log of an earlier run, to commit or abort its transactions; by default ``None``.
 
-        A sink with another log in each run needs it for runs that ended before their last commit, and to retract the output
-        of runs that start again.
+        A sink with another log in each run needs it for runs that ended before their last commit, and to retract the
+        output of runs that start again.
 
         :param log: URI of that log.
         :return: A sink with this log; ``None`` if there is none.

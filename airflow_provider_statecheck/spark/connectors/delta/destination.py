@@ -213,9 +213,9 @@ class DeltaDestination(CommitDestination):
 
     def _lost_log_error(self, lineage: str) -> CorruptStateError:
         return CorruptStateError(
-            f"Expected the log of a sink below _statecheck/{lineage}/logs in the {self.name}, found none of the version that "
-            "the table names; it was deleted, or an older version of airflow-provider-statecheck wrote the table. Restore the "
-            "directory from a backup, or start over."
+            f"Expected the log of a sink below _statecheck/{lineage}/logs in the {self.name}, found none of the "
+            "version that the table names; it was deleted, or an older version of airflow-provider-statecheck wrote "
+            "the table. Restore the directory from a backup, or start over."
         )
 
     def _require_same_table(self, snapshot: DeltaSnapshot | None) -> None:
@@ -264,8 +264,9 @@ class DeltaDestination(CommitDestination):
             )
         if found:
             raise UnsupportedStateError(
-                f"Expected output that fits the Delta table {self.table.shown}, found: {'; '.join(found)}. Convert it in the "
-                "stage, set merge_schema=True if the table may get new nullable columns, or choose another table.",
+                f"Expected output that fits the Delta table {self.table.shown}, found: {'; '.join(found)}. Convert it "
+                "in the stage, set merge_schema=True if the table may get new nullable columns, or choose another "
+                "table.",
                 differences=found,
             )
 
@@ -277,9 +278,10 @@ class DeltaDestination(CommitDestination):
         found = zoneless_maps(columns, features)
         if found:
             raise UnsupportedStateError(
-                f"Expected times without a time zone in maps only in a Delta table with the feature timestampNtz, found "
-                f"timestamp_ntz in maps of the columns {', '.join(map(repr, found))} for the {self.name}, which lacks the feature; "
-                "cast the times in the stage to timestamps with a time zone, or create the table with the feature before.",
+                "Expected times without a time zone in maps only in a Delta table with the feature timestampNtz, "
+                f"found timestamp_ntz in maps of the columns {', '.join(map(repr, found))} for the {self.name}, which "
+                "lacks the feature; cast the times in the stage to timestamps with a time zone, or create the table "
+                "with the feature before.",
                 columns=found,
             )
 

@@ -1,7 +1,8 @@
 """
 Output of a Delta sink: data files of tasks that are appended, or merged by key.
 
-Two columns of the table record the sink and the checkpoint that inserted an upserted row, so that a retraction can delete it.
+Two columns of the table record the sink and the checkpoint that inserted an upserted row, so that a retraction can
+delete it.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ def require_files_exist(files: TargetFiles, checkpoint_id: int, wanted: Sequence
             if lineage_of_data_file(file.name) is not None:
                 found += " VACUUM deletes files that wait longer than its retention for their commit."
         raise CorruptStateError(
-            f"Expected {file.size_bytes} bytes of checkpoint {checkpoint_id} in {files.target}/{file.name}, found {found}",
+            f"Expected {file.size_bytes} bytes of checkpoint {checkpoint_id} in {files.target}/{file.name}, found "
+            f"{found}",
             checkpoint_id=checkpoint_id,
         )
 
@@ -153,8 +155,8 @@ class UpsertedRows(DeltaDestination):
         unfit += [name for name in self.keys if _is_inexact(schema.field(name).type)]
         if unfit:
             raise UnsupportedStateError(
-                f"Expected columns without backticks, and neither nested nor floating-point ones in upsert_by, for an upsert, found "
-                f"{unfit[0]!r}; rename it, or choose another key."
+                "Expected columns without backticks, and neither nested nor floating-point ones in upsert_by, for an "
+                f"upsert, found {unfit[0]!r}; rename it, or choose another key."
             )
         marks = [pa.field(LINEAGE, pa.string()), pa.field(CHECKPOINT, pa.int64())]
         return file_schema(pa.schema([*schema, *marks]))
@@ -167,9 +169,10 @@ class UpsertedRows(DeltaDestination):
             appended += [name for name in own_files(snapshot) if lineage_of_data_file(name) == self.files.lineage]
         if appended:
             raise EnvironmentNotReadyError(
-                f"Expected to delete the rows of earlier output in {self.table.shown} by their marks, found {len(appended)} "
-                "file(s) that the sink appended without upsert_by; restore from the newest checkpoint, delete the rows of this "
-                f"job and the directory _statecheck/{self.files.lineage} of the table and start over, or choose another table."
+                f"Expected to delete the rows of earlier output in {self.table.shown} by their marks, found "
+                f"{len(appended)} file(s) that the sink appended without upsert_by; restore from the newest "
+                f"checkpoint, delete the rows of this job and the directory _statecheck/{self.files.lineage} of the "
+                "table and start over, or choose another table."
             )
 
     @override
@@ -242,8 +245,8 @@ class UpsertedRows(DeltaDestination):
             return parquet.ParquetFile(pa.BufferReader(data), page_checksum_verification=True).read()
         except (OSError, pa.ArrowException) as error:
             raise CorruptStateError(
-                f"Expected staged rows in {self.files.target}/{file.name}, found other content: {error}; restore from an "
-                "earlier checkpoint, or start over."
+                f"Expected staged rows in {self.files.target}/{file.name}, found other content: {error}; restore from "
+                "an earlier checkpoint, or start over."
             ) from error
 
     def _require_updatable(self, snapshot: DeltaSnapshot) -> None:
@@ -259,7 +262,8 @@ class UpsertedRows(DeltaDestination):
 
 
 def _is_inexact(kind: Any) -> bool:
-    # Statistics of files omit not-a-number, so that a merge skips its rows; and two zeros are equal, but differ in bytes.
+    # Statistics of files omit not-a-number, so that a merge skips its rows; and two zeros are equal, but differ in
+    # bytes.
     return bool(pa.types.is_nested(kind) or pa.types.is_floating(kind))
 
 
@@ -325,8 +329,9 @@ class AppendedFiles(DeltaDestination):
         removed = {n: recorded.get(n) for n in present if n in recorded or writer_of_data_file(n) in unrecorded}
         if removed and snapshot.is_append_only:
             raise EnvironmentNotReadyError(
-                f"Expected to replace {len(removed)} file(s) of earlier output in {self.table.shown}, found that the table is "
-                "append-only; set delta.appendOnly to false, restore from the newest checkpoint, or choose another table."
+                f"Expected to replace {len(removed)} file(s) of earlier output in {self.table.shown}, found that the "
+                "table is append-only; set delta.appendOnly to false, restore from the newest checkpoint, or choose "
+                "another table."
             )
         self._require_not_rewritten(snapshot, recorded.keys() - present)
         return removed
@@ -336,8 +341,9 @@ class AppendedFiles(DeltaDestination):
         kept = next((each for each in found if each.first > 1), None)
         if kept is not None:
             raise CorruptStateError(
-                f"Expected to replace the output of attempt {kept.epoch} in {self.table.shown} from checkpoint {kept.first} on, "
-                "found that the log of the sink, which tells its checkpoints apart, was lost; start over.",
+                f"Expected to replace the output of attempt {kept.epoch} in {self.table.shown} from checkpoint "
+                f"{kept.first} on, found that the log of the sink, which tells its checkpoints apart, was lost; start "
+                "over.",
                 checkpoint_id=kept.first,
             )
         return {(each.generation, each.epoch) for each in found}
@@ -345,17 +351,17 @@ class AppendedFiles(DeltaDestination):
     def _require_appended(self, names: Iterable[str]) -> None:
         if any(lineage_of_data_file(name) is None for name in names):
             raise EnvironmentNotReadyError(
-                f"Expected to replace the files of earlier output in {self.table.shown}, found that the sink has upserted it; set "
-                "upsert_by as before, restore from the newest checkpoint, or choose another table."
+                f"Expected to replace the files of earlier output in {self.table.shown}, found that the sink has "
+                "upserted it; set upsert_by as before, restore from the newest checkpoint, or choose another table."
             )
 
     def _require_not_rewritten(self, snapshot: DeltaSnapshot, names: Iterable[str]) -> None:
         rewritten = _rewritten(DeltaLog(self.files.storage), snapshot.version, names)
         if rewritten:
             raise CorruptStateError(
-                f"Expected to replace the files of earlier output in {self.table.shown}, found that another writer has rewritten "
-                f"{len(rewritten)} of them, such as {rewritten[0]}; after OPTIMIZE, UPDATE, DELETE or MERGE their rows cannot be "
-                "identified. Delete the rows of this job, move the directory "
+                f"Expected to replace the files of earlier output in {self.table.shown}, found that another writer has "
+                f"rewritten {len(rewritten)} of them, such as {rewritten[0]}; after OPTIMIZE, UPDATE, DELETE or MERGE "
+                "their rows cannot be identified. Delete the rows of this job, move the directory "
                 f"_statecheck/{self.files.lineage} of the table away, and start over; or write to another table."
             )
 

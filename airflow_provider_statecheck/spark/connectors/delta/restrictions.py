@@ -46,7 +46,9 @@ def _table_restrictions(configuration: Mapping[str, str]) -> list[str]:
 
 
 _BOUNDED_TEXTS = "__CHAR_VARCHAR_TYPE_STRING"
-"""Metadata with which Spark keeps the type of a column with texts of a limited length, whose type in Delta is string."""
+"""
+Metadata with which Spark keeps the type of a column with texts of a limited length, whose type in Delta is string.
+"""
 _BOUNDED = re.compile(r"(?:var)?char\((\d+)\)", re.IGNORECASE)
 _RULES = {
     "delta.generationExpression": "generated",

@@ -226,13 +226,14 @@ class DeltaSource(ItemSource):
         found = table.additions(first)
         if found.missing is not None:
             raise InvalidConfigurationError(
-                f"Expected the log of {table.shown} from version {first} on, found that version {found.missing} was deleted; "
-                "start at a later version, or with the whole table."
+                f"Expected the log of {table.shown} from version {first} on, found that version {found.missing} was "
+                "deleted; start at a later version, or with the whole table."
             )
         if found.changing and self._on_change is not OnChange.IGNORE:
             raise SourceChangedError(
                 f"Expected only added rows in {table.shown} from version {first} on, found that "
-                f"{_describe_versions(found.changing)}. Start after these versions, or set on_change to 'ignore' to skip them."
+                f"{_describe_versions(found.changing)}. Start after these versions, or set on_change to 'ignore' to "
+                "skip them."
             )
         return found.files.values()
 

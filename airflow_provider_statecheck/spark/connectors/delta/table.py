@@ -107,8 +107,9 @@ class DeltaTableAccess:
 
     def _unsupported_error(self, found: str) -> UnsupportedStateError:
         return UnsupportedStateError(
-            f"Expected the Delta table {self.shown} to have features that deltalake {deltalake().__version__} reads, found: "
-            f"{found.strip(' .')}. Install a newer version of deltalake, or read a copy of the table without the feature."
+            f"Expected the Delta table {self.shown} to have features that deltalake {deltalake().__version__} reads, "
+            f"found: {found.strip(' .')}. Install a newer version of deltalake, or read a copy of the table without "
+            "the feature."
         )
 
     def create(self, schema: Any, partition_by: Sequence[str], commit: DeltaCommit) -> StorageError | None:
@@ -193,8 +194,8 @@ class DeltaTableAccess:
                 if _version_of(self.snapshot()) == version:
                     raise
                 return StorageError(
-                    f"Expected the next version of the Delta table {self.shown} to be free, found one of another writer; if "
-                    "this repeats, reduce the number of concurrent writers."
+                    f"Expected the next version of the Delta table {self.shown} to be free, found one of another "
+                    "writer; if this repeats, reduce the number of concurrent writers."
                 )
         return None
 
@@ -324,7 +325,8 @@ class DeltaLog:
             return None
         except ValueError as error:
             raise CorruptStateError(
-                f"Expected a version of a Delta table in {redact(uri)}, found other content; restore the file from a backup."
+                f"Expected a version of a Delta table in {redact(uri)}, found other content; restore the file from a "
+                "backup."
             ) from error
 
     def back_from(self, version: int) -> Iterator[LogEntry]:
@@ -405,8 +407,8 @@ def require_safe_commits(options: Mapping[str, Any]) -> None:
     found = values.get(_UNSAFE_RENAME, values.get(_UNSAFE_RENAME.removeprefix("aws_s3_"), "false"))
     if str(found).lower() in ("true", "1", "yes", "on", "y", "t"):
         raise InvalidConfigurationError(
-            f"Expected atomic commits, found {_UNSAFE_RENAME.upper()}, with which two writers can overwrite each other's "
-            "versions; remove it."
+            f"Expected atomic commits, found {_UNSAFE_RENAME.upper()}, with which two writers can overwrite each "
+            "other's versions; remove it."
         )
 
 

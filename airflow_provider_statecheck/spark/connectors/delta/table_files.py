@@ -53,7 +53,7 @@ _READER_FEATURES = frozenset(
 _ZONE = re.compile(r"(Z|[+-]\d{2}:\d{2})$")
 
 # Number of log entries that are read, and held in memory, at a time.
-_VERSIONS_PER_READ = 64
+VERSIONS_PER_READ = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +154,8 @@ class PlainTable:
         """
         found = Additions()
         last, columns = self._snapshot.version, _partition_columns(self._snapshot)
-        for start in range(first, last + 1, _VERSIONS_PER_READ):
-            versions = range(start, min(start + _VERSIONS_PER_READ, last + 1))
+        for start in range(first, last + 1, VERSIONS_PER_READ):
+            versions = range(start, min(start + VERSIONS_PER_READ, last + 1))
             entries = in_parallel(self._log.entry, versions, is_local=self._log.storage.is_local)
             for version, entry in zip(versions, entries, strict=True):
                 if entry is None:
@@ -192,8 +192,9 @@ class PlainTable:
 
     def _not_plain(self, found: str) -> UnsupportedStateError:
         return UnsupportedStateError(
-            f"Expected the rows of the Delta table {self.shown} to be exactly those of its Parquet files, found {found}; rewrite "
-            "the table without it (REORG TABLE ... APPLY (PURGE) removes deletion vectors), or read a copy of the table."
+            f"Expected the rows of the Delta table {self.shown} to be exactly those of its Parquet files, found "
+            f"{found}; rewrite the table without it (REORG TABLE ... APPLY (PURGE) removes deletion vectors), or read "
+            "a copy of the table."
         )
 
 
@@ -382,7 +383,7 @@ def _nested_type(name: str, kind: Any) -> Any:
 
 def _unsupported_error(name: str, kind: Any) -> UnsupportedStateError:
     return UnsupportedStateError(
-        f"Expected a type of Delta tables for the column {name!r}, found {spark_name(kind)}; convert it in the stage to an integer, a "
-        "float, a decimal, a string, binary, a boolean, a date, a timestamp in microseconds, or a list, a map or a struct of "
-        "these."
+        f"Expected a type of Delta tables for the column {name!r}, found {spark_name(kind)}; convert it in the stage "
+        "to an integer, a float, a decimal, a string, binary, a boolean, a date, a timestamp in microseconds, or a "
+        "list, a map or a struct of these."
     )

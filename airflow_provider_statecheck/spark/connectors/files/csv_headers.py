@@ -126,8 +126,8 @@ def positions_in_header(
     if twice or (missing and further):
         found = f"{twice} more than once" if twice else f"{further} instead of {missing}"
         raise SourceChangedError(
-            f"Expected the columns {list(names)} of the schema in the header of {shown}, found {found}; name the columns of the "
-            "schema as in the header, whose order does not count."
+            f"Expected the columns {list(names)} of the schema in the header of {shown}, found {found}; name the "
+            "columns of the schema as in the header, whose order does not count."
         )
     return positions
 

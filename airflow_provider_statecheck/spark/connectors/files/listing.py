@@ -87,8 +87,8 @@ class FileListing:
         if not roots or ".." in uri.split("/"):
             known = ", ".join(redact(path.root) for path in self.paths)
             raise LocationNotAllowedError(
-                f"Expected the files of the source below {known}, found {redact(uri)!r} in the restored state, which was not "
-                f"opened; set the original path of the source, or start without the state.",
+                f"Expected the files of the source below {known}, found {redact(uri)!r} in the restored state, which "
+                "was not opened; set the original path of the source, or start without the state.",
                 uri=redact(uri),
             )
         return max(roots, key=len)
@@ -138,8 +138,9 @@ class FileListing:
             target = filesystem.info(name) if filesystem.exists(name) else {"type": "nothing"}
         if target["type"] in ("directory", "nothing"):
             raise InvalidConfigurationError(
-                f"Expected files and links to files in a source, found {redact(uri)}, a link to {target['type']}; add the "
-                "directory itself to the paths of the source, restore what the link leads to, or exclude the link with a pattern."
+                f"Expected files and links to files in a source, found {redact(uri)}, a link to {target['type']}; add "
+                "the directory itself to the paths of the source, restore what the link leads to, or exclude the link "
+                "with a pattern."
             )
         return dict(target)
 
@@ -168,7 +169,8 @@ class SourcePath:
     """Pattern relative to the root; ``*`` matches within a path segment, ``**`` across segments."""
     base: str | None = None
     """
-    Directory below which the names of directories are values of partition columns: the root for ``None``; empty if none is.
+    Directory below which the names of directories are values of partition columns: the root for ``None``; empty if none
+    is.
     """
     is_expanded: bool = False
     """Whether what the pattern matches counts as a path of its own, as in Spark, and not as part of the root."""
@@ -274,7 +276,8 @@ def _item(uri: str, info: Info) -> Item:
     size = info.get("size")
     if size is None:
         raise InvalidConfigurationError(
-            f"Expected a filesystem that reports the sizes of files, found no size of {redact(uri)}; copy the files to another one."
+            f"Expected a filesystem that reports the sizes of files, found no size of {redact(uri)}; copy the files to "
+            "another one."
         )
     version = next((info[name] for name in (*_ETAGS, *_TIMES) if info.get(name) is not None), "")
     return Item.of(uri, int(size), version)

@@ -91,7 +91,11 @@ class ParquetReader(CuttingReader, FileReader):
         return self._merged_schema()
 
     def _merged_schema(self) -> StructType:
-        """Return the columns of all files with their common types; Spark itself merges no columns of different types."""
+        """
+        Return the columns of all files with their common types.
+
+        Spark itself merges no columns of different types.
+        """
         known = self._schema_of(is_merged=False)
         in_parallel(self._footer, self._items, is_local=is_local(self._items[0].name))
         by_text = {self._stored[item.name]: item for item in reversed(self._items)}

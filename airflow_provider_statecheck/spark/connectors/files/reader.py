@@ -158,8 +158,8 @@ class FileReader(ItemReader):
         found = self._filesystems.spark_uri(self.spark, uri)
         if found is None:
             raise InvalidConfigurationError(
-                f"Expected a Hadoop filesystem for {redact(uri)} in this Spark session, found none; add the package of its "
-                "connector to spark.jars.packages."
+                f"Expected a Hadoop filesystem for {redact(uri)} in this Spark session, found none; add the package of "
+                "its connector to spark.jars.packages."
             )
         return found
 

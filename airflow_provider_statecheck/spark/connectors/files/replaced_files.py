@@ -1,10 +1,10 @@
 """
 Directories that were rewritten after a run had read them, as by the repair of a day.
 
-Spark replaces the files of a partition by others with new names. A listing alone shows files that vanished, which a run may
-do after it was read, and files that appeared, which would be read again. Files that vanished together with others that
-appeared in the same directory are therefore a replacement. In a directory that is no partition, where new input may arrive
-as old input is moved away, they are one only if all files vanished and the names are those that Spark gives.
+Spark replaces the files of a partition by others with new names. A listing alone shows files that vanished, which a run
+may do after it was read, and files that appeared, which would be read again. Files that vanished together with others
+that appeared in the same directory are therefore a replacement. In a directory that is no partition, where new input
+may arrive as old input is moved away, they are one only if all files vanished and the names are those that Spark gives.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ class ReplacedFiles:
         :param remedy: What the user can do, besides restoring the files or ignoring the change.
         """
         return change_error(
-            f"Expected the files that the runs before have read as they were, or gone, found other files in their place: {self}",
-            f"Restore the files; set on_change to 'ignore' if the rows are the same, to keep what was read; or {remedy}. If "
-            "files are moved away after they were read, let new ones arrive in another directory.",
+            "Expected the files that the runs before have read as they were, or gone, found other files in their "
+            f"place: {self}",
+            "Restore the files; set on_change to 'ignore' if the rows are the same, to keep what was read; or "
+            f"{remedy}. If files are moved away after they were read, let new ones arrive in another directory.",
             on_change,
         )
 

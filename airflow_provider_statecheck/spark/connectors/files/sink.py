@@ -213,8 +213,8 @@ class PublishedFiles(Output):
         size = self.files.size(name)
         if size != file.size_bytes or self._digest(name, size) != file.footer_sha256:
             raise CorruptStateError(
-                f"Expected {file.size_bytes} bytes with the committed footer in {self.files.target}/{name}, found {size} bytes; "
-                "the file was modified. Move it away and run the task again.",
+                f"Expected {file.size_bytes} bytes with the committed footer in {self.files.target}/{name}, found "
+                f"{size} bytes; the file was modified. Move it away and run the task again.",
                 uri=f"{self.files.target}/{name}",
             )
 
@@ -232,8 +232,8 @@ class PublishedFiles(Output):
 
     def _missing_error(self, publication: Publication, file: WrittenFile, name: str, cause: str) -> CorruptStateError:
         return CorruptStateError(
-            f"Expected output of checkpoint {publication.checkpoint_id} in {self.files.target}, either as {name} or staged as "
-            f"{file.name}, found neither; {cause}",
+            f"Expected output of checkpoint {publication.checkpoint_id} in {self.files.target}, either as {name} or "
+            f"staged as {file.name}, found neither; {cause}",
             uri=f"{self.files.target}/{name}",
             checkpoint_id=publication.checkpoint_id,
         )
@@ -256,8 +256,8 @@ def _partition_columns(columns: Sequence[str]) -> tuple[str, ...]:
     hidden = [name for name in names if name[0] in "._"]
     if hidden:
         raise InvalidConfigurationError(
-            f"Expected no name beginning with '.' or '_' in partition_by, found {', '.join(hidden)}; readers ignore directories "
-            "with such names. Rename the columns."
+            f"Expected no name beginning with '.' or '_' in partition_by, found {', '.join(hidden)}; readers ignore "
+            "directories with such names. Rename the columns."
         )
     return names
 
@@ -333,8 +333,8 @@ def _spark_uri(spark: SparkSession, uri: str) -> str:
     found = HadoopFilesystems().spark_uri(spark, uri)
     if found is None:
         raise EnvironmentNotReadyError(
-            f"Expected Spark to have a filesystem for {redact(uri)}, found none; add its package to Spark, or read the files "
-            "of committed_files without Spark."
+            f"Expected Spark to have a filesystem for {redact(uri)}, found none; add its package to Spark, or read the "
+            "files of committed_files without Spark."
         )
     return found
 
@@ -353,7 +353,8 @@ def _visible(storage: CheckpointStorage, files: CommitFiles) -> list[Publication
             if files.read() == before:
                 return found
     raise StorageError(
-        f"Expected to read the ledgers of {storage!r} between two commits, found them changed {_TRIES} times; try again."
+        f"Expected to read the ledgers of {storage!r} between two commits, found them changed {_TRIES} times; try "
+        "again."
     )
 
 
@@ -458,7 +459,7 @@ def _partition_differences(theirs: tuple[str, ...], ours: tuple[str, ...]) -> li
 def _require_no_misfit(files: TargetFiles, expected_by: str, found: list[str]) -> None:
     if found:
         raise UnsupportedStateError(
-            f"Expected output for {files.target} that fits {expected_by}, found: {'; '.join(found)}. Only nullable columns can "
-            "be added; convert the output in the stage, or choose another target.",
+            f"Expected output for {files.target} that fits {expected_by}, found: {'; '.join(found)}. Only nullable "
+            "columns can be added; convert the output in the stage, or choose another target.",
             differences=found,
         )

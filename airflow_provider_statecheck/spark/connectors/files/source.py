@@ -136,8 +136,8 @@ def _allowed_options(options: Mapping[str, Any] | None, file_format: str) -> dic
     refused = sorted(name for name in found if name.lower() in _REFUSED_OPTIONS - allowed)
     if refused:
         raise InvalidConfigurationError(
-            f"Expected options of the format, found {refused}, with which Spark itself selects files or columns; select files "
-            "by path and columns by schema."
+            f"Expected options of the format, found {refused}, with which Spark itself selects files or columns; "
+            "select files by path and columns by schema."
         )
     return found
 
@@ -243,14 +243,22 @@ def _stored_column(field: StructField, at: int | None) -> Column:
 
 
 class CsvSource(TextFileSource):
-    """CSV files, each read as a whole; takes the arguments of :class:`~airflow_provider_statecheck.spark.connectors.files.source.TextFileSource`."""
+    """
+    CSV files, each read as a whole.
+
+    Takes the arguments of :class:`~airflow_provider_statecheck.spark.connectors.files.source.TextFileSource`.
+    """
 
     _format = "csv"
     _reader = CsvReader
 
 
 class JsonSource(TextFileSource):
-    """JSON files, each read as a whole; takes the arguments of :class:`~airflow_provider_statecheck.spark.connectors.files.source.TextFileSource`."""
+    """
+    JSON files, each read as a whole.
+
+    Takes the arguments of :class:`~airflow_provider_statecheck.spark.connectors.files.source.TextFileSource`.
+    """
 
     _format = "json"
 

@@ -108,8 +108,9 @@ class TableLedger:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CorruptStateError(
-                f"Expected the ledger of a sink of format {_FORMAT_VERSION} in {where}, found {text[:60]!r}; use the version of "
-                "airflow-provider-statecheck that wrote it, or delete the output of the sink, drop the branch, and start over."
+                f"Expected the ledger of a sink of format {_FORMAT_VERSION} in {where}, found {text[:60]!r}; use the "
+                "version of airflow-provider-statecheck that wrote it, or delete the output of the sink, drop the "
+                "branch, and start over."
             ) from error
 
 
@@ -179,8 +180,8 @@ def files_of(table: Any, lineage: str, commits: Sequence[TableCommit], shown: st
     if len(found) != expected:
         raise CorruptStateError(
             f"Expected {expected} files of {len(commits)} checkpoint(s) in the Iceberg table {shown} to remove, found "
-            f"{len(found)}: another writer, such as compaction, has rewritten or deleted them. Delete the rows of this stage "
-            f"from the table, drop the branch {branch_of(lineage)} and start over.",
+            f"{len(found)}: another writer, such as compaction, has rewritten or deleted them. Delete the rows of this "
+            f"stage from the table, drop the branch {branch_of(lineage)} and start over.",
             checkpoint_id=commits[0].checkpoint_id,
         )
     return found
@@ -287,8 +288,8 @@ class IcebergDestination(CommitDestination):
             )
         except Exception as error:
             failure = CommitStateUnknownError(
-                f"Expected a reply to a commit, found none: {self.table.storage_error(error)} The state of the commit is unknown; "
-                "retry the task, which checks the table."
+                f"Expected a reply to a commit, found none: {self.table.storage_error(error)} The state of the commit "
+                "is unknown; retry the task, which checks the table."
             )
             if disk_failure(error):
                 raise failure from None
@@ -332,8 +333,8 @@ class IcebergDestination(CommitDestination):
         removed = next((path for path in local if not self._loaded.io.new_input(path).exists()), None)
         if removed is not None:
             raise CorruptStateError(
-                f"Expected the data file {removed} of checkpoint {published.checkpoint_id} for {self.name}, found none; "
-                f"{missing_file_cause(is_local=True)}",
+                f"Expected the data file {removed} of checkpoint {published.checkpoint_id} for {self.name}, found "
+                f"none; {missing_file_cause(is_local=True)}",
                 uri=removed,
                 checkpoint_id=published.checkpoint_id,
             )
@@ -364,8 +365,8 @@ class IcebergDestination(CommitDestination):
         older = next((each for each in ancestors if each.sequence_number <= wanted.sequence_number), wanted)
         if older.snapshot_id != commit.snapshot_id:
             raise CorruptStateError(
-                f"Expected the output of checkpoint {commit.checkpoint_id} in {self.name}, found the table rolled back to "
-                f"before snapshot {commit.snapshot_id}; roll it forward, or start over.",
+                f"Expected the output of checkpoint {commit.checkpoint_id} in {self.name}, found the table rolled back "
+                f"to before snapshot {commit.snapshot_id}; roll it forward, or start over.",
                 checkpoint_id=commit.checkpoint_id,
             )
 
@@ -374,8 +375,8 @@ class IcebergDestination(CommitDestination):
         specs = {file.spec_id for file in files} - {current}
         if specs:
             raise UnsupportedStateError(
-                f"Expected the partitions of {self.name} unchanged while output waits for its commit, found spec {current} "
-                f"instead of {min(specs)}; restore that spec until the stage has ended."
+                f"Expected the partitions of {self.name} unchanged while output waits for its commit, found spec "
+                f"{current} instead of {min(specs)}; restore that spec until the stage has ended."
             )
 
 

@@ -1,8 +1,8 @@
 """
 Rows of an Iceberg table by partition.
 
-PyIceberg compares the rows with the value of each partition: it loses those with not-a-number, which equals nothing, and
-writes those with 0.0 and -0.0, which are equal, twice.
+PyIceberg compares the rows with the value of each partition: it loses those with not-a-number, which equals nothing,
+and writes those with 0.0 and -0.0, which are equal, twice.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ def require_nameable(key: Any, shown: str) -> None:
     long = [field.name for field, name in zip(fields, names, strict=True) if len(name.encode()) > MAX_NAME_BYTES]
     if long:
         raise UnfitOutputError(
-            f"Expected partitions of the Iceberg table {shown} with names of directories of at most {MAX_NAME_BYTES} bytes, found "
-            f"longer ones of {', '.join(long)}; shorten the values in the stage, filter their rows out, or partition by another column."
+            f"Expected partitions of the Iceberg table {shown} with names of directories of at most {MAX_NAME_BYTES} "
+            f"bytes, found longer ones of {', '.join(long)}; shorten the values in the stage, filter their rows out, "
+            "or partition by another column."
         )
 
 

@@ -43,8 +43,9 @@ class IcebergSink(CommittingSink):
     """
     Adds the output of each checkpoint to an Iceberg table in one snapshot, when the checkpoint is complete.
 
-    Several sinks of one or more stages may write to a table, concurrently with other writers; without ``upsert_by``, each
-    changes only its own files. The table must exist, and it determines the columns, the partitions and the file properties.
+    Several sinks of one or more stages may write to a table, concurrently with other writers; without ``upsert_by``,
+    each changes only its own files. The table must exist, and it determines the columns, the partitions and the file
+    properties.
 
     :param table: Identifier of the table, such as ``sales.orders``.
     :param catalog: Name of the catalog; by default the one that is configured for pyiceberg.
@@ -183,7 +184,8 @@ def _require_writable_table(table: Any, shown: str) -> None:
     written = table.metadata.properties.get("write.format.default", "parquet")
     if written.lower() != "parquet":
         raise UnsupportedStateError(
-            f"Expected the Iceberg table {shown} to be written as Parquet, found {written!r}; change write.format.default."
+            f"Expected the Iceberg table {shown} to be written as Parquet, found {written!r}; change "
+            "write.format.default."
         )
 
 
@@ -196,7 +198,8 @@ def _require_partitionable(table: Any, shown: str) -> None:
     if computed and find_spec("pyiceberg_core") is None:
         raise EnvironmentNotReadyError(
             f"Expected the package pyiceberg-core for the partitions of the Iceberg table {shown} by "
-            f"{computed[0].transform}, found none; pip install 'pyiceberg[pyiceberg-core]' on the driver and on the executors."
+            f"{computed[0].transform}, found none; pip install 'pyiceberg[pyiceberg-core]' on the driver and on the "
+            "executors."
         )
 
 
@@ -227,6 +230,6 @@ def _require_no_equality_deletes(table: Any, shown: str) -> None:
     summary = snapshot and snapshot.summary
     if summary and int(summary.get("total-equality-deletes") or 0):
         raise UnsupportedStateError(
-            f"Expected no equality deletes in the Iceberg table {shown}, which an upsert cannot read, found some; rewrite its data "
-            "files to apply the deletes."
+            f"Expected no equality deletes in the Iceberg table {shown}, which an upsert cannot read, found some; "
+            "rewrite its data files to apply the deletes."
         )

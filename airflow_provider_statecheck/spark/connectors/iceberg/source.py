@@ -123,8 +123,8 @@ class IcebergRanges:
             return self._plan((SnapshotRange(None, self._head),))
         if after not in {snapshot.snapshot_id for snapshot in self._ancestors()}:
             raise InvalidConfigurationError(
-                f"Expected a starting snapshot in the retained history of the Iceberg table {self._name}, found {after}; set "
-                "another one, or none to read everything."
+                f"Expected a starting snapshot in the retained history of the Iceberg table {self._name}, found "
+                f"{after}; set another one, or none to read everything."
             )
         self._require_appends_after(after)
         return self._plan((SnapshotRange(after, self._head),))
@@ -205,8 +205,8 @@ class IcebergRanges:
 
     def _unreadable(self, found: str) -> UnsupportedStateError:
         return UnsupportedStateError(
-            f"Expected the rows of the Iceberg table {self._name} in Parquet files with position deletes at most, found: {found}. "
-            "Rewrite its data files to apply the deletes, and run again."
+            f"Expected the rows of the Iceberg table {self._name} in Parquet files with position deletes at most, "
+            f"found: {found}. Rewrite its data files to apply the deletes, and run again."
         )
 
     def _appended(self, after: int, until: int) -> Iterator[Any]:

@@ -73,9 +73,9 @@ class OpenTable:
         # PyIceberg loads tables of version 3, but neither writes them nor knows all their features.
         if found > _NEWEST_VERSION:
             raise UnsupportedStateError(
-                f"Expected the Iceberg table {self.name} in format version {_NEWEST_VERSION} at most, found {found}, whose deletion "
-                "vectors, default values, row lineage, encryption and types PyIceberg does not support; use a table of version "
-                f"{_NEWEST_VERSION}, such as a copy of it."
+                f"Expected the Iceberg table {self.name} in format version {_NEWEST_VERSION} at most, found {found}, "
+                "whose deletion vectors, default values, row lineage, encryption and types PyIceberg does not "
+                f"support; use a table of version {_NEWEST_VERSION}, such as a copy of it."
             )
 
     def close(self) -> None:
@@ -86,7 +86,8 @@ class OpenTable:
 
     def storage_error(self, error: Exception) -> StorageError:
         """Return an error as a :class:`StorageError` without credentials."""
-        # PyIceberg's own error about a file that it could not write hides that of the disk, which does not name the file.
+        # PyIceberg's own error about a file that it could not write hides that of the disk, which does not name the
+        # file.
         of_disk = disk_failure(error)
         found = of_disk or error
         where = f" at {redact(self.latest.metadata.location)}" if of_disk and self.latest is not None else ""
@@ -110,9 +111,9 @@ class OpenTable:
             raise
         except ImportError as error:
             raise EnvironmentNotReadyError(
-                f"Expected the packages for the Iceberg table {self.name}, found one missing ({error}); "
-                "pip install 'airflow-provider-statecheck[iceberg]' on the driver and on the executors, and the pyiceberg "
-                "extra of the catalog, such as 'pyiceberg[sql-postgres]'."
+                f"Expected the packages for the Iceberg table {self.name}, found one missing ({error}); pip install "
+                "'airflow-provider-statecheck[iceberg]' on the driver and on the executors, and the pyiceberg extra "
+                "of the catalog, such as 'pyiceberg[sql-postgres]'."
             ) from error
         except Exception as error:
             if type(error).__name__ in ("NoSuchTableError", "NoSuchNamespaceError"):
@@ -145,7 +146,8 @@ class TableAddress:
     def __init__(self, table: str, catalog: str | None, properties: Mapping[str, Any] | None) -> None:
         if "." not in table.strip("."):
             raise InvalidConfigurationError(
-                f"Expected an Iceberg table with its namespace, such as 'sales.orders', found {table!r}; add the namespace."
+                f"Expected an Iceberg table with its namespace, such as 'sales.orders', found {table!r}; add the "
+                "namespace."
             )
         self.table = table
         self.catalog = catalog
@@ -209,9 +211,10 @@ def _storage_properties_of(table: Any, shown: str) -> HiddenOptions:
     # PyArrow's filesystems ignore a signer.
     if found.get(_SIGNER) and type(table.io).__name__ != "PyArrowFileIO":
         raise UnsupportedStateError(
-            f"Expected credentials for the storage of the Iceberg table {shown}, found a catalog that signs each request "
-            "(s3.signer), which tasks cannot use; configure vended credentials (the property "
-            "header.X-Iceberg-Access-Delegation = vended-credentials), or set the credentials of the storage as properties."
+            f"Expected credentials for the storage of the Iceberg table {shown}, found a catalog that signs each "
+            "request (s3.signer), which tasks cannot use; configure vended credentials (the property "
+            "header.X-Iceberg-Access-Delegation = vended-credentials), or set the credentials of the storage as "
+            "properties."
         )
     return HiddenOptions({name: value for name, value in found.items() if _is_storage_property(name)})
 

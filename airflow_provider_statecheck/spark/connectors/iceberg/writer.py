@@ -125,8 +125,8 @@ class IcebergSinkWriter(SinkWriter):
             raise
         except Exception as error:
             raise StorageError(
-                f"Cannot write data files of the Iceberg table {self._target.table.shown} below {redact(data_location(self._metadata))}: "
-                f"{self._described(error)}{advice(error)}"
+                f"Cannot write data files of the Iceberg table {self._target.table.shown} below "
+                f"{redact(data_location(self._metadata))}: {self._described(error)}{advice(error)}"
             ) from harmless(error, self._target.table.io.reveal())
 
     def _write_tasks(self, table: Any) -> Iterator[Any]:
@@ -333,7 +333,11 @@ class RowChange:
         return table.filter(pc.invert(is_matching)), table.filter(is_matching).select([*self.keys, *marks])
 
     def _marked(self, replaced: Sequence[Any]) -> Any:
-        """Return the new rows; those that replace only rows of this sink keep the marks, others lose them permanently."""
+        """
+        Return the new rows.
+
+        Those that replace only rows of this sink keep the marks, others lose them permanently.
+        """
         if self.rows is None or not has_marks(self.table):
             return self.rows
         known = self._known_marks(replaced)
@@ -396,9 +400,10 @@ def require_marks(table: Any, shown: str) -> None:
     """
     if not has_marks(table):
         raise UnsupportedStateError(
-            f"Expected the columns {LINEAGE} (string) and {CHECKPOINT} (long) in the Iceberg table {shown}, as it had them when "
-            "rows were upserted, found that they were dropped; roll the table back to a snapshot and a schema with them, or "
-            "delete the rows of this stage from the table, drop the branch of the ledger and start over."
+            f"Expected the columns {LINEAGE} (string) and {CHECKPOINT} (long) in the Iceberg table {shown}, as it had "
+            "them when rows were upserted, found that they were dropped; roll the table back to a snapshot and a "
+            "schema with them, or delete the rows of this stage from the table, drop the branch of the ledger and "
+            "start over."
         )
 
 
@@ -417,9 +422,9 @@ def require_keys(table: Any, keys: Sequence[str], schema: Any, shown: str) -> No
     wrong = [name for name in keys if not _is_exact(known.get(name))]
     if wrong:
         raise UnsupportedStateError(
-            f"Expected upsert_by to name columns of the output and of the Iceberg table {shown} with exact types, found "
-            f"{', '.join(f'{name} ({known.get(name)})' for name in wrong)}; use columns of integers, decimals, text, binary, dates, "
-            "times or booleans."
+            f"Expected upsert_by to name columns of the output and of the Iceberg table {shown} with exact types, "
+            f"found {', '.join(f'{name} ({known.get(name)})' for name in wrong)}; use columns of integers, decimals, "
+            "text, binary, dates, times or booleans."
         )
 
 

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 
 
 Address = str | Callable[[], str]
-"""An SQLAlchemy URL, ``env:NAME`` for a URL in an environment variable of the driver, or a function that returns a URL."""
+"""
+An SQLAlchemy URL, ``env:NAME`` for a URL in an environment variable of the driver, or a function that returns a URL.
+"""
 
 _IN_ENVIRONMENT = "env:"
 _FILE_URI = "file:"
@@ -50,8 +52,8 @@ _POSTGRES_DURABLE = (
 )
 _NEVER_MENDED = ("0A", "21", "22", "23", "42", "44", "54")
 """
-Classes of PostgreSQL's errors that a retry meets again: features it lacks, rows it refuses, missing rights and columns, and
-its limits.
+Classes of PostgreSQL's errors that a retry meets again: features it lacks, rows it refuses, missing rights and columns,
+and its limits.
 """
 _MISSING_TABLE = "42P01"
 """A retry creates the table."""
@@ -119,8 +121,8 @@ class Database:
         if not isinstance(error, ImportError) and type(error).__name__ != "NoSuchModuleError":
             return SourceError(f"The database {self.shown} cannot be read: {self.message_of(error)}")
         return EnvironmentNotReadyError(
-            f"Expected Python packages to read {self.shown}, found {error}; install SQLAlchemy and the driver in the URL "
-            "(airflow-provider-statecheck[postgres] for PostgreSQL) for Spark's driver and executors."
+            f"Expected Python packages to read {self.shown}, found {error}; install SQLAlchemy and the driver in the "
+            "URL (airflow-provider-statecheck[postgres] for PostgreSQL) for Spark's driver and executors."
         )
 
     def message_of(self, error: Exception) -> str:
@@ -149,8 +151,9 @@ class SinkDatabase(Database):
         super().__init__(url)
         if not self.shown.startswith(_SUPPORTED) or self.shown.endswith(_IN_MEMORY):
             raise InvalidConfigurationError(
-                f"Expected the URL of a PostgreSQL database, postgresql+psycopg2://…, or of an SQLite file, sqlite:///…, found "
-                f"{self.shown!r}; write files and load them into the database, or implement a TwoPhaseCommitSink."
+                "Expected the URL of a PostgreSQL database, postgresql+psycopg2://…, or of an SQLite file, "
+                f"sqlite:///…, found {self.shown!r}; write files and load them into the database, or implement a "
+                "TwoPhaseCommitSink."
             )
 
     @contextmanager
@@ -195,9 +198,9 @@ class SinkDatabase(Database):
         code = str(getattr(original, "pgcode", None) or "")
         if kinds & {"IntegrityError", "DataError"} or (code.startswith(_NEVER_MENDED) and code != _MISSING_TABLE):
             return UnsupportedStateError(
-                f"The database {self.shown} rejected the output: {reason}. No row of the checkpoint was written. Correct the "
-                "table, its constraints or the rights of the user and run the task again, or convert the output in the stage "
-                "and start over."
+                f"The database {self.shown} rejected the output: {reason}. No row of the checkpoint was written. "
+                "Correct the table, its constraints or the rights of the user and run the task again, or convert the "
+                "output in the stage and start over."
             )
         return StorageError(f"The database {self.shown} failed: {reason}.")
 
@@ -238,7 +241,8 @@ def _resolve(address: Address) -> str:
     found = os.environ.get(name)
     if not found:
         raise InvalidConfigurationError(
-            f"Expected the URL of a database in the environment variable {name} of the driver, found none; set the variable."
+            f"Expected the URL of a database in the environment variable {name} of the driver, found none; set the "
+            "variable."
         )
     return found
 
@@ -257,7 +261,8 @@ def _with_absolute_file(url: str) -> str:
 
 @lru_cache(maxsize=16)
 def _engine_of(url: str, timeout_seconds: float | None = None) -> Any:
-    # An engine asks a database for its version and its types once. It keeps no connection, so it may be shared and forked.
+    # An engine asks a database for its version and its types once. It keeps no connection, so it may be shared and
+    # forked.
     from sqlalchemy import NullPool, create_engine
 
     wait = {} if timeout_seconds is None else {"timeout": timeout_seconds}
@@ -273,8 +278,8 @@ def _parse_url(url: object) -> URL:
         return make_url(_require_text(url))
     except (ArgumentError, TypeError, ValueError):
         raise InvalidConfigurationError(
-            "Expected the URL of a database such as postgresql+psycopg2://user:password@host/name, found another value; it is "
-            "not shown, because it may contain a password."
+            "Expected the URL of a database such as postgresql+psycopg2://user:password@host/name, found another "
+            "value; it is not shown, because it may contain a password."
         ) from None
 
 
@@ -355,8 +360,8 @@ def column_type(name: str, arrow: Any, *, is_sqlite: bool) -> TypeEngine[Any]:
     found = sql_type(arrow)
     if found is None:
         raise UnsupportedStateError(
-            f"Expected columns that a table of a database can store, found {name!r} of type {spark_name(arrow)}; convert it in the stage, "
-            "for example a nested value to JSON."
+            f"Expected columns that a table of a database can store, found {name!r} of type {spark_name(arrow)}; "
+            "convert it in the stage, for example a nested value to JSON."
         )
     return found
 

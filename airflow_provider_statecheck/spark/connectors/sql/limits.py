@@ -110,8 +110,8 @@ class DatabaseLimits:
             found.append(f"{len(columns)} columns where a table has {most} at most")
         if found:
             raise UnfitOutputError(
-                f"Expected names that {shown} can have, found {'; '.join(found)}. Rename the columns in the stage, or choose another "
-                "name of the table.",
+                f"Expected names that {shown} can have, found {'; '.join(found)}. Rename the columns in the stage, or "
+                "choose another name of the table.",
             )
 
     def _fault(self, kind: str, name: str) -> str:
@@ -240,7 +240,10 @@ def _refuse_constant(name: str) -> None:
 _ESCAPE = re.compile(r"\\(u[0-9A-Fa-f]{4}|.)")
 _NUMBER = re.compile(r"-?(\d+)(?:\.(\d+))?(?:[eE]([+-]?\d+))?")
 _MOST_DIGITS, _MOST_DECIMALS, _LARGEST_EXPONENT = 131_072, 16_383, 2**30 - 1
-"""Digits before and after the point of PostgreSQL's type ``numeric``, which jsonb has numbers of, and its largest exponent."""
+"""
+Digits before and after the point of PostgreSQL's type ``numeric``, which jsonb has numbers of, and its largest
+exponent.
+"""
 
 
 def _is_jsonb(value: str) -> bool:

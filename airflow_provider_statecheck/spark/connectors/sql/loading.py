@@ -251,8 +251,8 @@ def staged_rows(files: TargetFiles, committable: Committable) -> Iterator[Any]:
             yield table
         if rows != file.rows:
             raise CorruptStateError(
-                f"Expected {file.rows} rows in the staged file {file.name} of {files.target}, found {rows}; the file was "
-                "modified. Restore from an earlier checkpoint, or start over."
+                f"Expected {file.rows} rows in the staged file {file.name} of {files.target}, found {rows}; the file "
+                "was modified. Restore from an earlier checkpoint, or start over."
             )
 
 

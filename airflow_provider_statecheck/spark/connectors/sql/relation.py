@@ -59,16 +59,17 @@ class Relation:
         """
         Return the smallest and the largest key above one; ``None`` if there are no rows.
 
-        :raises SourceError: if the largest key changes on its way from the database, so that no range would have its row.
+        :raises SourceError: if the largest key changes on its way from the database, so that no range would have its
+            row.
         """
         lowest, highest = self._extremes(connection, above)
         # A newer row may be larger; only a key that has changed is above itself. Not-a-number differs from itself.
         is_changed = highest is not None and self._extremes(connection, highest)[1] == highest
         if is_changed or highest != highest:
             raise SourceError(
-                f"Expected keys of {self.shown} that mean the same in Python as in the database, found {highest!r} as the largest "
-                f"value of {self.key!r}, which is another one there, such as infinity, not-a-number, or a time or a number in "
-                "another notation; use another column, or convert it in a query."
+                f"Expected keys of {self.shown} that mean the same in Python as in the database, found {highest!r} as "
+                f"the largest value of {self.key!r}, which is another one there, such as infinity, not-a-number, or a "
+                "time or a number in another notation; use another column, or convert it in a query."
             )
         return lowest, highest
 
@@ -183,8 +184,8 @@ def equal_widths(lowest: Any, highest: Any, count: int) -> list[Any]:
     """
     if isinstance(lowest, bool) or not isinstance(lowest, int | float | Decimal | date):
         raise InvalidConfigurationError(
-            f"Expected keys to be numbers, dates or times for ranges, found {type(lowest).__name__}; omit ranges to cut by "
-            "counting rows."
+            f"Expected keys to be numbers, dates or times for ranges, found {type(lowest).__name__}; omit ranges to "
+            "cut by counting rows."
         )
     span = highest - lowest
     between = [lowest + _fraction(span, i, count) for i in range(1, count)]
@@ -269,6 +270,6 @@ def _column_types(connection: Connection, table: str) -> dict[str, Any]:
 
 def _unsupported_columns(shown: str, refused: Sequence[str]) -> InvalidConfigurationError:
     return InvalidConfigurationError(
-        f"Expected columns of types that Spark supports, found {', '.join(refused)} in {shown}; exclude them with columns, give "
-        "a schema, or cast them in a query."
+        f"Expected columns of types that Spark supports, found {', '.join(refused)} in {shown}; exclude them with "
+        "columns, give a schema, or cast them in a query."
     )

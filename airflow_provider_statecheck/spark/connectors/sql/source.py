@@ -129,8 +129,8 @@ class SqlSource(ItemSource):
         known = columns.select([*self._selected_names(columns), *self._internal_names()], relation.shown)
         if self._key in known.casts:
             raise InvalidConfigurationError(
-                f"Expected key to be a column of numbers, dates, times or texts, found {self._key!r} of another type; use "
-                "another column."
+                f"Expected key to be a column of numbers, dates, times or texts, found {self._key!r} of another type; "
+                "use another column."
             )
         return replace(relation, schema=arrow_schema(known.schema), casts=known.casts)
 
@@ -148,8 +148,8 @@ def _require_one_relation(table: str | None, query: str | None, schema: Any) -> 
         )
     if query is not None and schema is None:
         raise InvalidConfigurationError(
-            "Expected a schema for a query, because its result types are unknown before it runs; found none. Give a StructType, "
-            "or DDL such as 'id bigint, name string'."
+            "Expected a schema for a query, because its result types are unknown before it runs; found none. Give a "
+            "StructType, or DDL such as 'id bigint, name string'."
         )
 
 
@@ -225,8 +225,8 @@ class Watch:
         if changed and self._on_change is not OnChange.IGNORE:
             old, new = changed[0]
             raise change_error(
-                f"Expected {self._relation.shown} as it was read, found that {old.keys} changed: {old.rows} rows with versions up "
-                f"to {old.newest} are now {new.rows} with versions up to {new.newest}",
+                f"Expected {self._relation.shown} as it was read, found that {old.keys} changed: {old.rows} rows with "
+                f"versions up to {old.newest} are now {new.rows} with versions up to {new.newest}",
                 f"Set on_change to 'ignore' to continue with the rows as they were read, or {remedy}.",
                 self._on_change,
             )
@@ -344,8 +344,8 @@ class RangeReader(TaskReader):
             return exact_array(values, field.type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise SourceError(
-                f"Expected values of {field.type} in column {field.name!r} of {self.relation.shown}, found others: {error}. "
-                "Give a schema with a matching type, or cast the values in a query."
+                f"Expected values of {field.type} in column {field.name!r} of {self.relation.shown}, found others: "
+                f"{error}. Give a schema with a matching type, or cast the values in a query."
             ) from None
 
 
@@ -394,8 +394,8 @@ class Position:
             )
         if position.key != key:
             raise InvalidConfigurationError(
-                f"Expected to continue by the key {position.key!r}, found key={key!r}; set the previous key, or start without "
-                "the state."
+                f"Expected to continue by the key {position.key!r}, found key={key!r}; set the previous key, or start "
+                "without the state."
             )
         return position
 

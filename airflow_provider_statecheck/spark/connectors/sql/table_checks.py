@@ -101,8 +101,9 @@ def require_fitting(
         )
     if differences:
         raise UnfitOutputError(
-            f"Expected a table {table.fullname} in {database.shown} that fits the output, found: {'; '.join(differences)}. Alter "
-            "the table, convert the output in the stage, or choose a table that does not exist yet.",
+            f"Expected a table {table.fullname} in {database.shown} that fits the output, found: "
+            f"{'; '.join(differences)}. Alter the table, convert the output in the stage, or choose a table that does "
+            "not exist yet.",
             differences=differences,
         )
 
@@ -163,7 +164,8 @@ def _kind_differences(connection: Connection, table: Table) -> list[str]:
     return [
         *found,
         *(
-            f"its partition {name} {_UNLOGGED if is_unlogged else 'is a foreign table, which has transactions of its own'}"
+            f"its partition {name} "
+            f"{_UNLOGGED if is_unlogged else 'is a foreign table, which has transactions of its own'}"
             for name, is_unlogged in _ask(connection, _UNFIT_PARTITIONS, table)
         ),
     ]

@@ -4,9 +4,10 @@ The committed output of another stage as a source.
 An item is the output of one checkpoint of the upstream stage; it is read whole, and once. A commit that the upstream
 stage retracts by a restore from an earlier checkpoint is a change of the source.
 
-The name of an item contains the lineage of its sink, which is another one in each job. A stage that continues the state of
-another job remembers the lineages in that state, and their directories. If its source reads a directory without them, because
-the upstream stage was restored there too, their finished commits count as read, and the others are read in their directories.
+The name of an item contains the lineage of its sink, which is another one in each job. A stage that continues the state
+of another job remembers the lineages in that state, and their directories. If its source reads a directory without
+them, because the upstream stage was restored there too, their finished commits count as read, and the others are read
+in their directories.
 """
 
 from __future__ import annotations
@@ -284,7 +285,8 @@ def _require_ledger(target: CheckpointStorage) -> None:
     ledgers = ledger_storage(target)
     if not ledgers.list_files(ledgers.base_uri):
         raise InvalidConfigurationError(
-            f"Expected output of a ParquetSink in {target!r}, found no log of its commits; correct the path, or run the upstream stage first."
+            f"Expected output of a ParquetSink in {target!r}, found no log of its commits; correct the path, or run "
+            "the upstream stage first."
         )
 
 
@@ -326,8 +328,9 @@ def _warn_of_unknown_cuts(inherited: Mapping[str, str], here: Collection[str], t
     uris = {uri for lineage, uri in inherited.items() if lineage not in here} - {"", target.base_uri}
     if uris:
         log.warning(
-            "The stage continues a checkpoint of it alone, and reads %r instead of %s: output there that the checkpoint had not "
-            "listed is not read. If the upstream stage has been forked too, start all stages from one savepoint of the whole job",
+            "The stage continues a checkpoint of it alone, and reads %r instead of %s: output there that the "
+            "checkpoint had not listed is not read. If the upstream stage has been forked too, start all stages from "
+            "one savepoint of the whole job",
             target,
             ", ".join(map(redact, sorted(uris))),
         )
@@ -411,9 +414,9 @@ def _lost_error(names: Sequence[str], inherited: Mapping[str, str]) -> SourceCha
     uris = sorted({inherited[_lineage_of(name)] for name in names})
     known = ", ".join(redact(uri) or "a directory whose URI has credentials" for uri in uris)
     return SourceChangedError(
-        f"Expected the output that another job had listed for this stage in {known}, found that {_shown(names)} was retracted, "
-        f"or that its files are missing. Restore the directory from a backup, set the path of the source to the "
-        f"directory in which the output is now, or restore a savepoint from before the output was listed."
+        f"Expected the output that another job had listed for this stage in {known}, found that {_shown(names)} was "
+        "retracted, or that its files are missing. Restore the directory from a backup, set the path of the source to "
+        "the directory in which the output is now, or restore a savepoint from before the output was listed."
     )
 
 
@@ -426,8 +429,8 @@ def retraction_error(
     :param remedy: What the user can do, besides ignoring the change.
     """
     return change_error(
-        f"Expected the output of the upstream stage as it was listed, found that it retracted {_shown(names)}, because it "
-        "restored an earlier checkpoint or started over",
+        f"Expected the output of the upstream stage as it was listed, found that it retracted {_shown(names)}, because "
+        "it restored an earlier checkpoint or started over",
         f"Set on_change to 'ignore' to retain what was read and continue with the current output, or {remedy}.",
         on_change,
     )

@@ -1,8 +1,8 @@
 """
 Sums of decimals in state, which can be too large for their type.
 
-Without ANSI mode, Spark returns null for such a sum, also after further values. A sum without values is null as well, but
-the next value replaces it. A flag in state tells them apart.
+Without ANSI mode, Spark returns null for such a sum, also after further values. A sum without values is null as well,
+but the next value replaces it. A flag in state tells them apart.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ def too_large(uid: str, found: str) -> UnsupportedStateError:
     :param found: What was found.
     """
     return UnsupportedStateError(
-        f"Expected sums of {uid!r} within the range of their types, found {found}. Sum a type with more digits, such as "
-        "Sum('cast(amount as decimal(38, 0))'). With spark.sql.ansi.enabled=false, sums of integers wrap around and sums of decimals "
-        "become null, as in Spark."
+        f"Expected sums of {uid!r} within the range of their types, found {found}. Sum a type with more digits, such "
+        "as Sum('cast(amount as decimal(38, 0))'). With spark.sql.ansi.enabled=false, sums of integers wrap around "
+        "and sums of decimals become null, as in Spark."
     )
 
 

@@ -33,9 +33,9 @@ OVERFLOW_PREFIX = "__statecheck_overflow_"
 EMPTY_MESSAGE = b""
 """A message without content, sent to make a subtask run."""
 
-_BUFFER_BYTES = 64 * 1024 * 1024
+BUFFER_BYTES = 64 * 1024 * 1024
 """Size of the rows of a task in memory before they are spilled."""
-_CHUNK_ROWS = 64 * 1024
+CHUNK_ROWS = 64 * 1024
 """Least number of rows of a table, except of the last one."""
 
 
@@ -129,8 +129,9 @@ def _unreadable(table: Any, error: Exception) -> UnsupportedStateError:
     found = [f"{each.shown} has {count} {each.words}" for each, count in limits.violated(table)]
     return UnsupportedStateError(
         f"Expected values that Python has, too, in the rows of a function, found in {table.num_rows} rows: "
-        f"{'; '.join(found) or error}. Repair them before the function, such as null where year(column) not between 1 and 9999 or "
-        "make_valid_utf8(column), filter out their rows, or leave out columns that the function does not read."
+        f"{'; '.join(found) or error}. Repair them before the function, such as null where year(column) not between 1 "
+        "and 9999 or make_valid_utf8(column), filter out their rows, or leave out columns that the function does not "
+        "read."
     )
 
 
@@ -155,8 +156,8 @@ def table_of(values: Sequence[Any], schema: Any, *, is_case_sensitive: bool = Fa
         arrays = exact_columns(columns, schema, is_case_sensitive=is_case_sensitive, zone=zone)
     except (pa.ArrowException, TypeError, ValueError, OverflowError, KeyError, AttributeError) as error:
         raise UnsupportedStateError(
-            f"Expected elements with the columns {', '.join(f'{f.name} {f.type}' for f in schema)}, found others: {error}. "
-            "Change the output of the function, or its output=."
+            f"Expected elements with the columns {', '.join(f'{f.name} {f.type}' for f in schema)}, found others: "
+            f"{error}. Change the output of the function, or its output=."
         ) from error
     return pa.Table.from_arrays(arrays, schema=schema)
 
@@ -183,7 +184,8 @@ def _timestamps(column: Any, kind: Any) -> list[Any]:
 
 def _through_numpy(column: Any) -> list[Any]:
     values: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
-    # NumPy returns integers for times outside the range of datetime, and null for the first one; Arrow raises the proper error.
+    # NumPy returns integers for times outside the range of datetime, and null for the first one; Arrow raises the
+    # proper error.
     is_outside = int in set(map(type, values)) or values.count(None) != column.null_count
     return _through_arrow(column) if is_outside else values
 
@@ -268,8 +270,8 @@ def _require_keys(serializer: KeySerializer, columns: Sequence[Any]) -> None:
     for field, column in zip(serializer.fields, columns, strict=True):
         if column.null_count:
             raise UnsupportedStateError(
-                f"Expected a key in the column {field.name!r} of every row, found null in {column.null_count} rows; filter out these rows, or "
-                f"replace null by a value."
+                f"Expected a key in the column {field.name!r} of every row, found null in {column.null_count} rows; "
+                "filter out these rows, or replace null by a value."
             )
 
 
@@ -288,7 +290,7 @@ def tables_by_key_group(batches: Iterable[Any], order: tuple[str, ...]) -> Itera
         for batch in batches:
             buffered.append(batch)
             size += batch.nbytes
-            if size >= _BUFFER_BYTES:
+            if size >= BUFFER_BYTES:
                 runs.append(_SpilledRun(sorted_by(pa.Table.from_batches(buffered), order), folder))
                 buffered, size = [], 0
         if buffered:
@@ -304,7 +306,7 @@ def _chunks_of_groups(runs: list[_MemoryRun]) -> Iterator[list[int]]:
     for group in sorted({group for run in runs for group in run.rows_by_group}):
         chunk.append(group)
         rows += sum(run.rows_by_group.get(group, 0) for run in runs)
-        if rows >= _CHUNK_ROWS:
+        if rows >= CHUNK_ROWS:
             yield chunk
             chunk, rows = [], 0
     if chunk:

@@ -412,7 +412,8 @@ class ProcessRun(FunctionRun):
         except (TypeError, ValueError, KeyError, pa.ArrowException) as error:
             raise InvalidConfigurationError(
                 f"Expected process_batch of {self.task.uid!r} to return a table with the columns "
-                f"{', '.join(f'{each.name} {each.type}' for each in schema)}, found: {error}; change the function or its output=."
+                f"{', '.join(f'{each.name} {each.type}' for each in schema)}, found: {error}; change the function or "
+                "its output=."
             ) from error
 
     def _keys_with_state(self) -> Iterator[Any]:

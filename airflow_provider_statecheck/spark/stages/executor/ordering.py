@@ -1,8 +1,8 @@
 """
 Spark's order of values, as numbers that Arrow compares.
 
-Arrow compares neither structs nor lists. In Spark, null comes first, NaN is the largest number, structs are compared field
-by field, and an array comes before the arrays that continue it.
+Arrow compares neither structs nor lists. In Spark, null comes first, NaN is the largest number, structs are compared
+field by field, and an array comes before the arrays that continue it.
 """
 
 from __future__ import annotations

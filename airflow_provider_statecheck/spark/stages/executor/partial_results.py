@@ -2,7 +2,8 @@
 Partial results of declared aggregates, combined on whole columns as Spark combines them.
 
 NaN is the largest number, null counts as no value, and nested values have Spark's order. A sum of integers that is too
-large for its type is an error, or wraps around without ANSI mode. A sum of decimals is exact until it is put into its type.
+large for its type is an error, or wraps around without ANSI mode. A sum of decimals is exact until it is put into its
+type.
 """
 
 from __future__ import annotations

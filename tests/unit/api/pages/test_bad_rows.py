@@ -41,7 +41,7 @@ def test_pages_tell_which_value_of_a_job_cannot_be_read_and_show_the_other_jobs(
     good, _ = _made(site, "orders")
     bad, operator = _made(site, "sales")
     table, column = place.split(".")
-    corrupt(site.store._engine, METADATA.tables[f"statecheck_{table}"].c[column], BAD_VALUES[place], bad)
+    corrupt(site.store.engine, METADATA.tables[f"statecheck_{table}"].c[column], BAD_VALUES[place], bad)
     problem = f"column {column} of table statecheck_{table}"
 
     for path in OF_THE_JOB:

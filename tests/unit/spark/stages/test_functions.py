@@ -67,8 +67,8 @@ def test_single_row_is_one_key() -> None:
 def test_key_groups_come_whole_and_in_order(
     monkeypatch: pytest.MonkeyPatch, buffer_bytes: int, chunk_rows: int
 ) -> None:
-    monkeypatch.setattr(elements, "_BUFFER_BYTES", buffer_bytes)
-    monkeypatch.setattr(elements, "_CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr(elements, "BUFFER_BYTES", buffer_bytes)
+    monkeypatch.setattr(elements, "CHUNK_ROWS", chunk_rows)
     rows = [(number * 7 % 10, number) for number in range(50)]
     columns = {
         KEY_GROUP_COLUMN: pa.array([group for group, _ in rows], pa.int32()),
@@ -86,7 +86,7 @@ def test_key_groups_come_whole_and_in_order(
 
 @pytest.mark.parametrize("buffer_bytes", [1, 1 << 20], ids=["on disk", "in memory"])
 def test_rows_of_a_key_come_in_the_order_of_spark(monkeypatch: pytest.MonkeyPatch, buffer_bytes: int) -> None:
-    monkeypatch.setattr(elements, "_BUFFER_BYTES", buffer_bytes)
+    monkeypatch.setattr(elements, "BUFFER_BYTES", buffer_bytes)
     ordered = [None, {"x": None}, {"x": -1.0}, {"x": NAN}]
     values = pa.array(ordered[::-1] * 2, pa.struct([("x", pa.float64())]))
     columns = {KEY_GROUP_COLUMN: pa.array([1] * 4 + [0] * 4, pa.int32()), "v": values}

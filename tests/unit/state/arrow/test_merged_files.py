@@ -59,7 +59,11 @@ def save(job: Job, backend: Any, state: OperatorSubtaskState, limit: float) -> O
 
 
 def rounds(job: Job, limit: float) -> tuple[list[KeyedStateHandle], list[float]]:
-    """Rewrite a large state and a part of a small one again and again; return the last state, and the amplifications."""
+    """
+    Rewrite a large state and a part of a small one again and again.
+
+    Return the last state, and the amplifications.
+    """
     state, found = OperatorSubtaskState(), []
     for number in range(12):
         backend = job.open(*state.managed_keyed)

@@ -153,7 +153,7 @@ def test_a_new_run_reads_what_was_added_since(path, source):
 
 
 def test_many_versions_are_read_in_their_order(path, source, monkeypatch):
-    monkeypatch.setattr(delta_files, "_VERSIONS_PER_READ", 2)
+    monkeypatch.setattr(delta_files, "VERSIONS_PER_READ", 2)
     append(path, 0)
     state = finished(source())
     for key in range(1, 6):

@@ -441,7 +441,7 @@ def test_rows_wait_for_each_other_in_row_groups_of_bounded_size(path, monkeypatc
 
 
 def test_few_files_are_open_at_once(path, monkeypatch):
-    monkeypatch.setattr(target_files, "_MAX_OPEN_FILES", 2)
+    monkeypatch.setattr(target_files, "MAX_OPEN_FILES", 2)
     attempt = Attempt(path, 1, partition_by=["name"]).open()
     writer = attempt.task()
     writer.write(table_of([1, 2, 3]))

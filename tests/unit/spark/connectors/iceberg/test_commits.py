@@ -404,7 +404,7 @@ def read(properties):
     spark: Any = None  # planning needs none
     enumerator = IcebergSource(TABLE, properties=properties).open(spark)
     increment: Any = enumerator.next_increment()
-    reader: Any = enumerator._reader
+    reader: Any = enumerator.reader
     files = reader.file_reader(increment.splits, reader.arrow_schema())
     batches = read_tasks(files, [pa.record_batch([pa.array([0])], names=["id"])])
     return sorted(key for batch in batches for key in batch.column("key").to_pylist())

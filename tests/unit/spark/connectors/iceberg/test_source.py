@@ -72,7 +72,7 @@ def keys_of(enumerator, increment):
 
 
 def batches_of(enumerator, increment):
-    reader = enumerator._reader
+    reader = enumerator.reader
     files = reader.file_reader(increment.splits, reader.arrow_schema())
     return list(read_tasks(files, [pa.record_batch([pa.array([0])], names=["id"])]))
 
@@ -401,7 +401,7 @@ def test_nothing_shows_credentials(folder):
     append(folder, 1)
     source = source_of(folder)
     enumerator = source.open(SPARK)
-    reader = enumerator._reader.file_reader(enumerator.next_increment().splits, pa.schema([]))
+    reader = enumerator.reader.file_reader(enumerator.next_increment().splits, pa.schema([]))
     assert isinstance(reader, IcebergFileReader)
     assert "sqlite" not in repr(source) + repr(reader) + repr(enumerator.snapshot()) + repr(source.__dict__)
 
@@ -411,7 +411,7 @@ def test_tasks_know_how_to_reach_the_storage_and_nothing_of_the_catalog(folder):
     more = {"token": "planted-token", "credential": "planted:credential", "s3.region": "planted-region"}
     source = IcebergSource(TABLE, properties={**properties_in(folder), **more, "auth.manager": lambda: None})
     enumerator: Any = source.open(SPARK)
-    reader = enumerator._reader
+    reader = enumerator.reader
     files = reader.file_reader(enumerator.next_increment().splits, reader.arrow_schema())
     sent = pickle.dumps(files)
     assert b"planted-region" in sent

@@ -198,7 +198,8 @@ def test_a_table_that_fits_is_taken_as_it_is(place, columns):
 )
 def test_rows_replace_others_only_where_their_keys_are_unique(place, columns, fits):
     place.run(
-        f"CREATE TABLE {TABLE} ({columns.replace(', UNIQUE', f', {MARKS}, UNIQUE') if 'UNIQUE' in columns else f'{columns}, {MARKS}'})"
+        f"CREATE TABLE {TABLE} "
+        f"({columns.replace(', UNIQUE', f', {MARKS}, UNIQUE') if 'UNIQUE' in columns else f'{columns}, {MARKS}'})"
     )
     settings = {"upsert_by": ["key"]}
     if fits:

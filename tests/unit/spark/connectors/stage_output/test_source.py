@@ -242,7 +242,7 @@ def test_a_relative_path_stays_that_of_the_directory_in_which_the_source_was_ope
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert read(enumerator) == [[1]]
-    assert "key" in enumerator._reader.schema.names
+    assert "key" in enumerator.reader.schema.names
 
 
 def fork_of(path, count):
