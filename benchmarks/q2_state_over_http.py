@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import create_engine
 
-from airflow_provider_statecheck.api.services import USER_LIFETIME, TokenKeeper
+from airflow_provider_statecheck.api.tokens import USER_LIFETIME, TokenKeeper
 from airflow_provider_statecheck.checkpoint.records import SystemClock
 from airflow_provider_statecheck.gateway.verbs import MOUNT_PATH, VERSION_PATH
 from airflow_provider_statecheck.metadata.tables import UserCaller

@@ -21,7 +21,7 @@ from airflow.sdk import dag, task
 
 from airflow_provider_statecheck.checkpoint.ids import new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, JobStatus
-from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
+from airflow_provider_statecheck.checkpoint.states.matching import RestoreTarget
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     DistributionMode,

@@ -26,7 +26,6 @@ from airflow_provider_statecheck.checkpoint.ids import (
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
-from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
 from airflow_provider_statecheck.checkpoint.states.handles import (
     DistributionMode,
     FileStateHandle,
@@ -35,6 +34,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorStateMeta,
     OperatorSubtaskState,
 )
+from airflow_provider_statecheck.checkpoint.states.matching import RestoreTarget
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.flink.components import (
     AcknowledgeMessage,

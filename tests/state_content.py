@@ -10,16 +10,16 @@ from typing import Any
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, operator_id_of
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.assignment import assign_states
-from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
 from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorState,
     OperatorSubtaskState,
     key_group_range_of,
 )
+from airflow_provider_statecheck.checkpoint.states.matching import RestoreTarget
 from airflow_provider_statecheck.state.backends import BACKENDS
 from airflow_provider_statecheck.state.keyed.abstract_backend import StateEnvironment
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
-from airflow_provider_statecheck.state.schemas import decode_schemas
+from airflow_provider_statecheck.state.schema_evolution import decode_schemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import load_document
 from airflow_provider_statecheck.storage.views.state_files import read_state

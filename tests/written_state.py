@@ -25,7 +25,7 @@ from airflow_provider_statecheck.state.backends import ArrowStateBackend, FsStat
 from airflow_provider_statecheck.state.keyed.abstract_backend import StateEnvironment
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
-from airflow_provider_statecheck.state.schemas import OperatorSchemas, encode_schemas
+from airflow_provider_statecheck.state.schema_evolution import OperatorSchemas, encode_schemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, encode_metadata
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess, FsCheckpointStreamFactory

@@ -22,7 +22,7 @@ from airflow_provider_statecheck.api.app import create_app
 from airflow_provider_statecheck.api.pages import routes
 from airflow_provider_statecheck.api.pages.rendering import PageFiles
 from airflow_provider_statecheck.api.requests import MessageRoute
-from airflow_provider_statecheck.api.services import USER_LIFETIME, IssuedToken
+from airflow_provider_statecheck.api.tokens import USER_LIFETIME, IssuedToken
 from airflow_provider_statecheck.checkpoint.job_list import LARGEST_JOB_PAGE, JobList, JobSort, JobsPage, ListedStatus
 from airflow_provider_statecheck.gateway.verbs import VERSION_PATH
 from airflow_provider_statecheck.metadata.tables import Caller, UserCaller

@@ -29,7 +29,8 @@ from airflow_provider_statecheck.api.access import (
 )
 from airflow_provider_statecheck.api.checked_rows import JobGrantDep
 from airflow_provider_statecheck.api.requests import MessageRoute
-from airflow_provider_statecheck.api.services import IssuedToken, Services
+from airflow_provider_statecheck.api.services import Services
+from airflow_provider_statecheck.api.tokens import IssuedToken
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus, RowsVersion
 from airflow_provider_statecheck.checkpoint.store import LARGEST_PAGE, RECENT, CheckpointPage

@@ -15,12 +15,10 @@ from functools import partial
 from airflow_provider_statecheck.checkpoint import chosen_restore, in_place_restore, savepoint_restore, transitions
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import (
-    is_earlier,
     is_of_new_run,
     is_other_instance,
     is_retry_of,
     map_index_of,
-    remaining_after_rollback,
     require_running,
 )
 from airflow_provider_statecheck.checkpoint.ids import (
@@ -50,7 +48,12 @@ from airflow_provider_statecheck.checkpoint.renamed_operators import (
     other_operators,
     shared_state_warning,
 )
-from airflow_provider_statecheck.checkpoint.run_order import require_not_superseded, under_known_key
+from airflow_provider_statecheck.checkpoint.run_order import (
+    is_earlier,
+    remaining_after_rollback,
+    require_not_superseded,
+    under_known_key,
+)
 from airflow_provider_statecheck.checkpoint.start_decision import StartDecision, decide_start
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
 from airflow_provider_statecheck.exceptions import (

@@ -16,8 +16,8 @@ from airflow_provider_statecheck.checkpoint.properties import (
 )
 from airflow_provider_statecheck.checkpoint.savepoint_restore import require_claimable, whole_job_not_claimable
 from airflow_provider_statecheck.checkpoint.states.assignment import StateAssignment, assign_states
-from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, OperatorSubtaskState
+from airflow_provider_statecheck.checkpoint.states.matching import RestoreTarget
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.flink.completion import CheckpointFinalizer
 from airflow_provider_statecheck.flink.components import CheckpointAborter, CoordinatorComponents

@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Any, Final
 
 from airflow_provider_statecheck.checkpoint.codec import plain_integer, require
-from airflow_provider_statecheck.checkpoint.fencing import checkpoints_before_run, is_same
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_UID,
     OperatorId,
@@ -25,6 +24,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointStatus,
     OperatorRecord,
 )
+from airflow_provider_statecheck.checkpoint.run_order import checkpoints_before_run, is_same
 from airflow_provider_statecheck.checkpoint.store import JobReads, JobView
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
 from airflow_provider_statecheck.gateway.in_process import open_gateway

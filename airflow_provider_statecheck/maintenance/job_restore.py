@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from airflow_provider_statecheck.checkpoint import chosen_restore, in_place_restore, savepoint_restore, transitions
-from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness, is_earlier, logical_date_of
+from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness
 from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE, JobId, new_key
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode, RestoreSource
 from airflow_provider_statecheck.checkpoint.records import (
@@ -31,6 +31,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     JobRecord,
     OperatorRecord,
 )
+from airflow_provider_statecheck.checkpoint.run_order import is_earlier, logical_date_of
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction, JobView
 from airflow_provider_statecheck.exceptions import (

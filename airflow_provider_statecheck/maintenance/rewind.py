@@ -15,12 +15,7 @@ from dataclasses import dataclass, replace
 
 from airflow_provider_statecheck.checkpoint import chosen_restore, in_place_restore, transitions
 from airflow_provider_statecheck.checkpoint.codec import require
-from airflow_provider_statecheck.checkpoint.fencing import (
-    TaskLiveness,
-    checkpoints_before_run,
-    is_earlier,
-    is_same,
-)
+from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.records import (
     ActionRecord,
@@ -31,7 +26,12 @@ from airflow_provider_statecheck.checkpoint.records import (
     JobAction,
     OperatorRecord,
 )
-from airflow_provider_statecheck.checkpoint.run_order import is_named_after_run
+from airflow_provider_statecheck.checkpoint.run_order import (
+    checkpoints_before_run,
+    is_earlier,
+    is_named_after_run,
+    is_same,
+)
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction, JobView, rolled_back
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,

@@ -32,7 +32,12 @@ from airflow_provider_statecheck.queryable.queries import ABSENT, StateReply
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 from airflow_provider_statecheck.state.reading.state_reader import restored_keys
-from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas, encode_schemas
+from airflow_provider_statecheck.state.schema_evolution import (
+    OperatorSchemas,
+    StateSchema,
+    decode_schemas,
+    encode_schemas,
+)
 from airflow_provider_statecheck.state.serializers.resolve import restored_serializer, restored_user_keys
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
 

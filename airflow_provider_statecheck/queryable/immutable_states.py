@@ -25,7 +25,7 @@ from airflow_provider_statecheck.state.keyed.states import (
 from airflow_provider_statecheck.state.reading.state_reader import (
     registered,
 )
-from airflow_provider_statecheck.state.schemas import compatibility_of
+from airflow_provider_statecheck.state.schema_evolution import compatibility_of
 from airflow_provider_statecheck.state.serializers.serializer import (
     Compatibility,
     TypeSerializer,

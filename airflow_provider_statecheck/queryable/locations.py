@@ -39,7 +39,7 @@ from airflow_provider_statecheck.state.reading.checkpoint_states import (
     handles_of_subtask,
 )
 from airflow_provider_statecheck.state.reading.state_reader import restored_keys
-from airflow_provider_statecheck.state.schemas import StateSchema
+from airflow_provider_statecheck.state.schema_evolution import StateSchema
 from airflow_provider_statecheck.state.serializers.resolve import restored_user_keys
 from airflow_provider_statecheck.state.serializers.serializer import TypeSerializer, describe
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

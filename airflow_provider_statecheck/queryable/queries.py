@@ -26,7 +26,7 @@ from airflow_provider_statecheck.gateway.time_travel import LATEST, AsOf
 from airflow_provider_statecheck.queryable.json_values import JsonForm, decoded_text, json_form_of, scalar_form
 from airflow_provider_statecheck.state.descriptors import StateKind, require_queryable_name
 from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
-from airflow_provider_statecheck.state.schemas import StateSchema
+from airflow_provider_statecheck.state.schema_evolution import StateSchema
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot, TypeSerializer, describe
 
 _KEPT_COLUMNS = 256

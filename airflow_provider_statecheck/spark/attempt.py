@@ -48,7 +48,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.gateway.verbs import StageGateway, registering
-from airflow_provider_statecheck.spark.checkpoint_files import (
+from airflow_provider_statecheck.spark.checkpoint_writer import (
     INLINE_STATE_BYTES,
     CheckpointContent,
     CheckpointFiles,

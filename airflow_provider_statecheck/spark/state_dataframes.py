@@ -34,7 +34,7 @@ from airflow_provider_statecheck.state.reading.state_reader import (
     milliseconds,
     registered,
 )
-from airflow_provider_statecheck.state.schemas import StateSchema
+from airflow_provider_statecheck.state.schema_evolution import StateSchema
 from airflow_provider_statecheck.state.serializers.nested_columns import portable_type
 from airflow_provider_statecheck.state.writing.canonical_files import CanonicalFiles, NewRows
 from airflow_provider_statecheck.state.writing.write_savepoint import (

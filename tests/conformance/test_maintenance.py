@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy.engine import Engine
 
-from airflow_provider_statecheck.api.services import TokenKeeper
+from airflow_provider_statecheck.api.tokens import TokenKeeper
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints, AbortScope
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason

@@ -24,7 +24,7 @@ from airflow_provider_statecheck.state.descriptors import (
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.state.reading.diff_states import diff_states
 from airflow_provider_statecheck.state.reading.state_reader import read_state
-from airflow_provider_statecheck.state.schemas import OperatorSchemas, encode_schemas
+from airflow_provider_statecheck.state.schema_evolution import OperatorSchemas, encode_schemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.written_state import BACKENDS, EACH_BACKEND, StatefulJob
 

@@ -7,51 +7,68 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
+import psutil
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
+from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.json_text import MOST_VALUES
 from airflow_provider_statecheck.storage.metadata_file import LARGEST_METADATA
+from tests.hostile.memory import memory_of
 from tests.hostile.odd_values import body_of, put, sealed
+from tests.live.components import Component
+from tests.live.rest import AirflowApi, wait_until
+from tests.messages import make_owner
 from tests.sqlite_rows import new_engine
+from tests.standalone_cluster import free_port
 from tests.unit.written_stage import WrittenStage, local_path
 
 MOST_KIB = 300 * 1024
 
 
+def environment(folder: Path) -> dict[str, str]:
+    """Return the environment of an Airflow with the database and the checkpoint directory of a folder."""
+    return {
+        **os.environ,
+        "AIRFLOW_HOME": str(folder / "home"),
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{folder}/state.db",
+        "AIRFLOW__STATECHECK__CHECKPOINT_DIR": str(folder / "base"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
+    }
+
+
 class HostileJobs:
     """Jobs whose files are as large as readers accept, or larger, in rows that name them as they are."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, engine: Engine) -> None:
         self.folder = folder
-        self.engine = new_engine(folder / "state.db")
+        self.engine = engine
         self.stage = WrittenStage(CheckpointStorage.open(str(folder / "base")), store=SqlJobStore(self.engine))
-
-    def environment(self) -> dict[str, str]:
-        """Return the environment of an Airflow that knows these jobs."""
-        return {
-            **os.environ,
-            "AIRFLOW_HOME": str(self.folder / "home"),
-            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.folder}/state.db",
-            "AIRFLOW__STATECHECK__CHECKPOINT_DIR": str(self.folder / "base"),
-            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        }
 
     def add(self, job: str, change: Callable[[Any], Any], numbers: tuple[int, ...] = (3,)) -> None:
         """Let a job write metadata with other values, and acknowledge it."""
-        self.stage.run(job)
+        self.run(job)
         for number in numbers:
             path = self.metadata_of(job, number)
             data = sealed(json.dumps(change(body_of(path.read_bytes())), separators=(",", ":")).encode())
             path.write_bytes(data)
             self._acknowledge(job, number, data)
+
+    def run(self, job: str) -> None:
+        """Let a task of a Dag write three checkpoints of a job."""
+        self.stage.run(job, owner=make_owner(airflow=(("dag_id", "dag"),)))
 
     def metadata_of(self, job: str, number: int) -> Path:
         return local_path(f"{self.stage.storage.base_uri}/{job_id_of(job)}/chk-{number}/_metadata")
@@ -86,7 +103,7 @@ KINDS = {"snapshots": many_snapshots, "values": many_values, "text": long_text}
 
 @pytest.fixture
 def jobs(tmp_path: Path) -> Iterator[HostileJobs]:
-    made = HostileJobs(tmp_path)
+    made = HostileJobs(tmp_path, new_engine(tmp_path / "state.db"))
     yield made
     made.engine.dispose()
 
@@ -96,12 +113,13 @@ def peaks(jobs: HostileJobs, *commands: list[str]) -> tuple[int, int]:
     given = json.dumps([["statecheck", "jobs"], *(["statecheck", *each] for each in commands)])
     done = subprocess.run(
         [sys.executable, "-m", "tests.hostile.measured_commands", given],
-        env=jobs.environment(),
+        env=environment(jobs.folder),
         capture_output=True,
         text=True,
         timeout=300,
         check=True,
     )
+    assert " ended with 2\n" not in done.stderr, done.stderr
     _, own, children = done.stdout.splitlines()[-1].split()
     return int(own), int(children)
 
@@ -111,15 +129,15 @@ def add_files(jobs: HostileJobs, kinds: list[str]) -> None:
     for number, kind in enumerate(kinds):
         jobs.add(f"{kind} {number}", KINDS[kind], numbers=(1, 2, 3) if number % 2 else (3,))
     for number, kind in enumerate(["huge", "endless", "many values", "pipe"]):
-        jobs.stage.run(f"orphans {kind}")
+        jobs.run(f"orphans {kind}")
         put(kind, local_path(f"{jobs.stage.storage.base_uri}/{job_id_of(f'orphans {kind}')}/_orphans"))
-        jobs.stage.run(f"metadata {kind}")
+        jobs.run(f"metadata {kind}")
         put(kind, jobs.metadata_of(f"metadata {kind}", 1 + number % 3))
 
 
 def test_collection_takes_little_memory_for_the_largest_files_of_several_jobs(jobs: HostileJobs) -> None:
     add_files(jobs, ["text"] * 4)
-    own, children = peaks(jobs, ["gc", "--all"])
+    own, children = peaks(jobs, ["gc", "--all", "--yes"])
     assert max(own, children) < MOST_KIB, (own // 1024, children // 1024)
 
 
@@ -129,9 +147,70 @@ def test_maintenance_takes_little_memory_for_the_largest_files_of_any_kind(jobs:
     add_files(jobs, [*KINDS, "snapshots", "snapshots"])
     of_all = {
         "recover": [["recover", str(jobs.folder / "base"), "--dry-run"]],
-        "gc": [["gc", "--all", "--dry-run", "--quarantine"], ["gc", "--all"]],
+        "gc": [["gc", "--all", "--dry-run", "--quarantine"], ["gc", "--all", "--yes"]],
         "prune": [["prune", "--older-than", "30d", "--yes"]],
         "verify": [["verify", f"{kind} {number}"] for number, kind in enumerate(KINDS)],
     }
     own, children = peaks(jobs, *of_all[command])
     assert max(own, children) < MOST_KIB, (own // 1024, children // 1024)
+
+
+PATHS = (
+    "/statecheck/jobs/{job}",
+    "/statecheck/jobs/{job}/checkpoints/{checkpoint}",
+    "/statecheck/v1/jobs/{job}/snapshots",
+    "/statecheck/v1/jobs/{job}/snapshots/rows",
+    "/statecheck/v1/jobs/{job}/items?loop=days",
+    "/statecheck/v1/jobs/{job}/state",
+    "/statecheck/v1/jobs/{job}/state/total?key=1",
+)
+"""Pages and reads of a job that open its files or show what its rows say of them."""
+
+
+@contextmanager
+def api_server(folder: Path) -> Iterator[tuple[Component, str]]:
+    """A real api-server of Airflow with an empty database, and its URL."""
+    subprocess.run([sys.executable, "-m", "airflow", "db", "migrate"], env=environment(folder), timeout=300, check=True)
+    port = free_port()
+    url = f"http://localhost:{port}"
+    server = Component(("api-server", "--port", str(port), "--workers", "1"), environment(folder), folder / "log")
+    try:
+        server.start()
+        with closing(AirflowApi(url)) as api:
+            wait_until("the api-server", api.is_up)
+        yield server, url
+    finally:
+        server.sweep()
+
+
+@pytest.mark.soak
+@pytest.mark.airflow
+def test_an_api_server_takes_little_memory_for_the_largest_files_of_any_kind(tmp_path: Path) -> None:
+    with api_server(tmp_path) as (server, url):
+        jobs = HostileJobs(tmp_path, create_engine(f"sqlite:///{tmp_path}/state.db"))
+        add_files(jobs, [*KINDS, "snapshots", "snapshots"])
+        with httpx.Client(base_url=url, timeout=600) as client:
+            client.headers["Authorization"] = (
+                f"Bearer {client.get('/auth/token').raise_for_status().json()['access_token']}"
+            )
+            names = [job.name for job in jobs.stage.store.jobs()]
+            ask(client, ["a job that does not exist"])
+            idle = memory_of_tree(server.pid, "VmRSS")
+            statuses = ask(client, names)
+            assert Counter(statuses)[200] >= 2 * len(names), Counter(statuses)
+            assert memory_of_tree(server.pid, "VmHWM") - idle < MOST_KIB
+        jobs.engine.dispose()
+
+
+def ask(client: httpx.Client, names: list[str]) -> list[int]:
+    """Ask for all pages and reads of jobs, several at once, and return the statuses of the replies."""
+    paths = [path.format(job=job_id_of(name), checkpoint=3) for name in names for path in PATHS]
+    with ThreadPoolExecutor(8) as threads:
+        return [reply.status_code for reply in threads.map(client.get, paths)]
+
+
+def memory_of_tree(pid: int, name: str) -> int:
+    """Return the memory in KiB of a process and of those that it has started."""
+    return sum(
+        memory_of(each.pid, name) for each in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True))
+    )

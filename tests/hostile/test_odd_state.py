@@ -28,7 +28,7 @@ from airflow_provider_statecheck.state.progress import (
 from airflow_provider_statecheck.state.reading.checkpoint_contents import CheckpointContents, source_ledger, summary_of
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates, RunValues, json_of
 from airflow_provider_statecheck.state.reading.snapshot_reader import dataframe_columns
-from airflow_provider_statecheck.state.schemas import decode_schemas, encode_schemas, verdicts
+from airflow_provider_statecheck.state.schema_evolution import decode_schemas, encode_schemas, verdicts
 from airflow_provider_statecheck.state.serializers.resolve import restored_serializer
 from airflow_provider_statecheck.state.serializers.serializer import describe
 from airflow_provider_statecheck.state.source_items import Item, Ledger, pack_items

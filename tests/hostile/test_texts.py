@@ -19,7 +19,7 @@ from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.maintenance import recover
 from airflow_provider_statecheck.maintenance.gc import JobReport
 from airflow_provider_statecheck.maintenance.job_maintenance import each_job
-from airflow_provider_statecheck.state.schemas import report
+from airflow_provider_statecheck.state.schema_evolution import report
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.seeds import named_in_failure
 from tests.unit.cli.conftest import Run, rows, run as run, stage as stage

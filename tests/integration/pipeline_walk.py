@@ -39,7 +39,7 @@ from airflow_provider_statecheck.maintenance.gc import PruneRequest, collect_job
 from airflow_provider_statecheck.maintenance.job_restore import JobRestoring, RestoreJob, read_savepoint
 from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints
 from airflow_provider_statecheck.maintenance.rewind import RewindJob
-from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
+from airflow_provider_statecheck.spark.checkpoint_writer import CheckpointContent
 from airflow_provider_statecheck.spark.connectors.custom.data_frame_source import DataFrameSource
 from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink, committed_files
 from airflow_provider_statecheck.spark.connectors.sink import SinkTaskContext, lineage_of

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine, inspect, text
 
-from airflow_provider_statecheck.api.services import TokenKeeper
+from airflow_provider_statecheck.api.tokens import TokenKeeper
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef

@@ -22,7 +22,7 @@ from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavep
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.unit_of_work import open_engine
-from airflow_provider_statecheck.spark import checkpoint_files
+from airflow_provider_statecheck.spark import checkpoint_writer
 from airflow_provider_statecheck.spark.context import StageContext
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.contracts.maintenance_contract import KnownRuns, NoTokens
@@ -112,7 +112,7 @@ def test_a_job_that_begins_from_a_savepoint_computes_only_what_is_left(pipeline:
 def test_a_callable_stops_with_a_savepoint_of_its_job_in_the_middle_of_a_loop(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint_files, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(checkpoint_writer, "PAUSE_SECONDS", 0.01)
     service, key, job_id = pipeline.job_savepoints(), new_key(), job_id_of("first")
     with ThreadPoolExecutor(1) as other_process:
         calls: list[Future[str]] = []

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
+from airflow_provider_statecheck.spark.checkpoint_writer import CheckpointContent
 from airflow_provider_statecheck.spark.connectors.files.sink import committed_files
 from airflow_provider_statecheck.spark.connectors.sink import SinkTaskContext
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
-from airflow_provider_statecheck.checkpoint.states.compatibility import MatchedStates, RestoreTarget, validate_states
 from airflow_provider_statecheck.checkpoint.states.handles import (
     DistributionMode,
     KeyedStateHandle,
@@ -24,6 +23,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     StreamStateHandle,
     key_group_ranges,
 )
+from airflow_provider_statecheck.checkpoint.states.matching import MatchedStates, RestoreTarget, validate_states
 from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError, InvalidConfigurationError
 
 KeyedHandles = tuple[KeyedStateHandle, ...]

@@ -33,7 +33,7 @@ from airflow_provider_statecheck.spark.stages.executor.vertex_task import Functi
 from airflow_provider_statecheck.spark.stages.planning import PlannedNode, PlannedVertex
 from airflow_provider_statecheck.spark.tables.schemas import conflicts
 from airflow_provider_statecheck.state.aggregates import continued, unrecorded
-from airflow_provider_statecheck.state.schemas import (
+from airflow_provider_statecheck.state.schema_evolution import (
     OperatorSchemas,
     StateSchema,
     as_written,

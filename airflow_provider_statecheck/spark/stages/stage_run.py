@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.config import STORAGE_KEYS, CheckpointConfig
-from airflow_provider_statecheck.checkpoint.fencing import logical_date_of
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
+from airflow_provider_statecheck.checkpoint.run_order import logical_date_of
 from airflow_provider_statecheck.checkpoint.states.handles import default_max_parallelism
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StageExitError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from airflow_provider_statecheck.spark.connectors.source import SplitEnumerator
-    from airflow_provider_statecheck.state.schemas import OperatorSchemas
+    from airflow_provider_statecheck.state.schema_evolution import OperatorSchemas
 
 
 log = logging.getLogger(__name__)

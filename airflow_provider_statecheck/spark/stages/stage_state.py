@@ -18,7 +18,6 @@ from airflow_provider_statecheck.checkpoint.codec import decode
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.states.assignment import StateAssignment, assign_states
-from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget, match_states
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     OperatorState,
@@ -26,6 +25,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     default_max_parallelism,
     with_streams,
 )
+from airflow_provider_statecheck.checkpoint.states.matching import RestoreTarget, match_states
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings
 from airflow_provider_statecheck.spark.restore import RestoredStage
@@ -35,7 +35,7 @@ from airflow_provider_statecheck.spark.stages.stage import BROADCAST_SUFFIX
 from airflow_provider_statecheck.state.keyed.abstract_backend import StateSize
 from airflow_provider_statecheck.state.reading.checkpoint_contents import size_of_only_state, state_summaries
 from airflow_provider_statecheck.state.reading.checkpoint_states import RunValues, json_of
-from airflow_provider_statecheck.state.schemas import OperatorSchemas, decode_schemas, encode_schemas
+from airflow_provider_statecheck.state.schema_evolution import OperatorSchemas, decode_schemas, encode_schemas
 from airflow_provider_statecheck.state.source_items import SOURCE
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.json_text import decoding

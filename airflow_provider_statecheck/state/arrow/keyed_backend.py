@@ -66,7 +66,7 @@ from airflow_provider_statecheck.state.keyed.abstract_backend import (
 )
 from airflow_provider_statecheck.state.keyed.registered_state import MapTable, RegisteredState, StateTable
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeySerializer
-from airflow_provider_statecheck.state.schemas import StateSchema
+from airflow_provider_statecheck.state.schema_evolution import StateSchema
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.state_files import discard_state

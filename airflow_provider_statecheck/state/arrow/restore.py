@@ -29,7 +29,7 @@ from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.expiry import timed_cells
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState, lists_with
 from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
-from airflow_provider_statecheck.state.schemas import (
+from airflow_provider_statecheck.state.schema_evolution import (
     StateSchema,
     compatibility_of,
     schema_of_all,

@@ -33,7 +33,12 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.lazy import np, pa
-from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas, encode_schemas
+from airflow_provider_statecheck.state.schema_evolution import (
+    OperatorSchemas,
+    StateSchema,
+    decode_schemas,
+    encode_schemas,
+)
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
 from airflow_provider_statecheck.storage.bounds import require_decodable_file, require_readable
 from airflow_provider_statecheck.storage.file_operations import NotAFileError, open_local

@@ -38,7 +38,7 @@ from airflow_provider_statecheck.state.arrow.run_files import (
 )
 from airflow_provider_statecheck.state.bounded_process import run_bounded
 from airflow_provider_statecheck.state.keyed.expiry import timed_cells
-from airflow_provider_statecheck.state.schemas import StateSchema
+from airflow_provider_statecheck.state.schema_evolution import StateSchema
 from airflow_provider_statecheck.state.serializers.nested_columns import conformed, with_elements
 from airflow_provider_statecheck.storage.bounds import LARGEST_DECODED, is_bounded
 from airflow_provider_statecheck.storage.snapshot_manifest import RangeReader

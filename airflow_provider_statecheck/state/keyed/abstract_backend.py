@@ -41,7 +41,7 @@ from airflow_provider_statecheck.state.keyed.states import (
     ValueState,
 )
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeySerializer
-from airflow_provider_statecheck.state.schemas import StateSchema, compatibility_of
+from airflow_provider_statecheck.state.schema_evolution import StateSchema, compatibility_of
 from airflow_provider_statecheck.state.serializers.serializer import (
     Outcome,
     TypeSerializer,
@@ -50,7 +50,7 @@ from airflow_provider_statecheck.state.serializers.serializer import (
 )
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.schemas import OperatorSchemas
+    from airflow_provider_statecheck.state.schema_evolution import OperatorSchemas
     from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
     from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
 

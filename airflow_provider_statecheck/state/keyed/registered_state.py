@@ -18,7 +18,7 @@ from airflow_provider_statecheck.exceptions import CoordinatorError, Unsupported
 from airflow_provider_statecheck.lazy import np, pa, pc
 from airflow_provider_statecheck.state.descriptors import StateDescriptor, StateKind, StateTtlConfig
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
-from airflow_provider_statecheck.state.schemas import StateSchema
+from airflow_provider_statecheck.state.schema_evolution import StateSchema
 from airflow_provider_statecheck.state.serializers.custom_serializer import TtlSerializer
 from airflow_provider_statecheck.state.serializers.nested_columns import list_array, nulls_of, offsets_of
 from airflow_provider_statecheck.state.serializers.serializer import Freezing, Own, TypeSerializer

@@ -48,7 +48,7 @@ from airflow_provider_statecheck.state.operator.stream_format import (
     stored_name,
     written_elements,
 )
-from airflow_provider_statecheck.state.schemas import StateSchema
+from airflow_provider_statecheck.state.schema_evolution import StateSchema
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.state_files import read_state
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream, CheckpointStreamFactory

@@ -22,7 +22,7 @@ from airflow_provider_statecheck.exceptions import CorruptStateError, Incompatib
 from airflow_provider_statecheck.lazy import pa, parquet
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
-from airflow_provider_statecheck.state.schemas import StateSchema, compatibility_of
+from airflow_provider_statecheck.state.schema_evolution import StateSchema, compatibility_of
 from airflow_provider_statecheck.state.serializers.nested_columns import (
     DESCRIPTION,
     conformed,

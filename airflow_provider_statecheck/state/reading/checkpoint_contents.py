@@ -36,7 +36,7 @@ from airflow_provider_statecheck.state.reading.checkpoint_states import (
     schemas_in,
 )
 from airflow_provider_statecheck.state.reading.snapshot_reader import dataframe_columns
-from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema
+from airflow_provider_statecheck.state.schema_evolution import OperatorSchemas, StateSchema
 from airflow_provider_statecheck.state.serializers.serializer import describe as describe_type
 from airflow_provider_statecheck.state.source_items import SOURCE, Ledger, decode_ledger, unpack_items
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

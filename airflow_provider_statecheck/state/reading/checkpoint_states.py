@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Self
 
 from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError, decode
-from airflow_provider_statecheck.checkpoint.fencing import logical_date_of
+from airflow_provider_statecheck.checkpoint.run_order import logical_date_of
 from airflow_provider_statecheck.checkpoint.states.assignment import handles_within
 from airflow_provider_statecheck.checkpoint.states.handles import (
     KeyedStateHandle,
@@ -23,7 +23,12 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.state.arrow.restore import read_meta
-from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas, schema_of_all
+from airflow_provider_statecheck.state.schema_evolution import (
+    OperatorSchemas,
+    StateSchema,
+    decode_schemas,
+    schema_of_all,
+)
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.json_text import decoding, parse

@@ -31,7 +31,7 @@ from airflow_provider_statecheck.state.reading.state_reader import (
     StateColumns,
     StateReader,
 )
-from airflow_provider_statecheck.state.schemas import are_comparable
+from airflow_provider_statecheck.state.schema_evolution import are_comparable
 from airflow_provider_statecheck.state.serializers.custom_serializer import is_custom
 from airflow_provider_statecheck.state.serializers.nested_columns import differing
 from airflow_provider_statecheck.state.serializers.serializer import describe

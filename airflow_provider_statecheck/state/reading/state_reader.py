@@ -29,7 +29,7 @@ from airflow_provider_statecheck.state.keyed.registered_state import RegisteredS
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.state.keys.key_types import key_type_named
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates, StateContent, written_schemas
-from airflow_provider_statecheck.state.schemas import StateSchema, custom_types, loses_nothing
+from airflow_provider_statecheck.state.schema_evolution import StateSchema, custom_types, loses_nothing
 from airflow_provider_statecheck.state.serializers.nested_columns import with_elements
 from airflow_provider_statecheck.state.serializers.resolve import restored_serializer, restored_user_keys
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot, describe

@@ -43,7 +43,7 @@ from airflow_provider_statecheck.state.reading.checkpoint_states import (
     written_schemas,
 )
 from airflow_provider_statecheck.state.reading.state_reader import StateColumns, StateReader
-from airflow_provider_statecheck.state.schemas import StateSchema, custom_types, is_exact, schema_of_all
+from airflow_provider_statecheck.state.schema_evolution import StateSchema, custom_types, is_exact, schema_of_all
 from airflow_provider_statecheck.state.writing.canonical_files import CanonicalFiles, KeyedFiles, split_by_ranges
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument

@@ -59,7 +59,7 @@ from airflow_provider_statecheck.state.reading.state_reader import (
     registered,
     restored_keys,
 )
-from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, encode_schemas
+from airflow_provider_statecheck.state.schema_evolution import OperatorSchemas, StateSchema, encode_schemas
 from airflow_provider_statecheck.state.serializers.nested_columns import (
     DESCRIPTION,
     conformed,

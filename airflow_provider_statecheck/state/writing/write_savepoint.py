@@ -36,7 +36,7 @@ from airflow_provider_statecheck.state.keyed.registered_state import RegisteredS
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.state.reading.checkpoint_states import STAGE, CheckpointStates, FunctionState
 from airflow_provider_statecheck.state.reading.state_reader import key_column_names, registered, restored_keys
-from airflow_provider_statecheck.state.schemas import OperatorSchemas, encode_schemas
+from airflow_provider_statecheck.state.schema_evolution import OperatorSchemas, encode_schemas
 from airflow_provider_statecheck.state.serializers.serializer import describe
 from airflow_provider_statecheck.state.writing.canonical import CanonicalCopies, deleting_on_failure
 from airflow_provider_statecheck.state.writing.canonical_files import (

@@ -22,7 +22,8 @@ import pytest
 from sqlalchemy import create_engine
 
 from airflow_provider_statecheck.api.app import create_app
-from airflow_provider_statecheck.api.services import ATTEMPT_LIFETIME, DRAIN_LIFETIME, Services
+from airflow_provider_statecheck.api.services import Services
+from airflow_provider_statecheck.api.tokens import ATTEMPT_LIFETIME, DRAIN_LIFETIME
 from airflow_provider_statecheck.checkpoint.aligned.decider import CheckpointRequestDecider
 from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.checkpoint.ids import JobId, new_key

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.api.services import TASK_LIFETIME
+from airflow_provider_statecheck.api.tokens import TASK_LIFETIME
 from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints, AbortScope
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of

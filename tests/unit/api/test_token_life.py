@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from airflow_provider_statecheck.api.services import (
+from airflow_provider_statecheck.api.tokens import (
     ATTEMPT_LIFETIME,
     DRAIN_LIFETIME,
     MAX_READERS,

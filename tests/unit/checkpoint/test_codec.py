@@ -13,7 +13,7 @@ import numpy
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from airflow_provider_statecheck.api.services import IssuedToken
+from airflow_provider_statecheck.api.tokens import IssuedToken
 from airflow_provider_statecheck.checkpoint import checkpoint_summary, messages, records, store
 from airflow_provider_statecheck.checkpoint.codec import (
     LONGEST_TEXT,

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.fencing import checkpoints_before_run, is_earlier
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
 from airflow_provider_statecheck.checkpoint.retention import subsumed_by_retention
+from airflow_provider_statecheck.checkpoint.run_order import checkpoints_before_run, is_earlier
 from tests.unit.checkpoint.completed_rows import completed
 
 

@@ -36,7 +36,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.maintenance import job_savepoints
 from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
+from airflow_provider_statecheck.spark.checkpoint_writer import CheckpointContent
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, document_uris, load_document
 from tests.job_savepoints import begin_savepoint

@@ -13,7 +13,7 @@ from airflow_provider_statecheck.queryable.answers import decode_reply, reply_pa
 from airflow_provider_statecheck.queryable.queries import StateReply
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
-from airflow_provider_statecheck.state.schemas import StateSchema
+from airflow_provider_statecheck.state.schema_evolution import StateSchema
 from airflow_provider_statecheck.state.serializers.resolve import restored_serializer, restored_user_keys, serializer_of
 
 TEXT_KEYS = KeySerializer((KeyField("user", pa.string()),))

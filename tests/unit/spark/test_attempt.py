@@ -20,7 +20,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.maintenance.job_maintenance import RetireJob
 from airflow_provider_statecheck.spark.attempt import FailedCheckpoints
-from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
+from airflow_provider_statecheck.spark.checkpoint_writer import CheckpointContent
 from tests.contracts.maintenance_contract import AIRFLOW, BY_RUN
 from tests.messages import make_owner
 from tests.unit.written_stage import JOB, WrittenStage

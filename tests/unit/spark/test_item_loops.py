@@ -15,7 +15,7 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.records import OnClear
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
+from airflow_provider_statecheck.spark.checkpoint_writer import CheckpointContent
 from airflow_provider_statecheck.spark.context import StageContext
 from airflow_provider_statecheck.spark.item_loop import Change, change_since
 from airflow_provider_statecheck.spark.refining_loop import Refinement

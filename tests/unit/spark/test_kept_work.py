@@ -18,7 +18,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
+from airflow_provider_statecheck.spark.checkpoint_writer import CheckpointContent
 from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
 from airflow_provider_statecheck.spark.connectors.files.source import ParquetSource
 from airflow_provider_statecheck.spark.connectors.source import OnChange, reconcile
@@ -30,7 +30,7 @@ from airflow_provider_statecheck.spark.stages.preparation import merged_schemas
 from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState
 from airflow_provider_statecheck.state.aggregates import AggregateSchema
 from airflow_provider_statecheck.state.descriptors import StateKind
-from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema
+from airflow_provider_statecheck.state.schema_evolution import OperatorSchemas, StateSchema
 from airflow_provider_statecheck.state.serializers.resolve import serializer_of
 from airflow_provider_statecheck.state.source_items import Intervals, Item, Ledger
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

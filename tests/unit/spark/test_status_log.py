@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary, StepSummary
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
+from airflow_provider_statecheck.spark.checkpoint_writer import CheckpointContent
 from airflow_provider_statecheck.spark.status_log import SmoothedRate, StageProgress, StepFigures, readable_seconds
 from airflow_provider_statecheck.state.progress import Iterations, LoopProgress, NamedSnapshot, Scope, StepKey
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_statecheck.exceptions import StateMigrationError
 from airflow_provider_statecheck.state.aggregates import AggregateSchema, continued, unrecorded
-from airflow_provider_statecheck.state.schemas import OperatorSchemas, decode_schemas, encode_schemas
+from airflow_provider_statecheck.state.schema_evolution import OperatorSchemas, decode_schemas, encode_schemas
 from airflow_provider_statecheck.state.serializers.resolve import serializer_of
 
 

@@ -13,7 +13,7 @@ import pytest
 from airflow_provider_statecheck.exceptions import CorruptStateError, IncompatibleCheckpointError, StateMigrationError
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
-from airflow_provider_statecheck.state.schemas import (
+from airflow_provider_statecheck.state.schema_evolution import (
     Fate,
     OperatorSchemas,
     StateSchema,

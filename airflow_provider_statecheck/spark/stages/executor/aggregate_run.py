@@ -21,7 +21,7 @@ from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
-from airflow_provider_statecheck.state.schemas import OperatorSchemas
+from airflow_provider_statecheck.state.schema_evolution import OperatorSchemas
 
 STATE_NAME = "aggregates"
 

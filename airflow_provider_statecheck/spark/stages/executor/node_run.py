@@ -45,7 +45,7 @@ from airflow_provider_statecheck.state.functions.user_functions import (
 )
 from airflow_provider_statecheck.state.keyed.abstract_backend import StateEnvironment, StateSize
 from airflow_provider_statecheck.state.operator.states import raw_operator_state_inputs
-from airflow_provider_statecheck.state.schemas import OperatorSchemas
+from airflow_provider_statecheck.state.schema_evolution import OperatorSchemas
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.spark.stages.stage import MapNode, ProcessNode

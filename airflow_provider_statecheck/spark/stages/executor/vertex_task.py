@@ -55,7 +55,7 @@ from airflow_provider_statecheck.storage.views.state_files import (
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.spark.connectors.sink import Sink, SinkWriter
-    from airflow_provider_statecheck.state.schemas import OperatorSchemas
+    from airflow_provider_statecheck.state.schema_evolution import OperatorSchemas
     from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
 
 

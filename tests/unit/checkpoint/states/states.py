@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.ids import operator_id_of
-from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
 from airflow_provider_statecheck.checkpoint.states.handles import (
     DistributionMode,
     FileStateHandle,
@@ -17,6 +16,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorSubtaskState,
     key_group_ranges,
 )
+from airflow_provider_statecheck.checkpoint.states.matching import RestoreTarget
 
 SPLIT, UNION, BROADCAST = DistributionMode
 

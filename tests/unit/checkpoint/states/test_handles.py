@@ -9,12 +9,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, operator_id_of
-from airflow_provider_statecheck.checkpoint.states.compatibility import (
-    MatchedStates,
-    match_states,
-    restored_max_parallelism,
-    validate_states,
-)
 from airflow_provider_statecheck.checkpoint.states.handles import (
     MAX_PARALLELISM_BOUND,
     ByteStreamStateHandle,
@@ -24,6 +18,12 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     key_group_range_of,
     key_group_ranges,
     require_parallelism,
+)
+from airflow_provider_statecheck.checkpoint.states.matching import (
+    MatchedStates,
+    match_states,
+    restored_max_parallelism,
+    validate_states,
 )
 from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError, InvalidConfigurationError
 from tests.unit.checkpoint.states.states import (

@@ -23,7 +23,7 @@ from airflow_provider_statecheck.spark.stages.planning import PlannedNode, Plann
 from airflow_provider_statecheck.spark.stages.stage import KeyNode, MapNode
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
 from airflow_provider_statecheck.spark.tables.alignment import InputColumns
-from airflow_provider_statecheck.state.schemas import OperatorSchemas
+from airflow_provider_statecheck.state.schema_evolution import OperatorSchemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.unit.spark.stages.loop_without_spark import Splits
 

@@ -12,7 +12,6 @@ import pytest
 from airflow_provider_statecheck.checkpoint.ids import operator_id_of
 from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.assignment import assign_states
-from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     DistributionMode,
@@ -21,6 +20,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorStateMeta,
     OperatorSubtaskState,
 )
+from airflow_provider_statecheck.checkpoint.states.matching import RestoreTarget
 from airflow_provider_statecheck.spark.stages.executor.node_run import NodeTask, StateCapture, SubtaskContext
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import FunctionChain, TaskReport
 from airflow_provider_statecheck.spark.stages.stage import MapNode
@@ -29,7 +29,7 @@ from airflow_provider_statecheck.state.backends import MemoryStateBackend
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor
 from airflow_provider_statecheck.state.functions.user_functions import CheckpointedFunction, FlatMapFunction
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
-from airflow_provider_statecheck.state.schemas import OperatorSchemas
+from airflow_provider_statecheck.state.schema_evolution import OperatorSchemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.unit.state.operator.snapshots import saved_subtask
 from tests.written_state import file_streams

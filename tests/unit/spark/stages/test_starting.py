@@ -16,7 +16,7 @@ from airflow_provider_statecheck.exceptions import NoRestorableCheckpointError, 
 from airflow_provider_statecheck.maintenance.recover import JobRecovery, Recoveries
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
+from airflow_provider_statecheck.spark.checkpoint_writer import CheckpointContent
 from airflow_provider_statecheck.spark.connectors.files.source import JsonSource
 from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState, driver_state
 from airflow_provider_statecheck.spark.stages.starting import StageStart, start_of

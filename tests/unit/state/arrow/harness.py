@@ -21,7 +21,7 @@ from airflow_provider_statecheck.state.backends import ArrowStateBackend
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.keyed.abstract_backend import StateEnvironment
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeyField, KeySerializer
-from airflow_provider_statecheck.state.schemas import OperatorSchemas
+from airflow_provider_statecheck.state.schema_evolution import OperatorSchemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting

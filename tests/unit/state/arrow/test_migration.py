@@ -24,7 +24,7 @@ from airflow_provider_statecheck.state.descriptors import (
     ValueStateDescriptor,
 )
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
-from airflow_provider_statecheck.state.schemas import OperatorSchemas
+from airflow_provider_statecheck.state.schema_evolution import OperatorSchemas
 from airflow_provider_statecheck.state.serializers.record_serializer import Aliases
 from tests.unit.state.arrow.harness import GROUPS, Job
 

@@ -20,7 +20,7 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError, Un
 from airflow_provider_statecheck.spark.stages.preparation import max_parallelism_advice, subtasks_within
 from airflow_provider_statecheck.state.keys.key_groups import hash_bytes, hash_int, hash_long, key_group_of_hash
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
-from airflow_provider_statecheck.state.schemas import Fate, OperatorSchemas, verdicts
+from airflow_provider_statecheck.state.schema_evolution import Fate, OperatorSchemas, verdicts
 from airflow_provider_statecheck.state.serializers.serializer import Outcome
 from tests.key_values import EDGES, STRATEGIES, TYPES, decode
 

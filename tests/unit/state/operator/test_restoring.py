@@ -12,7 +12,6 @@ from hypothesis import given, settings, strategies as st
 
 from airflow_provider_statecheck.checkpoint.ids import operator_id_of
 from airflow_provider_statecheck.checkpoint.states.assignment import assign_states
-from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     DistributionMode,
@@ -21,6 +20,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorStateMeta,
     OperatorSubtaskState,
 )
+from airflow_provider_statecheck.checkpoint.states.matching import RestoreTarget
 from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     IncompatibleCheckpointError,

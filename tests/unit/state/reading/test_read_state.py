@@ -38,7 +38,7 @@ from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeyS
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.state.reading.diff_states import StateDiff, diff_states
 from airflow_provider_statecheck.state.reading.state_reader import StateReader, read_state, restored_keys
-from airflow_provider_statecheck.state.schemas import encode_schemas
+from airflow_provider_statecheck.state.schema_evolution import encode_schemas
 from airflow_provider_statecheck.state.serializers.serializer import AS_IS, Compatibility
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import InlineStateHandle
