@@ -153,8 +153,10 @@ def parse_storage(key: str, value: Any) -> Any:
     """
     Parse a checkpoint storage: its name, the URI of its directory, or an object.
 
-    :raises InvalidConfigurationError: if a URI is not that of a directory.
+    :raises InvalidConfigurationError: if a URI is not that of a directory, or the value is data.
     """
+    if isinstance(value, int | float | bytes | list | tuple | dict):
+        raise _invalid(key, value, "text, or an object that stores checkpoints")
     if not isinstance(value, str):
         return value
     return parse_directory(key, value) if "://" in value else parse_text(key, value)
