@@ -288,6 +288,7 @@ def test_steps_report_and_say_what_was_restored_and_how_much_time_that_saved(tri
     sizes = [f.stat().st_size for f in tries.checkpoints.glob("*/shared/*/slow-*/*/**/*") if f.is_file()]
     assert 0 < first.size_bytes <= sum(sizes)
     assert [line for line in caplog.messages if line.startswith("Step slow")] == [
+        "Step slow: computing",
         f"Step slow computed in 34 s: 4 rows, {first.size_bytes} bytes",
         f"Step slow restored: 4 rows, {first.size_bytes} bytes; saved 34 s",
     ]
