@@ -449,7 +449,7 @@ def _similar_jobs(gateway: JobReads, job: str) -> list[str]:
     containing = [name for name in names if job.casefold() in name.casefold()]
     if containing:
         return containing[:_SUGGESTIONS]
-    names.sort(key=lambda name: -len(os.path.commonprefix([name.casefold(), job.casefold()])))
+    names.sort(key=lambda name: -len(os.path.commonprefix([name.casefold(), job.casefold()])))  # noqa: RUF071 - no paths
     return difflib.get_close_matches(job, names[:_COMPARED_JOBS], n=_SUGGESTIONS)
 
 
