@@ -34,7 +34,7 @@ from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.job_list import LARGEST_JOB_PAGE, JobList, JobSort, JobsPage
 from airflow_provider_statecheck.checkpoint.records import JobRecord, TaskCoordinates
-from airflow_provider_statecheck.checkpoint.statistics import Refusal, refusals_of
+from airflow_provider_statecheck.checkpoint.statistics import Refusal, readable_refusals, refusals_of
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobView, no_such_job
 from airflow_provider_statecheck.exceptions import (
     AccessDeniedError,
@@ -190,7 +190,7 @@ class UserJobs:
             raise no_such_job(JobId(job_id)) from None
         if not self.readable.permits_all(view):
             raise no_such_job(JobId(job_id))
-        return view
+        return readable_refusals(view, lambda dag_id: bool(self.readable.among([dag_id])))
 
     def require_editable(self, dag_id: str) -> None:
         """

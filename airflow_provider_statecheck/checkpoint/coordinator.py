@@ -73,9 +73,12 @@ from airflow_provider_statecheck.checkpoint.store import (
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     ConcurrentAttemptError,
+    IncompatibleCheckpointError,
     InvalidConfigurationError,
     NoRestorableCheckpointError,
     OpenCommitError,
+    RunSupersededError,
+    SavepointClaimedError,
     StaleAttemptError,
     StateCheckError,
 )
@@ -84,6 +87,20 @@ log = logging.getLogger(__name__)
 
 # Removes more rows than an attempt adds in a day with a checkpoint every ten seconds.
 MAX_BATCHES_AT_END = 20
+_CONFLICTS = (
+    ConcurrentAttemptError,
+    IncompatibleCheckpointError,
+    InvalidConfigurationError,
+    NoRestorableCheckpointError,
+    OpenCommitError,
+    RunSupersededError,
+    SavepointClaimedError,
+)
+"""
+Errors about other tasks, runs or checkpoints of the job, which its pages show.
+
+Others have texts of the database, or are answers to a process that a later try of its task has replaced.
+"""
 # Bounds the size of the operator's row. A snapshot that drops out of the list is detected again when it is read.
 _MAX_DAMAGED_SNAPSHOTS = 100
 
@@ -222,7 +239,10 @@ class AttemptCoordinator(StoredJobs):
         while True:
             try:
                 with self._store.transaction(job_id_of(request.job_name), create_as=request.job_name) as tx:
-                    return registration.register(tx, request, dead, dags)
+                    grant = registration.register(tx, request, dead, dags)
+                    operator_id, epoch = grant.attempt.operator_id, grant.attempt.epoch
+                    statistics.admitted(tx, operator_id, request.owner, is_new=epoch == 1)
+                    return grant
             except (registration.RivalError, UnaskedDagsError) as raised:
                 found = raised
             # What follows may call Airflow, which must not happen while the job's row is locked.
@@ -233,7 +253,7 @@ class AttemptCoordinator(StoredJobs):
                 dead.append(found.rival)
 
     def _record_refusal(self, request: RegisterAttempt, error: StateCheckError) -> None:
-        if error.retryable or request.waits:
+        if request.waits or not isinstance(error, _CONFLICTS):
             return
         try:
             with self._store.transaction(job_id_of(request.job_name)) as tx:

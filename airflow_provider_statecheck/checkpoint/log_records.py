@@ -8,10 +8,11 @@ which format the arguments of a message and the text of an error, and those of A
 from __future__ import annotations
 
 import logging
+import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from airflow_provider_statecheck.checkpoint.printable import Lines, is_printable, printable, printable_lines
 
@@ -39,14 +40,42 @@ def show_logs_of_script() -> None:
     Python otherwise shows warnings only, and the lines that tell what a try restores are information.
     """
     own = logging.getLogger(_PACKAGE)
-    if logging.getLogger().handlers or own.handlers or own.level:
+    if logging.getLogger().handlers or own.handlers or own.level or not own.propagate:
         return
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-    # A program may configure logging later, whose handlers then show the lines.
-    handler.addFilter(lambda record: not logging.getLogger().handlers)
-    own.addHandler(handler)
-    own.setLevel(logging.INFO)
+    own.addHandler(_ScriptHandler())
+    own.setLevel(_AssumedLevel(logging.INFO))
+    # A record that the program's own level hides must not reach its handlers on the way to which it is seen here first.
+    own.propagate = False
+
+
+class _AssumedLevel(int):
+    """A level that is not the choice of the program."""
+
+
+class _ScriptHandler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes lines to stderr, until the program has handlers of its own, which then show the lines by its own levels."""
+
+    def __init__(self) -> None:
+        # That of the base class would keep today's stderr, which a test or a redirection closes.
+        logging.Handler.__init__(self)
+        self.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+        self._is_over = False
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        """Return the stderr of this moment."""
+        return sys.stderr
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the program has no handler; otherwise give back what this one has changed."""
+        own = logging.getLogger(_PACKAGE)
+        if self._is_over or not (logging.getLogger().handlers or own.handlers != [self]):
+            return not self._is_over
+        if isinstance(own.level, _AssumedLevel):
+            own.setLevel(logging.NOTSET)
+        # Logging reads this after the handlers of this logger, and goes on to those of the root.
+        self._is_over = own.propagate = logging.getLogger(record.name).isEnabledFor(record.levelno)
+        return False
 
 
 class _GuardedRecords:

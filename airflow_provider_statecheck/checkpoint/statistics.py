@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -25,6 +25,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     OperatorRecord,
     StatisticsRecord,
 )
+from airflow_provider_statecheck.checkpoint.secrets import masked
 from airflow_provider_statecheck.checkpoint.store import JobTransaction, JobView
 from airflow_provider_statecheck.exceptions import StateCheckError
 
@@ -44,7 +45,8 @@ _CAUSE_BYTES = 600
 _LABEL_BYTES = 300
 _KEY_BYTES = 40
 _REFUSAL_BYTES = 1500
-_MAX_REFUSALS = 5
+_COORDINATES_BYTES = 2000
+_MAX_REFUSALS = 3
 _MAX_COUNTS = 8
 
 
@@ -148,6 +150,21 @@ class Refusal:
     """Text of the error, which says what to do."""
     airflow: tuple[tuple[str, str], ...] = ()
     """Coordinates of the task instance; empty outside Airflow."""
+
+    @classmethod
+    def of(cls, owner: AttemptOwner, error: StateCheckError, now: datetime) -> Refusal:
+        """Return the refusal of a task, with texts of their maximum size in a row."""
+        return cls(
+            refused_at=now,
+            task=truncated(owner.label, _LABEL_BYTES),
+            code=error.code,
+            message=truncated(masked(str(error)), _REFUSAL_BYTES),
+            airflow=owner.airflow,
+        )
+
+    def is_of(self, owner: AttemptOwner) -> bool:
+        """Return whether it refused a task, in any of its tries."""
+        return self.airflow == owner.airflow and bool(self.airflow or self.task == truncated(owner.label, _LABEL_BYTES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -368,15 +385,38 @@ def restored(tx: JobTransaction, attempt: AttemptRecord, checkpoint: CheckpointR
 
 
 def refused(tx: JobTransaction, operator_id: OperatorId, owner: AttemptOwner, error: StateCheckError) -> None:
-    """Record a task that was refused."""
-    refusal = Refusal(
-        refused_at=tx.now,
-        task=truncated(owner.label, _LABEL_BYTES),
-        code=error.code,
-        message=truncated(str(error), _REFUSAL_BYTES),
-        airflow=owner.airflow,
-    )
-    save(tx, operator_id, load(tx, operator_id).with_refusal(refusal))
+    """Record a task that was refused, unless its coordinates, which a page compares, are too long for the row."""
+    if json_size(owner.airflow) <= _COORDINATES_BYTES:
+        save(tx, operator_id, load(tx, operator_id).with_refusal(Refusal.of(owner, error, tx.now)))
+
+
+def admitted(tx: JobTransaction, operator_id: OperatorId, owner: AttemptOwner, *, is_new: bool) -> None:
+    """
+    Remove the refusals of a task that has registered.
+
+    :param is_new: Whether it is the first attempt of its operator, whose refusals another operator of the job has.
+    """
+    for row in tx.view().statistics if is_new else filter(None, (tx.statistics(operator_id),)):
+        known = OperatorStatistics.of(row)
+        left = tuple(each for each in known.refusals if not each.is_of(owner))
+        if left != known.refusals:
+            save(tx, row.operator_id, replace(known, refusals=left))
+
+
+def readable_refusals(view: JobView, permitted: Callable[[str], bool]) -> JobView:
+    """
+    Return a view without the refusals of tasks of other Dags than the permitted ones.
+
+    :param permitted: Returns whether the reader of the view may read a Dag, which need not be a Dag of the job.
+    """
+    rows = []
+    for row in view.statistics:
+        known = OperatorStatistics.of(row) if row.content.get("refusals") else OperatorStatistics()
+        dags = ((each, dict(each.airflow).get("dag_id")) for each in known.refusals)
+        shown = tuple(each for each, dag_id in dags if dag_id is None or permitted(dag_id))
+        is_whole = shown == known.refusals
+        rows.append(row if is_whole else replace(row, content=encode(replace(known, refusals=shown))))
+    return replace(view, statistics=tuple(rows))
 
 
 def acknowledged_late(tx: JobTransaction, aborted: CheckpointRecord, **found: Any) -> None:

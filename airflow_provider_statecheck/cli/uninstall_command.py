@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.ids import JobId
     from airflow_provider_statecheck.checkpoint.store import JobView
     from airflow_provider_statecheck.maintenance.gc import OpenStorage
+    from airflow_provider_statecheck.metadata.provider_tables import ProviderTables
 
 _JOBS = "statecheck_job"
 
@@ -38,20 +39,43 @@ def uninstall(args: Namespace) -> Exit:
     """List what this provider keeps in the database and on the storage, and remove it."""
     tables = provider_tables()
     rows = tables.rows()
-    if not rows:
-        print_message("Nothing to remove: the database has no table of this provider.")
-        return Exit.DONE
-    job_ids = [job.job_id for job in maintenance_gateway().jobs()] if _JOBS in rows else []
-    views = list(_readable(job_ids))
     question = "Remove these tables, and the files of all jobs?" if args.storage else "Remove these tables?"
-    if args.dry_run:
-        _list(args, rows, views)
-    elif is_confirmed(args, lambda: _list(args, rows, views), question):
-        if args.storage and not _remove_files(args, job_ids):
-            return Exit.FOUND
-        tables.drop()
-        _tell_what_is_left(views, with_files=args.storage)
+    if not rows:
+        print_rows([], args.output)
+        print_message("Nothing to remove: the database has no table of this provider.")
+    elif args.dry_run:
+        _list(args, rows, _jobs(rows))
+    elif is_confirmed(args, lambda: _list(args, rows, _jobs(rows)), question):
+        return _remove(args, tables)
     return Exit.DONE
+
+
+def _remove(args: Namespace, tables: ProviderTables) -> Exit:
+    # The answer to the question may have taken its time.
+    rows = tables.rows()
+    job_ids = _jobs(rows)
+    views = list(_readable(job_ids))
+    if _tell_running(views):
+        print_rows([], args.output)
+        return Exit.FOUND
+    removed = [row for view in views for row in _directories(view, _opener(args))] if args.storage else []
+    left = _remove_files(args, job_ids) if args.storage else set()
+    is_complete = not left and not (args.storage and _tell_new(_jobs(rows)))
+    if is_complete:
+        tables.drop()
+    found = [_row("table", name, count=count) for name, count in rows.items()] if is_complete else []
+    print_rows([*found, *(row for row in removed if row["job"] not in left)], args.output)
+    if is_complete:
+        _tell_what_is_left(views, with_files=args.storage)
+    return Exit.DONE if is_complete else Exit.FOUND
+
+
+def _jobs(rows: dict[str, int]) -> list[JobId]:
+    return [job.job_id for job in maintenance_gateway().jobs()] if _JOBS in rows else []
+
+
+def _opener(args: Namespace) -> OpenStorage:
+    return guarded_storage_opener(args.storage_conn_id)
 
 
 def _readable(job_ids: list[JobId]) -> Iterator[JobView]:
@@ -63,17 +87,35 @@ def _readable(job_ids: list[JobId]) -> Iterator[JobView]:
             print_message(f"The files of job {job_id} cannot be listed: {error}")
 
 
-def _list(args: Namespace, rows: dict[str, int], views: list[JobView]) -> None:
-    opener = guarded_storage_opener(args.storage_conn_id)
+def _list(args: Namespace, rows: dict[str, int], job_ids: list[JobId]) -> None:
+    views, opener = list(_readable(job_ids)), _opener(args)
     found = [_row("table", name, count=count) for name, count in rows.items()]
     found += [row for view in views for row in (*_directories(view, opener), *_savepoints(view))]
     print_rows(found, args.output)
+    _tell_running(views)
+
+
+def _tell_running(views: list[JobView]) -> bool:
+    """Return whether attempts have not ended, whose tasks would fail without the tables, and say so."""
     running = [view.job.name for view in views if any(map(view.has_open_attempt, view.operators))]
     if running:
         print_message(
-            f"{counted(len(running), 'job')} with an attempt that has not ended, such as {running[0]}: the tasks will "
-            "fail."
+            f"{counted(len(running), 'job')} with an attempt that has not ended, such as {running[0]}: nothing is removed "
+            "before. Pause the Dags, wait until their tasks have ended, or stop them, and repeat the command. The "
+            "attempt of a driver that crashed ends with the next attempt of its task, or days later with 'airflow "
+            "statecheck gc'."
         )
+    return bool(running)
+
+
+def _tell_new(job_ids: list[JobId]) -> bool:
+    """Return whether jobs have registered since the files of all were removed, and say so."""
+    if job_ids:
+        print_message(
+            f"{counted(len(job_ids), 'job')} registered while files were removed, such as {job_ids[0]}. The tables are "
+            "retained, since they name its files; pause the Dags, and repeat the command."
+        )
+    return bool(job_ids)
 
 
 def _directories(view: JobView, open_storage: OpenStorage) -> Iterator[Row]:
@@ -99,9 +141,9 @@ def _row(kind: str, name: str, *, job: str | None = None, count: int | None = No
     return {"kind": kind, "name": name, "job": job, "database_rows": count, "bytes": size}
 
 
-def _remove_files(args: Namespace, job_ids: list[JobId]) -> bool:
-    """Remove all jobs with their files, and return whether none was left."""
-    gateway, opener = maintenance_gateway(), guarded_storage_opener(args.storage_conn_id)
+def _remove_files(args: Namespace, job_ids: list[JobId]) -> set[str]:
+    """Remove all jobs with their files, and return the names of those that were left."""
+    gateway, opener = maintenance_gateway(), _opener(args)
     request = PruneRequest(job_ids=tuple(job_ids))
     pruned = each_job(
         job_ids, lambda job_id: prune_job(gateway, job_id, request, opener), PrunedJob, side_by_side=SIDE_BY_SIDE
@@ -111,7 +153,7 @@ def _remove_files(args: Namespace, job_ids: list[JobId]) -> bool:
         print_message(f"Job {each.job} was not removed: {'; '.join((*each.kept, *each.problems, *each.unreachable))}")
     if left:
         print_message("The tables are retained, since they name the files of these jobs; repeat the command later.")
-    return not left
+    return {each.job for each in left}
 
 
 def _tell_what_is_left(views: list[JobView], *, with_files: bool) -> None:

@@ -62,8 +62,10 @@ RENEWAL_SECONDS = 300.0
 
 _BLOCKED = "airflow-db-not-allowed"
 _SUGGESTIONS = 3
-_COMPARED_JOBS = 10_000
-"""The most recently active jobs; the comparison of more names would take seconds."""
+_SEARCHED_JOBS = 10_000
+"""The most recently active jobs, whose names may contain the text."""
+_COMPARED_JOBS = 1_000
+"""Those of them that begin most like the text; the comparison of more names would take seconds."""
 _CHALLENGE_LIFETIME = timedelta(minutes=5)
 
 
@@ -440,12 +442,15 @@ def find_job(gateway: JobReads, job: str) -> JobView:
 
 def _similar_jobs(gateway: JobReads, job: str) -> list[str]:
     try:
-        names = [each.name for each in gateway.jobs()[:_COMPARED_JOBS]]
+        names = [each.name for each in gateway.jobs()[:_SEARCHED_JOBS]]
     except StateCheckError:
         # A caller that may not list jobs learns no names.
         return []
     containing = [name for name in names if job.casefold() in name.casefold()]
-    return containing[:_SUGGESTIONS] or difflib.get_close_matches(job, names, n=_SUGGESTIONS)
+    if containing:
+        return containing[:_SUGGESTIONS]
+    names.sort(key=lambda name: -len(os.path.commonprefix([name.casefold(), job.casefold()])))  # noqa: RUF071 - no paths
+    return difflib.get_close_matches(job, names[:_COMPARED_JOBS], n=_SUGGESTIONS)
 
 
 def job_savepoints(

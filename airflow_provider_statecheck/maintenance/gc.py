@@ -110,7 +110,7 @@ def collect_job(
     require_stay(quarantine)
 
     # The view is read before files are listed: later attempts have a higher epoch, and their files are not collected.
-    view = gateway.describe(job_id) if dry_run else gateway.settle(job_id)
+    view = gateway.settle(job_id, dry_run=dry_run)
     report = CollectedJob(job=view.job.name)
     closed = _without_open_attempts(view, report)
     _end_unwritable(gateway, closed, dry_run=dry_run)
@@ -454,13 +454,13 @@ def _forget(
 ) -> None:
     age = (request.older_than or DEFAULT_AGE).total_seconds()
     rows = gateway.forget(view.job.job_id, age, dry_run=True)
-    if rows and not request.dry_run:
+    if rows:
         # Files are deleted first: without the rows of attempts, their directories would be unknown.
-        collected = collect_job(gateway, view.job.job_id, open_storage)
+        collected = collect_job(gateway, view.job.job_id, open_storage, dry_run=request.dry_run)
         report.add(collected)
         # Rows are retained while files of the operator cannot be deleted.
         report.kept += [f"rows: a retained checkpoint of operator {uid!r} cannot be read" for uid in collected.skipped]
         if report.problems or report.unreachable or collected.skipped:
             return
-        rows = gateway.forget(view.job.job_id, age)
+        rows = gateway.forget(view.job.job_id, age, dry_run=request.dry_run)
     report.checkpoints, report.attempts = len(rows.checkpoint_ids), len(rows.attempts)

@@ -166,18 +166,36 @@ class JobMaintenance(StoredJobs):
             for operator_id in sorted({row.operator_id for row in rows if row is not None}):
                 transitions.mark_discarded(tx, operator_id, checkpoint_ids)
 
-    def settle(self, job_id: JobId) -> JobView:
+    def settle(self, job_id: JobId, *, dry_run: bool = False) -> JobView:
         """
         Close abandoned attempts, discard what is not retained after the end of its run, and return the job.
 
         The rows are read once, and again only after a change.
 
+        :param dry_run: Whether to only return the job as it would be.
         :raises CheckpointNotFoundError: if there is no such job.
         """
         view = self._store.describe(job_id)
+        if dry_run:
+            return self._would_settle(view)
         if self._close_abandoned(view) is not None:
             view = self._store.describe(job_id)
         return view if self._settle_run(view) is None else self._store.describe(job_id)
+
+    def _would_settle(self, view: JobView) -> JobView:
+        job_id, silent = view.job.job_id, self._silent(view)
+        closed = view
+        if silent:
+            with rolled_back(self._store, job_id) as tx:
+                _close_silent(tx, view, silent)
+                closed = tx.view()
+        found = self._end_of_run(closed)
+        if found is None:
+            return closed
+        with rolled_back(self._store, job_id) as tx:
+            _close_silent(tx, view, silent)
+            _end_run(tx, closed, found)
+            return tx.view()
 
     def close_abandoned(self, job_id: JobId) -> tuple[AttemptRef, ...]:
         """
@@ -192,18 +210,15 @@ class JobMaintenance(StoredJobs):
 
     def _close_abandoned(self, view: JobView) -> tuple[AttemptRef, ...] | None:
         """Return the closed attempts, or ``None`` if no row needed a transaction."""
-        # Airflow is queried before the transaction, as foreign code must not run while a row is locked.
-        silent = [a for a in view.attempts if is_silent(view, a, view.read_at) and self._is_given_up(view, a)]
+        silent = self._silent(view)
         if not silent:
             return None
-        # The transaction updates seen_at in the job's row, which the next call compares with.
-        abandoned = {AttemptRef.of(a) for a in silent if is_silent(view, a, view.job.seen_at)}
         with self._store.transaction(view.job.job_id) as tx:
-            now = tx.view()
-            closed = [a for a in now.attempts if AttemptRef.of(a) in abandoned and is_silent(now, a, tx.now)]
-            for attempt in closed:
-                transitions.close_abandoned(tx, attempt)
-        return tuple(AttemptRef.of(a) for a in closed)
+            return _close_silent(tx, view, silent)
+
+    def _silent(self, view: JobView) -> list[AttemptRecord]:
+        # Airflow is queried before the transaction, as foreign code must not run while a row is locked.
+        return [a for a in view.attempts if is_silent(view, a, view.read_at) and self._is_given_up(view, a)]
 
     def settle_run(self, job_id: JobId) -> tuple[int, ...]:
         """
@@ -219,6 +234,13 @@ class JobMaintenance(StoredJobs):
 
     def _settle_run(self, view: JobView) -> tuple[int, ...] | None:
         """Return the discarded checkpoints, or ``None`` if no row needed a transaction."""
+        found = self._end_of_run(view)
+        if found is None:
+            return None
+        with self._store.transaction(view.job.job_id) as tx:
+            return _end_run(tx, view, found)
+
+    def _end_of_run(self, view: JobView) -> _EndOfRun | None:
         # Airflow is queried before the transaction, as foreign code must not run while a row is locked.
         results = ((attempt, self._runs.ended_as(attempt.owner)) for attempt in ended_attempts(view))
         ended = {a.operator_id: status_of(a, status) for a, status in results if status is not None}
@@ -226,13 +248,7 @@ class JobMaintenance(StoredJobs):
         unserved = frozenset(self._unserved_requests(view))
         if not affected and not unserved:
             return None
-        with self._store.transaction(view.job.job_id) as tx:
-            now = tx.view()
-            # A changed operator has a new attempt: its run may have been cleared.
-            unchanged = {o.operator_id for o in now.operators if o in view.operators}
-            for operator_id in sorted(unchanged) if unserved else ():
-                transitions.end_unserved_requests(tx, operator_id, unserved)
-            return () if awaited_savepoints(now) else discard_ended(tx, {o: ended[o] for o in affected & unchanged})
+        return _EndOfRun({operator_id: ended[operator_id] for operator_id in affected}, unserved)
 
     def forget(self, job_id: JobId, age_seconds: float, *, dry_run: bool = False) -> ForgettableRows:
         """
@@ -338,6 +354,37 @@ class JobMaintenance(StoredJobs):
             return ("the requested idle time is less than a day, and the call does not name it",)
         open_runs = sorted({owner.run_id for owner in owners if self._runs.ended_as(owner) is None})
         return tuple(f"run {run_id!r} has not ended" for run_id in open_runs)
+
+
+@dataclass(frozen=True, slots=True)
+class _EndOfRun:
+    """What the end of a run changes in a job."""
+
+    ended: Mapping[OperatorId, JobStatus]
+    """How the runs ended of operators that discard checkpoints then."""
+    unserved: frozenset[str]
+    """Keys of open requests for a savepoint that no attempt serves any more."""
+
+
+def _end_run(tx: JobTransaction, view: JobView, found: _EndOfRun) -> tuple[int, ...]:
+    now = tx.view()
+    # A changed operator has a new attempt: its run may have been cleared.
+    unchanged = {o.operator_id for o in now.operators if o in view.operators}
+    for operator_id in sorted(unchanged) if found.unserved else ():
+        transitions.end_unserved_requests(tx, operator_id, found.unserved)
+    ended = {operator_id: status for operator_id, status in found.ended.items() if operator_id in unchanged}
+    return () if awaited_savepoints(now) else discard_ended(tx, ended)
+
+
+def _close_silent(tx: JobTransaction, view: JobView, silent: list[AttemptRecord]) -> tuple[AttemptRef, ...]:
+    """Close the attempts of a view that were silent in the call before too, and are silent still."""
+    # The transaction updates seen_at in the job's row, which the next call compares with.
+    abandoned = {AttemptRef.of(a) for a in silent if is_silent(view, a, view.job.seen_at)}
+    now = tx.view()
+    closed = [a for a in now.attempts if AttemptRef.of(a) in abandoned and is_silent(now, a, tx.now)]
+    for attempt in closed:
+        transitions.close_abandoned(tx, attempt)
+    return tuple(AttemptRef.of(a) for a in closed)
 
 
 def each_job(

@@ -22,7 +22,7 @@ def main() -> int:
     """Run one of the commands and return its exit status."""
     arguments = _arguments()
     try:
-        return 0 if _run(arguments) else 1
+        return _run(arguments)
     except (StackError, ValueError, OSError, subprocess.CalledProcessError) as error:
         print(f"{arguments.command}: {error}", file=sys.stderr)
         return 1
@@ -32,41 +32,48 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
+    # Each command has its options itself: what follows cli is for Airflow, also where it looks like one of them.
+    folder = argparse.ArgumentParser(add_help=False)
+    folder.add_argument("--folder", type=Path, default=ROOT / ".stack", help="folder of the processes")
     parser = argparse.ArgumentParser(prog="python -m scripts.stack", description=__doc__)
-    parser.add_argument("command", choices=["up", "status", "logs", "cli", "down"])
-    parser.add_argument("airflow", nargs=argparse.REMAINDER, help="with cli: arguments of the command airflow")
-    parser.add_argument("--folder", type=Path, default=ROOT / ".stack", help="folder of the processes")
-    parser.add_argument("--service", help="show the log of this service only")
-    parser.add_argument("--lines", type=int, default=20, help="number of lines of each log")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("up", "status", "down"):
+        commands.add_parser(name, parents=[folder], allow_abbrev=False)
+    logs = commands.add_parser("logs", parents=[folder], allow_abbrev=False)
+    logs.add_argument("--service", help="show the log of this service only")
+    logs.add_argument("--lines", type=int, default=20, help="number of lines of each log")
+    cli = commands.add_parser("cli", parents=[folder], allow_abbrev=False)
+    cli.add_argument("airflow", nargs=argparse.REMAINDER, help="arguments of the command airflow")
     return parser.parse_args()
 
 
-def _run(arguments: argparse.Namespace) -> bool:
+def _run(arguments: argparse.Namespace) -> int:
+    """Run a command and return its exit status."""
     folder = arguments.folder.resolve()
     # The folder stores the settings of up, so that later commands need no environment variables.
     choices = {**settings(), **choices_of(folder)}
     services = read_services(folder, choices)
     stack = Stack(folder, services, choices, prepare)
+    if arguments.command == "cli":
+        return _run_airflow(folder, services, arguments.airflow)
     if arguments.command == "up":
-        return _up(stack, services, choices)
+        return int(not _up(stack, services, choices))
     if arguments.command == "status":
-        return stack.status()
+        return int(not stack.status())
     if arguments.command == "logs":
         stack.logs(arguments.service, arguments.lines)
-    elif arguments.command == "cli":
-        return _run_airflow(folder, services, arguments.airflow)
     else:
         stack.down()
-    return True
+    return 0
 
 
-def _run_airflow(folder: Path, services: list[Service], arguments: list[str]) -> bool:
+def _run_airflow(folder: Path, services: list[Service], arguments: list[str]) -> int:
     """Run a command of Airflow with the database, the store and the credentials of the scheduler."""
     if not folder.exists():
         raise StackError(f"expected the services in {folder}, found none; run make up first")
     environment = _scheduler(services).environment
     done = subprocess.run(["airflow", *arguments], env=os.environ | environment, cwd=folder, check=False)
-    return done.returncode == 0
+    return done.returncode
 
 
 def _scheduler(services: list[Service]) -> Service:

@@ -7,6 +7,7 @@ A subclass gives the store as the fixture ``store``.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -28,9 +29,9 @@ from airflow_provider_statecheck.checkpoint.messages import (
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, StatisticsRecord
-from airflow_provider_statecheck.checkpoint.statistics import HISTORY_SIZE, CheckpointStatsSnapshot
+from airflow_provider_statecheck.checkpoint.statistics import HISTORY_SIZE, CheckpointStatsSnapshot, refused
 from airflow_provider_statecheck.checkpoint.store import JobStore
-from airflow_provider_statecheck.exceptions import CoordinatorError, StorageError
+from airflow_provider_statecheck.exceptions import ConcurrentAttemptError, CoordinatorError, StorageError
 from airflow_provider_statecheck.flink.components import CheckpointStatsTracker
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance, RetireJob
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
@@ -455,6 +456,12 @@ class StatisticsContract:
             self.coordinator.confirm_discards(attempt, deleted)
         for _ in range(12):
             self.fail(attempt, "😀" * 5000)
+        for number in range(6):
+            airflow = (("dag_id", "ж" * 80), ("run_id", "ж" * 200), ("task_id", f"{'ж' * 40}{number}"))
+            owner = make_owner(label="😀" * 900, airflow=airflow)
+            with self.rows.transaction(JOB) as tx:
+                refused(tx, OPERATOR, owner, ConcurrentAttemptError("😀" * 5000))
+                refused(tx, OPERATOR, replace(owner, airflow=(("dag_id", "😀" * 250),)), ConcurrentAttemptError("no"))
         assert 30_000 < len(json.dumps(self.row_of().content)) < LARGEST_ROW
 
     def maintenance(self, clock: ManualClock) -> JobMaintenance:

@@ -497,6 +497,32 @@ class TestCommands:
 
         assert (done.returncode, done.stdout) == (1, f"No processes in {folder}; make up starts them.\n")
 
+    def test_each_command_reads_the_options_after_it(self, folder, monkeypatch):
+        folder.mkdir()
+        seen: list[tuple[object, ...]] = []
+        monkeypatch.setattr(Stack, "down", lambda stack: seen.append((stack.folder,)))
+        monkeypatch.setattr(Stack, "logs", lambda stack, *told: seen.append((stack.folder, *told)))
+
+        for command in (["down"], ["logs", "--service", "store", "--lines", "3"]):
+            monkeypatch.setattr(sys, "argv", ["stack", *command, "--folder", str(folder)])
+            assert __main__.main() == 0
+
+        assert seen == [(folder.resolve(),), (folder.resolve(), "store", 3)]
+
+    def test_a_command_of_airflow_gets_its_own_options_and_gives_its_exit_status(self, folder, monkeypatch):
+        bin_folder = folder / "bin"
+        bin_folder.mkdir(parents=True)
+        (airflow := bin_folder / "airflow").write_text(f'#!/bin/sh\necho "$@" >{folder}/told\nexit 3\n')
+        airflow.chmod(0o755)
+        monkeypatch.setenv("PATH", str(bin_folder), prepend=os.pathsep)
+        monkeypatch.setattr(__main__, "read_services", lambda *told: [service("scheduler", "true")])
+        asked = ["statecheck", "logs", "--folder", "x", "--lines", "3"]
+        monkeypatch.setattr(sys, "argv", ["stack", "cli", "--folder", str(folder), *asked])
+
+        assert __main__.main() == 3
+
+        assert (folder / "told").read_text().split() == asked
+
     def test_the_status_asks_where_the_folder_was_started(self, folder, monkeypatch):
         """Also from a shell that does not repeat the choices."""
         folder.mkdir()

@@ -135,8 +135,7 @@ def _launch_jvm(conf: Mapping[str, str]) -> None:
     from pyspark.java_gateway import launch_gateway
 
     forget_dead_jvm()
-    # A dead JVM makes each of its calls log a traceback; the error itself reaches the caller.
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    _quieten_py4j()
     _default_worker_python(conf, conf.get("spark.master"))
     if SparkContext._gateway is None:
         start = SparkConf(loadDefaults=False).setAll([(k, conf[k]) for k in NEEDED_AT_START if k in conf])
@@ -145,6 +144,13 @@ def _launch_jvm(conf: Mapping[str, str]) -> None:
         log.info("Driver JVM started as process %s", jvm_pid())
         # The JVM has read the defaults file, which may set the master.
         _default_worker_python(conf, SparkConf().get("spark.master", "local"))
+
+
+def _quieten_py4j() -> None:
+    # A dead JVM makes each of its calls log a traceback; the error itself reaches the caller. A level of the program wins.
+    py4j = logging.getLogger("py4j")
+    if py4j.level == logging.NOTSET:
+        py4j.setLevel(logging.CRITICAL)
 
 
 def open_session(conf: Mapping[str, str]) -> SparkSession:

@@ -54,9 +54,17 @@ def _with_all_names(kind: Any, names: tuple[str, ...]) -> Any:
 
 def _unknown_column(row: Any, name: str) -> NoReturn:
     """Raise the error for a name that is none of the columns; Python calls this for no other name."""
-    near = difflib.get_close_matches(name, row._fields, n=1)
+    # Libraries such as numpy ask each row for names of protocols, which have to cost nothing.
+    if name.startswith("_"):
+        raise AttributeError(f"{type(row).__name__!r} object has no attribute {name!r}", name=name)
+    raise AttributeError(_unknown_text(row._fields, name), name=name)
+
+
+@lru_cache(maxsize=256)
+def _unknown_text(fields: tuple[str, ...], name: str) -> str:
+    near = difflib.get_close_matches(name, fields, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    raise AttributeError(f"Expected one of the columns {', '.join(row._fields)}, found {name!r}{hint}", name=name)
+    return f"Expected one of the columns {', '.join(fields)}, found {name!r}{hint}"
 
 
 def _text(row: Any) -> str:

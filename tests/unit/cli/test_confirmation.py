@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import io
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -111,6 +114,26 @@ class TestUnknownJob:
         assert outcome.status == 2
         assert [job for job in ("sales/balances", "test/balances", "orders") if f"{job!r}" in outcome.err] == named
         assert ("did you mean" in outcome.err) is bool(named)
+
+    def test_among_many_is_compared_with_those_that_begin_alike(self, monkeypatch) -> None:
+        class Many:
+            def describe(self, job_id: object) -> None:
+                raise CheckpointNotFoundError("There is none.")
+
+            def jobs(self) -> list[Any]:
+                return [SimpleNamespace(name=f"nightly/{i}") for i in range(9_000)] + [SimpleNamespace(name="Orders")]
+
+        counts: list[int] = []
+        compare = difflib.get_close_matches
+
+        def counted(text: str, names: list[str], **more: Any) -> list[str]:
+            counts.append(len(names))
+            return compare(text, names, **more)
+
+        monkeypatch.setattr(difflib, "get_close_matches", counted)
+        with pytest.raises(CheckpointNotFoundError, match="did you mean 'Orders'"):
+            find_job(Many(), "orderz")  # type: ignore[arg-type]
+        assert counts == [1_000]
 
     def test_of_a_caller_who_may_not_list_jobs_is_answered_without_names(self) -> None:
         class Hidden:

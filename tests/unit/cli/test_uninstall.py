@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import inspect
@@ -64,8 +65,8 @@ def test_keeps_the_tables_while_files_of_a_job_cannot_be_deleted(
     stage.run("done")
     running = stage.attempt()
     outcome = run("uninstall", "--storage", "--yes")
-    assert (outcome.status, f"Job {JOB} was not removed" in outcome.err) == (1, True)
-    assert tables(stage) == set(METADATA.tables)
+    assert (outcome.status, f"such as {JOB}: nothing is removed before" in outcome.err) == (1, True)
+    assert (tables(stage), stage.maintenance.describe(job_id_of("done")).job.name) == (set(METADATA.tables), "done")
     running.finish(AttemptStatus.FINISHED)
 
     def away(base: str) -> None:
@@ -79,6 +80,35 @@ def test_keeps_the_tables_while_files_of_a_job_cannot_be_deleted(
     assert (stage.files(), tables(stage)) == ({}, set())
 
 
-def test_says_that_tasks_of_running_jobs_will_fail(stage: WrittenStage, run: Run) -> None:
-    stage.attempt()
-    assert f"such as {JOB}: the tasks will fail" in run("uninstall", "--dry-run").err
+def test_removes_nothing_while_an_attempt_runs_and_says_what_to_do(stage: WrittenStage, run: Run) -> None:
+    attempt = stage.attempt()
+    for more in ("--dry-run",), ("--yes",), ("--yes", "--storage"):
+        outcome = run("uninstall", *more, "-o", "json")
+        assert f"such as {JOB}: nothing is removed before. Pause the Dags" in outcome.err
+        assert (outcome.status, tables(stage)) == (int("--yes" in more), set(METADATA.tables))
+    attempt.finish(AttemptStatus.FINISHED)
+    assert (run("uninstall", "--yes").status, tables(stage)) == (0, set())
+
+
+def test_keeps_the_tables_if_a_job_registers_while_files_are_removed(
+    stage: WrittenStage, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.run()
+    prune_job = uninstall_command.prune_job
+
+    def with_newcomer(*told: Any) -> Any:
+        stage.attempt("newcomer")
+        return prune_job(*told)
+
+    monkeypatch.setattr(uninstall_command, "prune_job", with_newcomer)
+    outcome = run("uninstall", "--storage", "--yes")
+    assert (outcome.status, tables(stage)) == (1, set(METADATA.tables))
+    assert "registered while files were removed" in outcome.err
+
+
+def test_tells_a_program_what_it_has_removed(stage: WrittenStage, run: Run) -> None:
+    stage.run()
+    removed = rows(run("uninstall", "--storage", "--yes", "-o", "json"))
+    assert {row["name"] for row in removed if row["kind"] == "table"} == set(METADATA.tables)
+    assert [row["job"] for row in removed if row["kind"] == "directory"] == [JOB]
+    assert rows(run("uninstall", "--yes", "-o", "json")) == []

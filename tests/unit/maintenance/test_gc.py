@@ -133,8 +133,11 @@ def test_what_does_not_stay_after_its_run_goes_with_its_snapshots(stage, end, go
     attempt.finish(AttemptStatus.FINISHED)
     if end is not None:
         stage.runs.ended["run-1"] = end
-    assert collect(stage, job, dry_run=True).deleted == {}
-    assert bool(collect(stage, job).deleted) is goes
+    before = stage.maintenance.describe(job_id_of(job))
+    told = collect(stage, job, dry_run=True)
+    assert (stage.maintenance.describe(job_id_of(job)), stage.directories(job)) == (before, {"chk-1", "raw"})
+    deleted = collect(stage, job).deleted
+    assert (told.deleted, bool(deleted)) == (deleted, goes)
     assert stage.statuses(job) == ({1: "subsumed"} if goes else {1: "completed"})
     assert stage.directories(job) == (set() if goes else {"chk-1", "raw"})
 

@@ -158,6 +158,8 @@ def test_a_dry_run_counts_old_rows(stage):
     stage.clock.advance(MONTH)
     told = prune(stage, JOB, PruneRequest(dry_run=True))
     assert (told.attempts, len(stage.maintenance.describe(job_id_of(JOB)).attempts)) == (1, 2)
+    # The files of ended checkpoints go with them.
+    assert told.deleted_bytes == prune(stage, JOB, PruneRequest()).deleted_bytes > 0
 
 
 def test_rows_stay_while_their_storage_does_not_answer(stage):

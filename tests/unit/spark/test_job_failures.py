@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
 
 from airflow_provider_statecheck.exceptions import (
@@ -15,6 +17,10 @@ from airflow_provider_statecheck.spark.stage_costs import disk_failures_named
 
 OWN = "airflow_provider_statecheck.exceptions"
 TRACE = 'An exception was thrown from the Python worker:\nTraceback (most recent call last):\n  File "f.py", line 1, in f\n    g()\n    ^^^\n'
+
+BARE_TRACE = TRACE.partition(":\n")[2]
+WHILE = "\n\nDuring handling of the above exception, another exception occurred:\n\n"
+FROM = "\n\nThe above exception was the direct cause of the following exception:\n\n"
 
 
 def raised_for(text):
@@ -49,7 +55,7 @@ def test_an_error_that_may_be_retried_stays_one():
     "text",
     [
         f"{TRACE}ValueError: {OWN}.UnfitOutputError: Expected a.",
-        f"{TRACE}{OWN}.UnfitOutputError: Expected a.\n\nDuring handling of it:\n\n{TRACE}ValueError: b",
+        f"{TRACE}{OWN}.UnfitOutputError: Expected a.{WHILE}{BARE_TRACE}ValueError: b",
         f"{TRACE}{OWN}.annotations: no class",
         f"{TRACE}{OWN}.NoSuchError: unknown",
         f"{OWN}.UnfitOutputError: in no traceback",
@@ -129,7 +135,7 @@ def test_the_time_follows_the_length_of_the_text():
 def test_an_error_of_the_user_is_logged_with_its_place_and_without_the_frames_of_libraries(caplog):
     text = """An exception was thrown from the Python worker:
 Traceback (most recent call last):
-  File "/x/pyspark/worker.py", line 1, in main
+  File "/x/site-packages/pyspark/worker.py", line 1, in main
     process()
   File "/x/airflow_provider_statecheck/spark/stages/executor/vertex_task.py", line 9, in process
     emitted = function(rows[position], context)
@@ -150,3 +156,64 @@ org.apache.spark.SparkException
         '  File "/home/ann/dags/balances.py", line 12, in process_element',
         "    yield value.accnt",
     ]
+
+
+def trace(*frames, error):
+    lines = (f'  File "{path}", line 1, in f\n    {code}\n    ^^^\n' for path, code in frames)
+    return f"Traceback (most recent call last):\n{''.join(lines)}{error}"
+
+
+WORKER = ("/opt/spark/python/lib/pyspark.zip/pyspark/worker.py", "process()")
+MINE = ("/home/ann/pyspark/jobs/f.py", "g()")
+
+
+def logged_for(text, caplog):
+    caplog.clear()
+    raised_for(text)
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_the_causes_of_an_error_are_logged_below_it_once(caplog):
+    causes = FROM.join([trace(MINE, error="KeyError: 'a'"), trace(error="ValueError: b")])
+    chain = WHILE.join([causes, trace(WORKER, MINE, error="TypeError: c")])
+    frame = ['  File "/home/ann/pyspark/jobs/f.py", line 1, in f', "    g()"]
+    expected = ["TypeError: c", *frame, "While handling: ValueError: b", "Caused by: KeyError: 'a'", *frame]
+    assert logged_for(chain, caplog) == expected
+    repeated = f"{chain}\n\n\tat org.X(X.scala:1)\nCaused by: PythonException: {chain}\n\tat org.X(X.scala:1)"
+    assert logged_for(repeated, caplog) == expected
+
+
+def test_a_traceback_in_the_message_of_an_error_is_part_of_the_message(caplog):
+    message = f"RuntimeError: the program failed:\n{trace(('x.py', 'y()'), error='OSError: inner')}"
+    lines = logged_for(trace(WORKER, MINE, error=message), caplog)
+    assert lines[:3] == [
+        "RuntimeError: the program failed:",
+        "Traceback (most recent call last):",
+        '  File "x.py", line 1, in f',
+    ]
+    assert lines[-3:] == ["OSError: inner", '  File "/home/ann/pyspark/jobs/f.py", line 1, in f', "    g()"]
+
+
+def test_a_group_of_errors_is_logged_with_all_of_them(caplog):
+    try:
+        raise ExceptionGroup("two", [ValueError("x"), TypeError("y")])
+    except ExceptionGroup:
+        text = traceback.format_exc().replace(__file__, "/home/ann/f.py")
+    lines = logged_for(f"PythonException: \n{text}\n\tat org.X(X.scala:1)", caplog)
+    told = "\n".join(lines)
+    assert all(
+        part in told
+        for part in ("/home/ann/f.py", "ExceptionGroup: two (2 sub-exceptions)", "ValueError: x", "TypeError: y")
+    )
+    assert "org.X" not in told
+
+
+def test_the_error_at_the_end_of_a_chain_decides_and_its_cause_does_not():
+    own = f"{OWN}.UnfitOutputError: Expected a."
+    assert type(raised_for(FROM.join([trace(error="KeyError: 'a'"), trace(error=own)]))) is UnfitOutputError
+    assert type(raised_for(FROM.join([trace(error=own), trace(error="KeyError: 'a'")]))) is RuntimeError
+
+
+def test_a_long_error_is_cut(caplog):
+    lines = logged_for(trace(MINE, error="ValueError: " + "a\n" * 5000 + "b"), caplog)
+    assert (len(lines), lines[-1]) == (51, "… 4,953 more lines")

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint import registration
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus
+from airflow_provider_statecheck.exceptions import (
+    ConcurrentAttemptError,
+    CorruptRowError,
+    EnvironmentNotReadyError,
+    InvalidConfigurationError,
+    StaleAttemptError,
+)
 from airflow_provider_statecheck.metadata.tables import Caller
 from airflow_provider_statecheck.plugins.statecheck import StatecheckPlugin
 from tests.messages import make_owner
 from tests.soak import rest_in_soak
 from tests.unit.api.pages.html import Page
-from tests.unit.api.pages.site import ROOT, Site, open_site
+from tests.unit.api.pages.site import ROOT, MadeJob, Site, open_site
 
 TASK = "/dags/nightly/runs/run-1/tasks/features"
 MAPPED = Caller(dag_id="nightly", run_id="run-1", task_id="features", map_index=2)
@@ -358,3 +369,64 @@ def test_a_refused_task_shows_the_reason_and_the_remedy_and_so_does_its_job(site
     ]
     other = site.read("/dags/nightly/runs/run-1/tasks/never")
     assert str(error.value) not in other.text
+
+
+def refused_twin(site: Site, dag_id: str) -> tuple[MadeJob, MadeJob, str]:
+    """Return the holder of a uid, the task of a Dag that was refused beside it, and the error."""
+    holder = site.job("balances").begin()
+    holder.checkpoint()
+    twin = site.job("balances", task=Caller(dag_id=dag_id, run_id="run-of-twin", task_id="twin"))
+    twin.coordinator = AttemptCoordinator(site.store, EveryTaskRuns())
+    with pytest.raises(ConcurrentAttemptError) as error:
+        twin.begin()
+    return holder, twin, str(error.value)
+
+
+class EveryTaskRuns(UnknownLiveness):
+    """Airflow as it is while no task has ended."""
+
+    def is_running(self, owner: AttemptOwner) -> bool:
+        """Return that a task runs."""
+        return True
+
+
+@pytest.mark.parametrize(("dag_id", "is_shown"), [("nightly", True), ("secret", False)])
+def test_a_refused_task_of_a_dag_that_the_user_may_not_read_is_not_shown(
+    site: Site, dag_id: str, is_shown: bool
+) -> None:
+    holder, _, error = refused_twin(site, dag_id)
+    page = site.read(f"/jobs/{holder.attempt.job_id}")
+    assert ("run-of-twin" in page.text, "Refused tasks" in page.text) == (is_shown, is_shown)
+    assert "run-of-twin" in error
+
+
+def test_a_refusal_goes_when_its_task_registers(site: Site) -> None:
+    holder, twin, _ = refused_twin(site, "nightly")
+    other = site.job("balances", task=replace(twin.task, task_id="other"))
+    other.coordinator = twin.coordinator
+    with pytest.raises(ConcurrentAttemptError):
+        other.begin()
+    holder.end()
+    twin.begin()
+    page = site.read(f"/jobs/{holder.attempt.job_id}")
+    assert "Refused tasks (1)" in page.text
+
+
+def test_only_conflicts_are_shown_and_no_text_of_the_database_and_no_process_that_was_replaced(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = site.job("balances").begin()
+    holder.checkpoint()
+    for error in (
+        StaleAttemptError("A later try has replaced it."),
+        CorruptRowError("connection to db.internal"),
+        EnvironmentNotReadyError("relation does not exist"),
+    ):
+
+        def fails(*_: Any, raised: Exception = error) -> None:
+            raise raised
+
+        monkeypatch.setattr(registration, "register", fails)
+        with pytest.raises(type(error)):
+            holder.begin()
+    assert "Refused tasks" not in site.read(f"/jobs/{holder.attempt.job_id}").text

@@ -7,9 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark import SparkContext
 from pyspark.errors.exceptions.connect import PythonException, SparkConnectGrpcException
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
+from airflow_provider_statecheck.spark.driver import session as driver
 from airflow_provider_statecheck.spark.driver.session import HadoopFilesystems, cores_of, is_server_lost, same_place
 
 
@@ -137,3 +139,14 @@ def test_a_place_without_a_scheme_is_refused():
 def test_a_place_is_known_under_both_names():
     assert same_place("s3://bucket/x") == ("s3://bucket/x", "s3a://bucket/x")
     assert same_place("file:///x") == ("file:///x",)
+
+
+@pytest.mark.parametrize(("chosen", "then"), [(logging.NOTSET, logging.CRITICAL), (logging.DEBUG, logging.DEBUG)])
+def test_a_level_that_a_program_gave_to_py4j_stays(monkeypatch, chosen, then):
+    monkeypatch.setattr(SparkContext, "_gateway", object())
+    monkeypatch.setattr(driver, "forget_dead_jvm", lambda: None)
+    monkeypatch.setattr(driver, "_default_worker_python", lambda *told: None)
+    py4j = logging.getLogger("py4j")
+    monkeypatch.setattr(py4j, "level", chosen)
+    driver.launch_jvm({})
+    assert py4j.level == then
