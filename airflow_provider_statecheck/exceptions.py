@@ -13,6 +13,7 @@ Exceptions of this package.
         CheckpointDeclinedError         ``reason`` contains the reason
         CheckpointExpiredError
         IncompatibleCheckpointError     format or operator does not match
+          UnknownVersionError           another release wrote the file, which is intact
         NoRestorableCheckpointError     all completed checkpoints of the operator are unreadable
         SavepointClaimedError            another job owns the savepoint
         StoppedWithSavepointError       the stage stopped as requested; ``pointer`` is its savepoint
@@ -147,6 +148,12 @@ class IncompatibleCheckpointError(CheckpointError):
     """The format or the operator of the checkpoint does not match."""
 
     code = "incompatible_checkpoint"
+
+
+class UnknownVersionError(IncompatibleCheckpointError):
+    """Another release wrote the file, which this one cannot read; it is neither skipped nor deleted."""
+
+    code = "unknown_version"
 
 
 class NoRestorableCheckpointError(CheckpointError):

@@ -193,7 +193,7 @@ _CODES = {
         *("unknown_kv_state_key_group_location", "unknown_key_or_namespace"),
     ),
     409: (
-        *("stale_attempt", "concurrent_attempt", "run_superseded", "incompatible_checkpoint"),
+        *("stale_attempt", "concurrent_attempt", "run_superseded", "incompatible_checkpoint", "unknown_version"),
         *("no_restorable_checkpoint", "open_commit", "handle_exists", "resource_version"),
     ),
     413: ("request_limit",),

@@ -34,6 +34,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     checkpoint_uri,
     is_test_job,
     job_id_of,
+    job_name,
     new_savepoint_uri,
     operator_id_of,
 )
@@ -501,15 +502,20 @@ def _give_up(tx: JobTransaction, attempt: AttemptRecord, restored: CheckpointRec
 def _require_first(tx: JobTransaction, attempt: AttemptRecord, run: str) -> None:
     operator = tx.operator(attempt.operator_id)
     # After a recovery of the rows, the first run is unknown, like the runs of the checkpoints: earlier ones may have
-    # advanced the state.
-    is_first = operator is None or operator.first_run == run != ""
+    # advanced the state, unless the job is that of the run alone.
+    is_first = operator is None or operator.first_run == run != "" or _is_of_one_run(tx.job.name, attempt.owner)
     if operator is not None and not is_first and not _starts_from_nothing(tx, attempt, run):
         raise NoRestorableCheckpointError(
             f"Expected a checkpoint before {f'run {run!r}' if run else 'the recovered ones'} of operator "
             f"{operator.uid!r} in job {tx.job.name!r} to start the run again, because its source has changed, found "
-            "none retained; increase retained_runs for later runs, and now restore the source as it was listed, or "
-            "start another job from a savepoint."
+            "none retained; increase retained_runs for later runs, and now restore the source as it was listed, go on "
+            "with its changes and the state of all runs with on_change='ignore', or start another job from a savepoint."
         )
+
+
+def _is_of_one_run(job: str, owner: AttemptOwner) -> bool:
+    """Return whether a job has the name that each Dag run has by default."""
+    return job == job_name(f"{owner.dag_id}/{owner.run_key}", is_test=is_test_job(job))
 
 
 def _starts_from_nothing(tx: JobTransaction, attempt: AttemptRecord, run: str) -> bool:

@@ -31,6 +31,7 @@ from airflow_provider_statecheck.exceptions import (
     CoordinatorError,
     CorruptStateError,
     IncompatibleCheckpointError,
+    UnknownVersionError,
 )
 from airflow_provider_statecheck.flink.state_handles import (
     RetrievableStateHandle,
@@ -317,7 +318,8 @@ class CompletedCheckpointStore:
     def _skip_or_raise(
         self, name: str, error: CorruptStateError | CheckpointNotFoundError | IncompatibleCheckpointError
     ) -> None:
-        if not self._skip_corrupt:
+        # A file of another release is intact.
+        if not self._skip_corrupt or isinstance(error, UnknownVersionError):
             raise type(error)(
                 f"Expected every completed checkpoint to be readable, found that {name} is not ({error}); restore its "
                 f"files, or recover with skip_corrupt=True to skip it."

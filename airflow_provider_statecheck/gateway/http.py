@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,6 +33,8 @@ from airflow_provider_statecheck.gateway.verbs import COORDINATOR, MOUNT_PATH, V
 from airflow_provider_statecheck.storage.uris import redact
 
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
+_LONGEST_WAIT_SECONDS = 120.0
+"""Time after which a thread obtains a token of its own, if another thread does not return with one."""
 
 
 class HttpClient:
@@ -280,6 +282,31 @@ class _Issued:
     token: str = field(repr=False)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Obtaining:
+    """A token that a thread obtains."""
+
+    token: Future[str] = field(default_factory=Future)
+    thread: int = field(default_factory=threading.get_ident)
+
+    def shared(self) -> str | None:
+        """
+        Return the token or raise its error, or return ``None`` for a caller that must obtain one itself.
+
+        Such a caller is a handler of a signal in the same thread, or the thread was interrupted or takes too long.
+        """
+        if self.thread == threading.get_ident():
+            return None
+        try:
+            return self.token.result(_LONGEST_WAIT_SECONDS)
+        except CancelledError:
+            return None
+        except TimeoutError:
+            if self.token.done():
+                raise
+            return None
+
+
 class HttpCalls:
     """
     An interface of the coordinator over HTTP, with the token of a task: each method of the interface is a request.
@@ -292,9 +319,10 @@ class HttpCalls:
         self._client = client
         self._credentials = credentials
         self._token: str | None = None
-        self._next: Future[str] | None = None
+        self._next: _Obtaining | None = None
         """The token that one thread obtains and others wait for."""
-        self._lock = threading.Lock()
+        # A handler of a signal may call while its thread has the lock.
+        self._lock = threading.RLock()
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_") or name not in self._verbs:
@@ -313,25 +341,31 @@ class HttpCalls:
 
     def _task_token(self, expired: str | None = None) -> str:
         # Maintenance calls in several threads, and a task can answer one challenge at a time.
-        with self._lock:
-            if self._token is not None and self._token != expired:
-                return self._token
-            is_first = self._next is None
-            obtained = self._next = self._next or Future()
-        if is_first:
-            self._obtain(obtained)
-        # The others share an error, too: otherwise each would wait in turn for a server that does not answer.
-        return obtained.result()
-
-    def _obtain(self, obtained: Future[str]) -> None:
+        mine = _Obtaining()
         try:
-            obtained.set_result(self._credentials.obtain())
-        except BaseException as error:
-            obtained.set_exception(error)
-        with self._lock:
-            self._next = None
-            if obtained.exception() is None:
-                self._token = obtained.result()
+            with self._lock:
+                if self._token is not None and self._token != expired:
+                    return self._token
+                first = self._next = self._next or mine
+            if first is not mine and (token := first.shared()) is not None:
+                return token
+            return self._obtained(mine)
+        finally:
+            # Also after an interrupt at any place above.
+            with self._lock:
+                self._next = None if self._next is mine else self._next
+            mine.token.cancel()
+
+    def _obtained(self, mine: _Obtaining) -> str:
+        try:
+            token = self._credentials.obtain()
+        except Exception as error:
+            # The others share it: otherwise each would wait in turn for a server that does not answer.
+            mine.token.set_exception(error)
+            raise
+        self._token = token
+        mine.token.set_result(token)
+        return token
 
 
 class HttpGateway(HttpCalls):

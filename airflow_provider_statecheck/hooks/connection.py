@@ -6,7 +6,7 @@ import logging
 import math
 import ssl
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from airflow_provider_statecheck.gateway.http import HttpClient
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.guarded_places import GuardedPlaces
 from airflow_provider_statecheck.storage.locations import AllowedLocations
-from airflow_provider_statecheck.storage.patience import PATIENCE
+from airflow_provider_statecheck.storage.patience import PATIENCE, HostPatience
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, normalise_base, scheme_of, secrets_in
 
 log = logging.getLogger(__name__)
@@ -243,7 +243,8 @@ def guarded_storage_opener(conn_id: str | None = None, *given: str | None) -> Ca
     :param conn_id: Connection with the credentials, by default ``[statecheck] storage_conn_id``.
     :param given: Further directories or pointers, from the user who runs a command; ``None`` is ignored.
     """
-    return _guarded_opener(conn_id, guarded_locations(*(normalise_base(each) for each in given if each is not None)))
+    allowed = guarded_locations(*(normalise_base(each) for each in given if each is not None))
+    return _guarded_opener(conn_id, allowed, PATIENCE)
 
 
 def pointer_storage_opener(conn_id: str | None, *given: str) -> Callable[[str], CheckpointStorage]:
@@ -251,26 +252,29 @@ def pointer_storage_opener(conn_id: str | None, *given: str) -> Callable[[str], 
     Return a function that opens storage for a command on a checkpoint or savepoint that its user names.
 
     The files may be where those of other checkpoints may be, see :func:`configured_locations`, and hosts that do not
-    answer are given up.
+    answer are given up; a long call to one that does goes on.
 
     :param conn_id: Connection with the credentials, by default ``[statecheck] storage_conn_id``.
     :param given: Directories and pointers of the command.
     """
-    return _guarded_opener(conn_id, configured_locations().around(*map(normalise_base, given)))
+    patience = replace(PATIENCE, is_of_user=True)
+    return _guarded_opener(conn_id, configured_locations().around(*map(normalise_base, given)), patience)
 
 
-def _guarded_opener(conn_id: str | None, allowed: AllowedLocations) -> Callable[[str], CheckpointStorage]:
+def _guarded_opener(
+    conn_id: str | None, allowed: AllowedLocations, patience: HostPatience
+) -> Callable[[str], CheckpointStorage]:
     from airflow.sdk.configuration import conf
 
     storage_conn_id = conn_id or conf.get(SECTION, "storage_conn_id", fallback=None)
 
     def open_guarded(base_uri: str) -> CheckpointStorage:
         # Dots in a local path are resolved, wherever it leads.
-        base = PATIENCE.call("the directory of the job", partial(normalise_base, base_uri), probe=_no_host)
-        places = GuardedPlaces(allowed, PATIENCE)
+        base = patience.call("the directory of the job", partial(normalise_base, base_uri), probe=_no_host)
+        places = GuardedPlaces(allowed, patience)
         places.require(base)
         # The clients of some stores connect when they are created.
-        storage = places.ask(base, lambda: open_storage(base, storage_conn_id)).guarded(allowed, PATIENCE)
+        storage = places.ask(base, lambda: open_storage(base, storage_conn_id)).guarded(allowed, patience)
         storage.require_answer()
         return storage
 

@@ -52,6 +52,7 @@ def dispose(
     :raises InvalidConfigurationError: if the name of the directory is not that of a savepoint.
     :raises SavepointClaimedError: if an operator claimed the savepoint.
     :raises ConcurrentAttemptError: if an operator of its job restores the savepoint, or will restore it in place.
+    :raises UnknownVersionError: if another release wrote the savepoint.
     """
     directory = savepoint_directory(pointer)
     storage = open_storage(directory.rpartition("/")[0])

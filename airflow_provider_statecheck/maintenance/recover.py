@@ -50,6 +50,7 @@ from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     InvalidConfigurationError,
     StateCheckError,
+    UnknownVersionError,
 )
 from airflow_provider_statecheck.maintenance.gc import OpenStorage
 from airflow_provider_statecheck.maintenance.job_maintenance import each_job
@@ -336,6 +337,9 @@ def _read_all(storage: CheckpointStorage, directories: Iterable[str]) -> tuple[l
     for directory in directories:
         try:
             found.append(_read(storage, directory))
+        except UnknownVersionError:
+            # A job that goes on from an older checkpoint would give up this one, which is intact.
+            raise
         except UNREADABLE as error:
             problems.append(str(error))
     return found, problems

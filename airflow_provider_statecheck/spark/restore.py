@@ -26,7 +26,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     StreamStateHandle,
     streams_of,
 )
-from airflow_provider_statecheck.exceptions import CorruptStateError, NoRestorableCheckpointError
+from airflow_provider_statecheck.exceptions import CorruptStateError, NoRestorableCheckpointError, UnknownVersionError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
     UNREADABLE,
@@ -82,10 +82,12 @@ def restore_latest(storage: CheckpointStorage, grant: AttemptGrant, registration
     """
     Load the newest intact candidate.
 
-    Corrupt or missing files cause a fallback to the next older candidate; an unavailable storage does not. If every
+    Corrupt or missing files cause a fallback to the next older candidate; an unavailable storage and files of another
+    release do not, because the checkpoint is intact and an attempt from an older one would give it up. If every
     candidate has a damaged snapshot, the newest is restored without its damaged snapshots.
 
     :raises NoRestorableCheckpointError: if no candidate is readable.
+    :raises UnknownVersionError: if another release wrote a file of the newest candidate that is not damaged.
     :raises StorageError: if the storage does not answer.
     """
     restored, skipped = _newest(storage, grant, registration, omits_damaged=False)
@@ -107,6 +109,8 @@ def _newest(
         checkpoint = _as_restored(candidate, registration)
         try:
             return _load(storage, checkpoint, skipped, damaged, omits_damaged=omits_damaged), skipped
+        except UnknownVersionError:
+            raise
         except UNREADABLE as error:
             skipped = (*skipped, SkippedCheckpoint(checkpoint_id=candidate.checkpoint_id, reason=str(error)))
     return None, skipped
@@ -148,6 +152,8 @@ def _load(
 def _intact_manifest(storage: CheckpointStorage, handle: SnapshotHandle) -> SnapshotManifest | None:
     try:
         return read_verified_manifest(storage, handle)
+    except UnknownVersionError:
+        raise
     except UNREADABLE as error:
         log.error("Snapshot %r is damaged and will be recomputed: %s", handle.name, error)  # noqa: TRY400 - the reason is in the text
         return None

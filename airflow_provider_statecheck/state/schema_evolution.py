@@ -16,9 +16,9 @@ from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.checkpoint.printable import Lines, printable
 from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
-    IncompatibleCheckpointError,
     StateCheckError,
     StateMigrationError,
+    UnknownVersionError,
 )
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.aggregates import AggregateSchema
@@ -136,12 +136,12 @@ def decode_schemas(encoded: Mapping[str, Any]) -> OperatorSchemas:
     """
     Decode schemas. Unknown types are accepted and fail only when they are used.
 
-    :raises IncompatibleCheckpointError: if a newer version wrote the schemas.
+    :raises UnknownVersionError: if a newer version wrote the schemas.
     :raises CorruptStateError: if the JSON was not written by :func:`encode_schemas`.
     """
     try:
         if encoded["version"] != VERSION:
-            raise IncompatibleCheckpointError(
+            raise UnknownVersionError(
                 f"Expected state schemas of version {VERSION}, found {encoded['version']!r}; restore with the release "
                 "that wrote the checkpoint, or a newer one."
             )

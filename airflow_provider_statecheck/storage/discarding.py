@@ -26,7 +26,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
 from airflow_provider_statecheck.checkpoint.messages import OpenEffects
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, StreamStateHandle
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, UnknownVersionError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
     UNREADABLE,
@@ -222,6 +222,8 @@ class EffectDiscards:
             return find_document(self._storage.allowing(checkpoint.location), checkpoint.location)
         try:
             return self._documents.load(checkpoint)
+        except UnknownVersionError:
+            raise
         except UNREADABLE:
             return None
 

@@ -52,13 +52,14 @@ class GuardedPlaces:
         """
         Return the result of a call to the host of a URI in an allowed location.
 
-        Most calls check the location themselves.
+        Most calls check the location themselves. Those that may take long do not, because the check would get their
+        deadline.
 
         :param probe: As for :meth:`ask`.
         :raises LocationNotAllowedError: as :meth:`require`.
         :raises StorageError: as :meth:`require` and :meth:`ask`.
         """
-        for place in self._own(uri) if is_local(uri) else ():
+        for place in self._own(uri) if is_local(uri) and seconds <= CALL_SECONDS else ():
             # One call for both, because each one needs a thread.
             done = self.ask(uri, partial(_if_covered, place, uri, action), seconds, probe=probe)
             if done is not None:

@@ -98,13 +98,10 @@ class AllowedLocations:
         return sorted(same, key=lambda known: (not place.startswith(known), -len(known)))
 
     def _with(self, places: Iterable[str]) -> Self:
-        new = [] if self.is_fixed else [place for place in dict.fromkeys(places) if not self._names(place)]
+        # One whose name is below another may be a link that leads elsewhere. Nothing is opened to tell: it may be on a
+        # server that does not answer.
+        new = [] if self.is_fixed else [place for place in dict.fromkeys(places) if place not in self.places]
         return type(self)((*self.places, *new)) if new else self
-
-    def _names(self, place: str) -> bool:
-        # Nothing is opened: the location may be on a server that does not answer.
-        has_dots = bool({".", ".."} & set(place.split("/")))
-        return not has_dots and place.startswith(self.places)
 
     def fixed(self) -> Self:
         """Return these locations, to which no others can be added."""

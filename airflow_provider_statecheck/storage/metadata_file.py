@@ -41,6 +41,7 @@ from airflow_provider_statecheck.exceptions import (
     IncompatibleCheckpointError,
     InvalidConfigurationError,
     UnknownStateError,
+    UnknownVersionError,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.json_text import UNDECODABLE, parse, read_json, require_bounds
@@ -322,10 +323,16 @@ def read_metadata(storage: CheckpointStorage, uri: str) -> tuple[CheckpointDocum
 
 
 def find_document(storage: CheckpointStorage, directory: str) -> CheckpointDocument | None:
-    """Return the checkpoint in a directory, or ``None`` if its metadata is missing, damaged or incompatible."""
+    """
+    Return the checkpoint in a directory, or ``None`` if its metadata is missing or damaged.
+
+    :raises UnknownVersionError: if another release wrote it; what it references is unknown, and nothing may be deleted.
+    """
     uri = f"{directory}/{METADATA_FILE}"
     try:
         return read_metadata(storage, uri)[0]
+    except UnknownVersionError:
+        raise
     except UNREADABLE:
         return None
 
@@ -466,9 +473,10 @@ def _require_header(header: bytes, body: bytes, uri: str) -> None:
         )
     version, digest = rest
     if version != b"%d" % VERSION:
-        raise IncompatibleCheckpointError(
-            f"Expected metadata of version {VERSION} in {redact(uri)}, found {version[:10]!r}; read it with the "
-            "release that wrote it."
+        raise UnknownVersionError(
+            f"Expected metadata of version {VERSION} in {redact(uri)}, found {version[:10]!r}; use the release of "
+            "airflow-provider-statecheck that wrote it, or choose another checkpoint explicitly, as with restore_from.",
+            uri=redact(uri),
         )
     if hashlib.sha256(body).hexdigest().encode() != digest:
         raise CorruptStateError(

@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -53,10 +53,13 @@ class HostPatience:
 
     :param monotonic: Clock in seconds.
     :param longest_seconds: Upper limit of all deadlines.
+    :param is_of_user: Whether a user waits for the calls, and none of other jobs do. A call that may take long is then
+        given up only if its host does not answer a short call either.
     """
 
     monotonic: Callable[[], float] = time.monotonic
     longest_seconds: float = float("inf")
+    is_of_user: bool = False
     _silent_until: dict[str, float] = field(default_factory=dict)
     _answered_at: dict[str, float] = field(default_factory=dict)
 
@@ -77,23 +80,31 @@ class HostPatience:
         :raises StorageError: if it does not answer in time, or did not recently.
         """
         self._require_not_silent(host)
+        goes_on = self.is_of_user and seconds > CALL_SECONDS
         seconds = min(seconds, self.longest_seconds)
         answer = _started(action)
         try:
-            return answer.result(seconds)
-        except TimeoutError:
-            if answer.done():
-                raise
-            raise self._given_up(host, seconds, probe) from None
+            while not answer.done():
+                wait([answer], seconds)
+                if not answer.done() and (error := self._silence(host, seconds, probe, goes_on=goes_on)):
+                    raise error
+            return answer.result()
         finally:
             if answer.done():
                 self._answered_at[host] = self.monotonic()
 
-    def _given_up(self, host: str, seconds: float, probe: Callable[[], object] | None) -> StorageError:
+    def _silence(
+        self, host: str, seconds: float, probe: Callable[[], object] | None, *, goes_on: bool
+    ) -> StorageError | None:
+        """Return the error of a call that took too long, or ``None`` if it goes on because its host answers."""
         if probe is not None and self._answers(host, probe):
-            return StorageError(
-                f"Expected an answer of {host} within {seconds:g} seconds, found that it answers other calls only; a "
-                "directory may be too large, or a link may lead elsewhere. Check the storage and the network."
+            return (
+                None
+                if goes_on
+                else StorageError(
+                    f"Expected an answer of {host} within {seconds:g} seconds, found that it answers other calls only; a "
+                    "directory may be too large, or a link may lead elsewhere. Check the storage and the network."
+                )
             )
         self._silent_until[host] = self.monotonic() + _SILENT_SECONDS
         return StorageError(

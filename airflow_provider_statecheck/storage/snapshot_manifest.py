@@ -21,8 +21,8 @@ from airflow_provider_statecheck.checkpoint.ids import DATA_DIRECTORY, MANIFEST_
 from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     EnvironmentNotReadyError,
-    IncompatibleCheckpointError,
     RequestLimitError,
+    UnknownVersionError,
 )
 from airflow_provider_statecheck.lazy import pa, parquet
 from airflow_provider_statecheck.overriding import override
@@ -99,7 +99,7 @@ class SnapshotManifest:
         Return the manifest in the content of a file, with any number of files.
 
         :raises CorruptStateError: if the file is damaged.
-        :raises IncompatibleCheckpointError: if another version of this package wrote it.
+        :raises UnknownVersionError: if another version of this package wrote it.
         """
         try:
             document = parse(content, is_bounded=False)
@@ -110,9 +110,10 @@ class SnapshotManifest:
             raise CorruptStateError(
                 f"Expected a snapshot manifest, found {content[:60]!r}; restore from an earlier checkpoint."
             ) from error
-        raise IncompatibleCheckpointError(
-            f"Expected a snapshot manifest of format {FORMAT_VERSION}, found format {version}; restore with the "
-            "version of airflow-provider-statecheck that wrote it.",
+        raise UnknownVersionError(
+            f"Expected a snapshot manifest of format {FORMAT_VERSION}, found format {version}; use the "
+            "release of airflow-provider-statecheck that wrote it, or choose another checkpoint explicitly, as with "
+            "restore_from.",
             format_version=version,
         )
 

@@ -17,7 +17,7 @@ from airflow_provider_statecheck.hooks.connection import guarded_storage_opener
 from airflow_provider_statecheck.state.arrow.run_files import LocalFiles, RunBytes
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.locations import AllowedLocations
-from airflow_provider_statecheck.storage.patience import CALL_SECONDS, HostPatience
+from airflow_provider_statecheck.storage.patience import CALL_SECONDS, DIRECTORY_SECONDS, HostPatience
 
 _OPENING = ("lstat", "stat", "statvfs", "open", "scandir", "readlink")
 
@@ -186,3 +186,39 @@ def test_calls_whose_time_grows_with_a_directory_have_the_long_deadline(scheme: 
         recorded = storage.guarded(AllowedLocations.only([base]), patience)
         getattr(recorded, call)(job)
         assert max(getattr(patience, "deadlines", [300])) == 300, call
+
+
+def test_the_check_of_a_place_does_not_get_the_deadline_of_a_long_call(dead: Mount) -> None:
+    asked: list[float] = []
+
+    class Recorded(HostPatience):
+        def call(self, host: str, action: Any, seconds: float = CALL_SECONDS, *, probe: Any = None) -> Any:
+            asked.append(seconds)
+            return super().call(host, action, 0.05, probe=probe)
+
+    storage = guarded(dead, Recorded())
+    with pytest.raises(StorageError, match="/dead"):
+        storage.list_files(dead.uri)
+    assert asked == [CALL_SECONDS]
+
+
+def test_a_long_call_of_a_user_goes_on_while_its_host_answers_and_ends_once_it_does_not() -> None:
+    patience = HostPatience(longest_seconds=0.05, is_of_user=True)
+    answers, silent, release = iter(range(3)), threading.Event(), threading.Event()
+
+    def probe() -> None:
+        if next(answers, None) is None:
+            silent.set()
+            release.wait(30)
+
+    with pytest.raises(StorageError, match="found none"):
+        patience.call("s3://a", lambda: release.wait(30), DIRECTORY_SECONDS, probe=probe)
+    assert silent.is_set()
+    slow = threading.Event()
+    done = patience.call(
+        "s3://b", lambda: slow.wait(30), DIRECTORY_SECONDS, probe=slow.set
+    )  # the call ends after it was found to take too long
+    assert done
+    with pytest.raises(StorageError, match="answers other calls only"):
+        patience.call("s3://b", lambda: release.wait(30), CALL_SECONDS, probe=lambda: None)
+    release.set()

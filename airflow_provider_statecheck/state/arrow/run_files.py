@@ -29,8 +29,8 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CorruptStateError,
-    IncompatibleCheckpointError,
     StorageError,
+    UnknownVersionError,
 )
 from airflow_provider_statecheck.lazy import np, pa
 from airflow_provider_statecheck.state.schema_evolution import (
@@ -339,7 +339,7 @@ def decode_meta(data: bytes, streams: Mapping[str, StreamStateHandle], source: s
 
     :param streams: State files by name.
     :param source: Name of the snapshot in errors.
-    :raises IncompatibleCheckpointError: if a newer version wrote the metadata.
+    :raises UnknownVersionError: if a newer version wrote the metadata.
     :raises CorruptStateError: if the metadata is corrupt, or references a file that is not in the handle.
     """
     try:
@@ -465,7 +465,7 @@ def _require_version(found: str, source: str) -> None:
     if name != FORMAT:
         raise ValueError(f"the format {found!r}")
     if version != str(VERSION):
-        raise IncompatibleCheckpointError(
+        raise UnknownVersionError(
             f"Expected snapshot metadata of version {VERSION} in {source}, found {version}; restore with the release "
             "that wrote the checkpoint, or a newer one."
         )

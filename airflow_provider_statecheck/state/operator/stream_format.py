@@ -18,7 +18,7 @@ from typing import Any
 
 from airflow_provider_statecheck.checkpoint import codec
 from airflow_provider_statecheck.checkpoint.states.handles import DistributionMode, OperatorStateMeta
-from airflow_provider_statecheck.exceptions import CorruptStateError, IncompatibleCheckpointError
+from airflow_provider_statecheck.exceptions import CorruptStateError, UnknownVersionError
 from airflow_provider_statecheck.lazy import pa, parquet
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
@@ -137,7 +137,7 @@ def decode(data: bytes) -> tuple[WrittenState, ...]:
     """
     Return the states of a stream.
 
-    :raises IncompatibleCheckpointError: if a newer version wrote the stream.
+    :raises UnknownVersionError: if a newer version wrote the stream.
     :raises CorruptStateError: if the stream is damaged.
     """
     line, found, _ = data[:128].partition(b"\n")
@@ -186,7 +186,7 @@ def _state_of(table: Any) -> WrittenState:
 
 def _require_version(version: bytes) -> None:
     if version != b"%d" % VERSION:
-        raise IncompatibleCheckpointError(
+        raise UnknownVersionError(
             f"Expected operator state in version {VERSION}, found {version[:10]!r}; restore with the release that "
             "wrote the checkpoint, or a newer one."
         )

@@ -313,10 +313,17 @@ def rescale_max_parallelism(
 
 @contextlib.contextmanager
 def deleting_on_failure(storage: CheckpointStorage, directory: str) -> Iterator[None]:
-    """Delete the directory of a savepoint if the block raises."""
+    """
+    Delete the directory of a savepoint if the block raises.
+
+    After a failure of the storage nothing is deleted: a write that was given up may still succeed, and its file would
+    be left without the others.
+    """
     try:
         yield
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, StorageError) and error.retryable:
+            raise
         # Without metadata the directory is not a savepoint, so files that cannot be deleted are orphans.
         with contextlib.suppress(StorageError):
             storage.delete_directory(directory)

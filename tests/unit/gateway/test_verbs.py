@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -201,3 +202,46 @@ def test_what_is_no_method_of_the_interface_is_no_call(name: str) -> None:
 )
 def test_the_address_of_a_read_holds_its_arguments(name: str, arguments: dict[str, Any], address: str) -> None:
     assert COORDINATOR[name].address(**arguments) == address
+
+
+class Interrupted:
+    """Credentials whose first answer is an interrupt, after which another thread waits for it."""
+
+    def __init__(self, interrupt: Callable[[], object]) -> None:
+        self.begun, self.obtained = threading.Event(), 0
+        self._interrupt = interrupt
+
+    def obtain(self) -> str:
+        self.obtained += 1
+        if self.obtained == 1:
+            self.begun.set()
+            threading.Event().wait(0.2)
+            self._interrupt()
+        return f"token {self.obtained}"
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_of_the_thread_that_obtains_a_token_is_no_error_of_the_others() -> None:
+    credentials = Interrupted(_interrupt)
+    remote = HttpCalls(verbs_of(Interface, "jobs-of-test"), Answering([3]), credentials)  # type: ignore[arg-type]
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(remote.rename_job, Rename(job_id=JOB))
+        assert credentials.begun.wait(30)
+        second = threads.submit(remote.rename_job, Rename(job_id=JOB))
+        with pytest.raises(KeyboardInterrupt):
+            first.result(30)
+        assert second.result(30) == (3,)
+    assert credentials.obtained == 2
+    assert remote.rename_job(Rename(job_id=JOB)) == (3,)
+
+
+def test_a_call_of_a_signal_handler_does_not_wait_for_its_own_thread() -> None:
+    replies: list[object] = []
+    credentials = Interrupted(lambda: replies.append(remote.rename_job(Rename(job_id=JOB))))
+    remote = HttpCalls(verbs_of(Interface, "jobs-of-test"), Answering([3]), credentials)  # type: ignore[arg-type]
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(remote.rename_job, Rename(job_id=JOB)).result(30) == (3,)
+    assert replies == [(3,)]

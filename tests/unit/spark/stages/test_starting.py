@@ -31,6 +31,7 @@ class FileStage:
 
     def __init__(self, stage: WrittenStage, folder: Path) -> None:
         self.stage = stage
+        self.job = JOB
         self.folder = folder
         folder.mkdir()
 
@@ -41,7 +42,8 @@ class FileStage:
 
     def run(self, run: str, files: int = 100, *, on_change: str = "restart") -> list[str]:
         """Run a try that fails after some files, and return the files whose rows its state then has."""
-        attempt = self.stage.attempt(owner=make_owner(run_key=run, run_id=run), num_retained=2, retained_runs=1)
+        owner = make_owner(run_key=run, run_id=run, airflow=(("dag_id", "dag"),))
+        attempt = self.stage.attempt(self.job, owner=owner, num_retained=2, retained_runs=1)
         try:
             start = self._start(attempt, on_change)
             return self._read(attempt, start, files)
@@ -184,9 +186,18 @@ def test_no_run_starts_over_after_a_recovery_because_earlier_runs_are_unknown(
             files.stage.storage.delete_directory(each.location)
     again = recovered(files)
     files.write("c", text="{} {}")
-    with pytest.raises(NoRestorableCheckpointError, match="before the recovered ones"):
+    with pytest.raises(NoRestorableCheckpointError, match=r"before the recovered ones.*on_change='ignore'"):
         again.run(run)
     assert again.run(run, on_change="ignore")[:2] == ["a", "b"], "the state of all runs is still there"
+
+
+def test_a_job_of_one_run_starts_over_after_a_recovery_because_there_is_no_earlier_run(files: FileStage) -> None:
+    files.job = f"dag/{FIRST}"
+    files.write("a", "b", "c")
+    assert files.run(FIRST, 1) == ["a"]
+    again = recovered(files)
+    files.write("a", text="{} {}")
+    assert again.run(FIRST) == ["a", "b", "c"]
 
 
 def test_file_that_a_run_read_before_it_stopped_half_way_is_not_lost(files: FileStage) -> None:
