@@ -37,7 +37,7 @@ def test_a_checkpoint_shows_its_source_its_states_and_what_it_took(tries: StageT
     keys = {state.name: state.keys for state in first.states}
     assert keys == {"balance": len(balances(parts[:1])), "purposes": None}
     assert {state.uid for state in last.states} == {"balance"}
-    assert last.open_commits == (f"checkpoint {FILES}: {last.open_commits[0].split()[2]} committables",)
+    assert last.open_commits == (f"output of checkpoint {FILES}: {last.open_commits[0].split()[4]} pieces",)
     assert last.snapshot_seconds > 0
     assert last.write_seconds > 0
     assert last.commit_seconds is not None
