@@ -62,12 +62,12 @@ class _ScriptHandler(logging.StreamHandler):  # type: ignore[type-arg]
         self._is_over = False
 
     @property
-    def stream(self) -> TextIO:  # type: ignore[override]
+    def stream(self) -> TextIO:
         """Return the stderr of this moment."""
         return sys.stderr
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the program has no handler; otherwise give back what this one has changed."""
+        """Return whether the program has no handler; otherwise undo what this handler has changed."""
         own = logging.getLogger(_PACKAGE)
         if self._is_over or not (logging.getLogger().handlers or own.handlers != [self]):
             return not self._is_over

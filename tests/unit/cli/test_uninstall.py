@@ -12,6 +12,7 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.cli import uninstall_command
 from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.maintenance.gc import prune_job
 from airflow_provider_statecheck.metadata.tables import METADATA
 from tests.unit.cli.conftest import Run, rows
 from tests.unit.written_stage import JOB, WrittenStage, local_path
@@ -94,7 +95,6 @@ def test_keeps_the_tables_if_a_job_registers_while_files_are_removed(
     stage: WrittenStage, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage.run()
-    prune_job = uninstall_command.prune_job
 
     def with_newcomer(*told: Any) -> Any:
         stage.attempt("newcomer")

@@ -133,7 +133,12 @@ def test_a_name_that_is_no_column_is_answered_with_the_columns(names: tuple[str,
 
 def test_names_that_libraries_ask_each_row_for_and_repeated_ones_are_compared_with_no_column(monkeypatch) -> None:
     compared: list[str] = []
-    monkeypatch.setattr(difflib, "get_close_matches", lambda name, *rest, **more: compared.append(name) or [])
+
+    def noted(name: str, *_: Any, **__: Any) -> list[str]:
+        compared.append(name)
+        return []
+
+    monkeypatch.setattr(difflib, "get_close_matches", noted)
     for number in range(200):
         row = row_type(("account", "amount"))(number, 1)
         assert not any(hasattr(row, name) for name in ("__array__", "_typ", "_ipython_display_", "dtype_of_a_library"))
