@@ -55,7 +55,7 @@ class LruCache(Generic[K, V]):
     LRU cache with a bound in bytes, safe for threads.
 
     :param capacity_bytes: Maximum size of all cached values in bytes.
-    :param size_of: Returns the size of a value in bytes; called once for each value.
+    :param size_of: Returns the size of a value in bytes; called once for each value, and by :meth:`measure`.
     """
 
     def __init__(self, capacity_bytes: int, size_of: Callable[[V], int]) -> None:
@@ -102,6 +102,17 @@ class LruCache(Generic[K, V]):
             self.nbytes += size
             while self.nbytes > self._capacity:
                 self._remove(next(iter(self._values)))
+
+    def values(self) -> tuple[V, ...]:
+        """Return all cached values."""
+        with self._lock:
+            return tuple(value for value, _ in self._values.values())
+
+    def measure(self, key: K) -> None:
+        """Measure a value that has grown, if it is cached."""
+        value = self.get(key)
+        if value is not None:
+            self.put(key, value)
 
     def remove(self, key: K) -> None:
         """Remove a value, if it is cached."""

@@ -30,6 +30,7 @@ from airflow_provider_statecheck.queryable.queries import QueryableName, StateQu
 from airflow_provider_statecheck.storage.bounds import bounded_decoding
 from airflow_provider_statecheck.storage.failures import is_refused
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.large_files import one_large_at_a_time
 from airflow_provider_statecheck.storage.uris import redact
 
 Answer = TypeVar("Answer")
@@ -42,6 +43,8 @@ Maximum number of further threads of an event loop that let another process deco
 
 Such a process takes up to a minute for what a hostile job wrote. Reads of state must not wait for it.
 """
+LONGEST_WAIT_SECONDS = 20.0
+"""Longest wait for other reads of large files, of which a server holds one at a time."""
 _limits: RunVar[dict[int, CapacityLimiter] | None] = RunVar("_limits", None)
 """Limits of the threads of each event loop, by their number."""
 
@@ -173,9 +176,10 @@ def _reading(read: Callable[[], Answer]) -> Answer:
     Return the result of a read of the storage.
 
     :raises EnvironmentNotReadyError: if the storage refuses this server.
+    :raises RequestLimitError: if other reads hold large files for too long.
     """
     try:
-        with bounded_decoding():
+        with bounded_decoding(), one_large_at_a_time(LONGEST_WAIT_SECONDS):
             return read()
     except StorageError as error:
         if is_refused(error):

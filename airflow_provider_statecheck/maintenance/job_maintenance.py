@@ -64,7 +64,7 @@ from airflow_provider_statecheck.exceptions import (
     LocationNotAllowedError,
     StateCheckError,
 )
-from airflow_provider_statecheck.storage.metadata_file import one_large_at_a_time
+from airflow_provider_statecheck.storage.large_files import one_large_at_a_time
 
 log = logging.getLogger(__name__)
 

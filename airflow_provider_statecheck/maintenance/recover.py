@@ -338,7 +338,7 @@ def _read_all(storage: CheckpointStorage, directories: Iterable[str]) -> tuple[l
         try:
             found.append(_read(storage, directory))
         except UnknownVersionError:
-            # A job that goes on from an older checkpoint would give up this one, which is intact.
+            # A job that resumes from an older checkpoint would give up this one, which is intact.
             raise
         except UNREADABLE as error:
             problems.append(str(error))

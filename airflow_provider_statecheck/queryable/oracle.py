@@ -37,6 +37,7 @@ from airflow_provider_statecheck.queryable.locations import (
     records_of_stages,
 )
 from airflow_provider_statecheck.queryable.queries import QueryableName
+from airflow_provider_statecheck.storage.large_files import LARGE
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,10 @@ class KvStateLocationOracle(Protocol):
         :raises StorageError: if the storage fails.
         """
 
+    @property
+    def metadata_bytes(self) -> int:
+        """Return the size in bytes of the metadata of the checkpoints that are held between calls."""
+
     def names(self, *, as_of: AsOf = LATEST) -> tuple[QueryableName, ...]:
         """
         Return the queryable states, first the served and then the refused ones.
@@ -97,7 +102,9 @@ class CheckpointLocationOracle:
         self._rows = rows
         self._open_storage = open_storage
         self._latest = LoadedLocations(job_id, open_storage)
-        self._earlier = LruCache[tuple[_CheckpointKey, ...], LoadedLocations](MAX_EARLIER, lambda _: 1)
+        self._earlier = LruCache[tuple[_CheckpointKey, ...], LoadedLocations](
+            MAX_EARLIER, lambda found: 1 + found.metadata_bytes // LARGE
+        )
         self._chosen = LruCache[tuple[RowsVersion, AsOf], tuple[CheckpointRecord, ...]](MAX_EARLIER, lambda _: 1)
         self._view: JobView | None = None
         self._version: RowsVersion | None = None
@@ -105,6 +112,11 @@ class CheckpointLocationOracle:
         # open.
         self._wished = self._fulfilled = object()
         self._follow = SharedCall(self._follow_rows)
+
+    @property
+    def metadata_bytes(self) -> int:
+        """Return the size of the held metadata; see :attr:`KvStateLocationOracle.metadata_bytes`."""
+        return sum(each.metadata_bytes for each in (self._latest, *self._earlier.values()))
 
     @property
     def version(self) -> int:
@@ -232,6 +244,11 @@ class LoadedLocations:
     def has_problems(self) -> bool:
         """Return whether a checkpoint could not be read."""
         return bool(self._problems)
+
+    @property
+    def metadata_bytes(self) -> int:
+        """Return the size in bytes of the metadata that is held, before it was decoded."""
+        return sum(stage.record.metadata_size for stage in self._stages)
 
     def loaded(self, operators: Sequence[OperatorRecord], records: Sequence[CheckpointRecord]) -> LoadedStages:
         """

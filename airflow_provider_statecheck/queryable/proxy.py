@@ -8,6 +8,7 @@ location up again and repeats the query, so a reader gets the newer value and no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 from airflow_provider_statecheck.cached_reads import LruCache, about_to_wait
@@ -38,6 +39,8 @@ Each costs the decoded ``_metadata`` of the newest checkpoint of each stage. A j
 checkpoints also costs its rows and the earlier ``_metadata``, see
 :data:`~airflow_provider_statecheck.queryable.oracle.MAX_EARLIER`.
 """
+_BYTES_OF_ORACLE: Final = 64 * 1024
+"""Size of the metadata for which an oracle counts as another one; decoded, it takes ten times as much or more."""
 RETRIES: Final = RetryPolicy(attempts=4, first_pause_seconds=0.05, longest_pause_seconds=1.0, deadline_seconds=10.0)
 """
 Three retries. No retry begins more than ten seconds after the query.
@@ -135,7 +138,8 @@ class StateProxy:
 
     :param create_oracle: Creates the oracle of a job at its first query; without it, only jobs with an oracle from
         :meth:`update_kv_state_location_oracle` are known.
-    :param max_oracles: Number of created oracles; the least recently used ones are forgotten.
+    :param max_oracles: Number of created oracles; the least recently used ones are forgotten. One counts as several if
+        the metadata of its checkpoints is large.
     :param retries: Bounds and pauses of the retries of a query.
     """
 
@@ -150,7 +154,9 @@ class StateProxy:
         self._server = server
         self._create_oracle = create_oracle
         self._given: dict[JobId, KvStateLocationOracle] = {}
-        self._created = LruCache[JobId, KvStateLocationOracle](max_oracles, lambda _: 1)
+        self._created = LruCache[JobId, KvStateLocationOracle](
+            max_oracles, lambda oracle: 1 + oracle.metadata_bytes // _BYTES_OF_ORACLE
+        )
         self._retries = retries
 
     def update_kv_state_location_oracle(self, job_id: JobId, oracle: KvStateLocationOracle | None) -> None:
@@ -182,7 +188,8 @@ class StateProxy:
         tries = _Tries(self._retries)
         while True:
             try:
-                return self._answer(query, tries)
+                with self._measured(query.job_id):
+                    return self._answer(query, tries)
             except StateCheckError as error:
                 tries.failed(error)
 
@@ -194,7 +201,16 @@ class StateProxy:
         :raises CheckpointNotFoundError: if the job or the checkpoint does not exist.
         :raises CoordinatorUnavailableError: if the rows of the job cannot be read.
         """
-        return self._oracle(job_id).names(as_of=as_of)
+        with self._measured(job_id):
+            return self._oracle(job_id).names(as_of=as_of)
+
+    @contextmanager
+    def _measured(self, job_id: JobId) -> Iterator[None]:
+        # An oracle holds what the last call has read.
+        try:
+            yield
+        finally:
+            self._created.measure(job_id)
 
     def _answer(self, query: StateQuery, tries: _Tries) -> StateReply:
         location = self._oracle(query.job_id).request_kv_state_location(

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from airflow_provider_statecheck.exceptions import RequestLimitError
 from airflow_provider_statecheck.lazy import pa
+from airflow_provider_statecheck.storage.large_files import about_to_hold
 
 MEMORY_BYTES: Final = 256 * 1024 * 1024
 """Memory that the process may use beyond that of its libraries."""
@@ -29,8 +30,9 @@ def run_bounded(work: Callable[..., bytes], *arguments: Any, seconds: float) -> 
 
     :param work: Function of a module. What it decodes comes from a job, so its result must be no pickle.
     :param seconds: Time after which the process is ended.
-    :raises RequestLimitError: if the function takes too much memory or time.
+    :raises RequestLimitError: if the function takes too much memory or time, or others do for too long.
     """
+    about_to_hold(MEMORY_BYTES)
     # The request comes from this process, unlike the bytes in it, which are not unpickled.
     request = pickle.dumps((work, arguments, MEMORY_BYTES))
     paths = os.pathsep.join(filter(None, sys.path))

@@ -27,6 +27,7 @@ from airflow_provider_statecheck.storage import file_operations, own_files
 from airflow_provider_statecheck.storage.failures import RetryPolicy, advice, is_missing_bucket, is_taken, judged_alone
 from airflow_provider_statecheck.storage.file_operations import ignoring_missing
 from airflow_provider_statecheck.storage.guarded_places import GuardedPlaces, look_at
+from airflow_provider_statecheck.storage.large_files import about_to_hold
 from airflow_provider_statecheck.storage.locations import AllowedLocations, root_of_host
 from airflow_provider_statecheck.storage.own_files import OwnDirectory
 from airflow_provider_statecheck.storage.patience import CALL_SECONDS, DIRECTORY_SECONDS, HostPatience, seconds_for
@@ -233,6 +234,7 @@ class CheckpointStorage:
                 f"Expected at most {limit} bytes in {redact(uri)}, found {size}; this package writes no such file.",
                 uri=redact(uri),
             )
+        about_to_hold(size)
         return self.read_range(uri, 0, size) if size else b""
 
     def read_range(self, uri: str, start: int, end: int) -> bytes:
@@ -258,6 +260,7 @@ class CheckpointStorage:
         found = self.size(uri)
         if found != size:
             raise _changed_error(uri, f"{size} bytes", f"{found} bytes")
+        about_to_hold(size)
         # A range read bounds the memory if the file grows. Object stores reject a range read of an empty file.
         return self.read_range(uri, 0, size) if size else b""
 

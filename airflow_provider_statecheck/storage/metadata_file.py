@@ -14,10 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -45,6 +42,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.json_text import UNDECODABLE, parse, read_json, require_bounds
+from airflow_provider_statecheck.storage.large_files import LARGE
 from airflow_provider_statecheck.storage.uris import OF_DIRECTORY, OF_JOB, RelativeUris, redact
 
 log = logging.getLogger(__name__)
@@ -56,8 +54,6 @@ LARGEST_METADATA = 32 * 1024 * 1024
 """Largest size in bytes of a metadata file, which holds the handles of 100,000 state files or more."""
 LARGEST_VALUES = 32 * 1024 * 1024
 """Largest size in bytes of the file with the values of a stage."""
-
-_LARGE_METADATA = 1024 * 1024
 
 UNREADABLE = (CorruptStateError, CheckpointNotFoundError, IncompatibleCheckpointError)
 """Errors of a missing, damaged or incompatible file, in contrast to an unavailable storage."""
@@ -240,32 +236,6 @@ def _require_readable(body: bytes, uri: str) -> None:
         ) from error
 
 
-_LARGE_OF_BLOCK: ContextVar[ExitStack | None] = ContextVar("_LARGE_OF_BLOCK", default=None)
-_ONE_LARGE = threading.RLock()
-
-
-@contextmanager
-def one_large_at_a_time() -> Iterator[None]:
-    """
-    Let a block read large metadata only while no such block in another thread has read some, until its end.
-
-    Maintenance works on several jobs at the same time, and the metadata of each may take a hundred times its usual
-    memory.
-    """
-    with ExitStack() as large:
-        token = _LARGE_OF_BLOCK.set(large)
-        try:
-            yield
-        finally:
-            _LARGE_OF_BLOCK.reset(token)
-
-
-def _wait_if_large(size: int) -> None:
-    large = _LARGE_OF_BLOCK.get()
-    if size > _LARGE_METADATA and large is not None:
-        large.enter_context(_ONE_LARGE)
-
-
 def decode_metadata(data: bytes, *, uri: str) -> CheckpointDocument:
     """
     Return the checkpoint that a metadata file describes.
@@ -275,13 +245,27 @@ def decode_metadata(data: bytes, *, uri: str) -> CheckpointDocument:
     :raises CorruptStateError: if the file was changed after it was written.
     """
     header, _, body = data.partition(b"\n")
+    # Each copy of large metadata is let go as soon as the next one exists.
+    del data
     _require_header(header, body, uri)
     try:
         form = parse(body)
+        del body
         _make_absolute(RelativeUris(uri), form)
-        return _plausible(decode(CheckpointDocument, form))
+        return _plausible(_decoded(form))
     except UNDECODABLE as error:
         raise CorruptStateError(f"The metadata in {redact(uri)} cannot be understood: {error}") from error
+
+
+def _decoded(form: Any) -> CheckpointDocument:
+    """Return a document, and let go of each snapshot of its form, of which there may be many, once it is decoded."""
+    left = form.get("snapshots") if isinstance(form, dict) else None
+    if not isinstance(left, list):
+        return decode(CheckpointDocument, form)
+    form["snapshots"] = []
+    document = decode(CheckpointDocument, form)
+    left.reverse()
+    return replace(document, snapshots=tuple(decode(SnapshotHandle, left.pop()) for _ in range(len(left))))
 
 
 def write_metadata(storage: CheckpointStorage, directory: str, document: CheckpointDocument) -> FileStateHandle:
@@ -317,7 +301,6 @@ def read_metadata(storage: CheckpointStorage, uri: str) -> tuple[CheckpointDocum
     :raises CorruptStateError: if the file was changed or is too large, or is no file.
     :raises IncompatibleCheckpointError: if it is not a metadata file of a known version.
     """
-    _wait_if_large(storage.size(uri))
     data = storage.read_limited(uri, LARGEST_METADATA)
     return decode_metadata(data, uri=uri), data
 
@@ -365,15 +348,16 @@ def load_whole(storage: CheckpointStorage, checkpoint: CheckpointRecord) -> Chec
     """Read and verify metadata as :func:`load_document`; return all parts of a savepoint of the whole job."""
     if checkpoint.metadata_uri is None:
         raise CheckpointNotFoundError(f"Checkpoint {checkpoint.checkpoint_id} has no metadata; it was never completed.")
-    _wait_if_large(checkpoint.metadata_size)
     # An earlier attempt may have used another checkpoint directory, so the location comes from the row.
-    data = storage.allowing(checkpoint.location, checkpoint.metadata_uri).read_verified(
-        checkpoint.metadata_uri,
-        size=checkpoint.metadata_size,
-        sha256=checkpoint.metadata_sha256,
-        limit=LARGEST_METADATA,
+    return decode_metadata(
+        storage.allowing(checkpoint.location, checkpoint.metadata_uri).read_verified(
+            checkpoint.metadata_uri,
+            size=checkpoint.metadata_size,
+            sha256=checkpoint.metadata_sha256,
+            limit=LARGEST_METADATA,
+        ),
+        uri=checkpoint.metadata_uri,
     )
-    return decode_metadata(data, uri=checkpoint.metadata_uri)
 
 
 def _restored_part(document: CheckpointDocument, checkpoint: CheckpointRecord) -> CheckpointDocument:
@@ -444,7 +428,7 @@ class DocumentCache:
         if known is not None:
             return known
         loaded = load_document(self._storage_of(checkpoint), checkpoint)
-        if self._keeps_large or checkpoint.metadata_size <= _LARGE_METADATA:
+        if self._keeps_large or checkpoint.metadata_size <= LARGE:
             self.remember(checkpoint.checkpoint_id, loaded)
         return loaded
 

@@ -48,6 +48,7 @@ class Oracle:
     outcomes: list[KvStateLocation | StateCheckError]
     refreshes: list[bool] = field(default_factory=list)
     version: int = 0
+    metadata_bytes: int = 0
 
     def request_kv_state_location(self, name: str, *, as_of: AsOf = LATEST, refresh: bool = False) -> KvStateLocation:
         outcome = self.outcomes[min(len(self.refreshes), len(self.outcomes) - 1)]
