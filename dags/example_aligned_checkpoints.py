@@ -21,7 +21,6 @@ from airflow.sdk import dag, task
 
 from airflow_provider_statecheck.checkpoint.ids import new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, JobStatus
-from airflow_provider_statecheck.checkpoint.states.matching import RestoreTarget
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     DistributionMode,
@@ -30,6 +29,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorStateMeta,
     OperatorSubtaskState,
 )
+from airflow_provider_statecheck.checkpoint.states.matching import RestoreTarget
 
 # [START howto_aligned_checkpoints]
 from airflow_provider_statecheck.flink.components import AcknowledgeMessage, DeclineMessage
