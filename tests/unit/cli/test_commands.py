@@ -444,7 +444,7 @@ NOWHERE = "silent://host/saved/savepoint-000000-0123456789ab"
         ("verify", NOWHERE),
         ("verify", NOWHERE, "--deep"),
         ("restore", JOB, "--from", NOWHERE),
-        ("dispose", NOWHERE),
+        ("dispose", NOWHERE, "--yes"),
         ("rescale", NOWHERE, "--max-parallelism", "64"),
         ("recover", "silent://host/base"),
         ("show", NOWHERE),
