@@ -237,6 +237,7 @@ PROGRAMS: dict[str, Callable[[list[str]], None]] = {
     "curl": check_curl,
     "docker": check_docker,
     "echo": lambda _: None,
+    "mkdir": lambda _: None,
     "kill": check_kill,
     "make_secrets": check_make_secrets,
     "pytest": check_pytest,
