@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
-from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.exceptions import SourceChangedError, SourceRestartRequiredError, UnsupportedStateError
+from airflow_provider_statecheck.spark.connectors.source import REWIND
 from airflow_provider_statecheck.spark.stages.executor.elements import PackedRows
 from airflow_provider_statecheck.spark.stages.stage_state import broadcast_uid, driver_state
 from airflow_provider_statecheck.spark.tables.alignment import positional
@@ -36,9 +38,12 @@ class Broadcasts:
     The broadcast inputs of an attempt.
 
     :param inputs: Unfinished input by the uid of the function within the job.
+    :param carried: Restored states of the sources of functions that have no broadcast input at present, by the same
+        uids. The functions keep what they have seen, so these rows must not be new to them later.
     """
 
     inputs: Mapping[str, SplitEnumerator]
+    carried: Mapping[str, Any] = field(default_factory=dict)
     _read: list[tuple[SplitEnumerator, Increment]] = field(default_factory=list)
 
     def rows(self, collect: Callable[[DataFrame], list[Any]]) -> dict[str, tuple[bytes, ...]]:
@@ -63,7 +68,8 @@ class Broadcasts:
                 size += len(row["rows"])
                 _require_small(uid, size)
                 yield bytes(row["rows"])
-            enumerator.require_unchanged(increment)
+            with changes_named(uid):
+                enumerator.require_unchanged(increment)
             self._read.append((enumerator, increment))
         if self._read:
             log.info("Each subtask of %s sees %s of its broadcast input first", uid, readable_size(size))
@@ -76,7 +82,26 @@ class Broadcasts:
 
     def states(self) -> tuple[OperatorState, ...]:
         """Return the states of the sources for a checkpoint."""
-        return tuple(driver_state(broadcast_uid(uid), each.snapshot()) for uid, each in self.inputs.items())
+        states = {**self.carried, **{uid: each.snapshot() for uid, each in self.inputs.items()}}
+        return tuple(driver_state(broadcast_uid(uid), state) for uid, state in states.items())
+
+
+@contextmanager
+def changes_named(uid: str) -> Iterator[None]:
+    """
+    Name the broadcast input in the error of one that has changed, with what helps: it has no run to start again.
+
+    :param uid: Uid of the function.
+    """
+    try:
+        yield
+    except (SourceChangedError, SourceRestartRequiredError) as changed:
+        found = getattr(changed, "found", changed)
+        raise SourceChangedError(
+            f"Expected the broadcast input of {uid!r} as it was, found another one: {found}. Restore "
+            "it; set its on_change to 'ignore' to continue with the files that were listed, if those that are still to "
+            f"be read have not changed; or {REWIND}.",
+        ) from changed
 
 
 def _require_small(uid: str, size: int) -> None:

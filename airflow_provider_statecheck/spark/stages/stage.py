@@ -21,6 +21,7 @@ from airflow_provider_statecheck.state.functions.user_functions import (
     MapFunction,
     require_keyed_process_function,
 )
+from airflow_provider_statecheck.state.source_items import BROADCAST_SUFFIX
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.spark.connectors.sink import Sink
@@ -144,8 +145,6 @@ Node = MapNode | KeyNode | ProcessNode | AggregateNode
 
 
 RESERVED_UIDS = ("source", "sink")
-BROADCAST_SUFFIX = "#broadcast"
-"""End of the uid of a broadcast source, after that of its function."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -235,7 +234,8 @@ class Stage:
 
         :param source: The source; each run reads what is new in it before its first increment.
         :param states: Descriptors of the broadcast states of the function.
-        :raises InvalidConfigurationError: if the step before is not ``key_by``, or there is no descriptor of a map.
+        :raises InvalidConfigurationError: if the step before is not ``key_by``, there is no descriptor of a map, or the
+            source would start the run again.
         """
         self._require_open()
         key = self.nodes[-1] if self.nodes else None
@@ -248,6 +248,11 @@ class Stage:
         if not states or not are_maps or len({each.name for each in states}) < len(states):
             raise InvalidConfigurationError(
                 f"Expected descriptors of map states with different names in broadcast(source, ...), found {states!r}."
+            )
+        if getattr(source, "on_change", None) == "restart":
+            raise InvalidConfigurationError(
+                "Expected on_change of a broadcast input to be 'fail' or 'ignore', found 'restart', which only the source "
+                "of a stage has: this input has no run of its own to start again; correct it."
             )
         return replace(
             self, nodes=(*self.nodes[:-1], replace(key, broadcast=BroadcastInput(source=source, states=states)))

@@ -114,6 +114,12 @@ def test_a_broadcast_in_another_place_or_without_states_is_refused(broadcast):
         broadcast()
 
 
+def test_a_broadcast_input_that_would_start_its_run_again_is_refused():
+    source = DataFrameSource([1], _rows, on_change="restart")
+    with pytest.raises(InvalidConfigurationError, match="'fail' or 'ignore', found 'restart'"):
+        _keyed().broadcast(source, LIMITS)
+
+
 @pytest.mark.parametrize("aliases", [{"other": "account"}, {"account": 1}, {"account": ["a", None]}])
 def test_former_names_of_what_is_no_column_of_the_key_are_refused(aliases):
     with pytest.raises(InvalidConfigurationError, match="Expected former names of the columns"):
