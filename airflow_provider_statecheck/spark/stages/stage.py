@@ -225,7 +225,7 @@ class Stage:
         if not names or not all(isinstance(name, str) and name for name in names):
             raise InvalidConfigurationError(f"Expected names of columns to key by, found {columns!r}.")
         ordering = (order_by,) if isinstance(order_by, str) else tuple(order_by)
-        former = _former_names(columns, aliases or {})
+        former = _former_names(columns, {} if aliases is None else aliases)
         return self._with(KeyNode(columns=columns, order_by=ordering, aliases=former))
 
     def broadcast(self, source: Source, *states: MapStateDescriptor[Any]) -> Stage:
@@ -330,10 +330,11 @@ class Stage:
             )
 
 
-def _former_names(columns: Sequence[str], aliases: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    former = {name: (old,) if isinstance(old, str) else old for name, old in aliases.items()}
+def _former_names(columns: Sequence[str], aliases: Any) -> dict[str, tuple[str, ...]]:
+    given: Any = aliases.items() if isinstance(aliases, Mapping) else [(None, aliases)]
+    former = {name: (old,) if isinstance(old, str) else old for name, old in given}
     are_names = all(
-        isinstance(each, list | tuple) and all(isinstance(old, str) for old in each) for each in former.values()
+        isinstance(each, list | tuple) and all(isinstance(old, str) and old for old in each) for each in former.values()
     )
     if not are_names or not former.keys() <= set(columns):
         raise InvalidConfigurationError(

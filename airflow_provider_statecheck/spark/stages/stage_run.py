@@ -45,7 +45,7 @@ from airflow_provider_statecheck.spark.stages.increment_jobs import Combining, I
 from airflow_provider_statecheck.spark.stages.increment_loop import (
     IncrementLoop,
     SinkCommits,
-    collected,
+    read_in_turn,
     source_summary,
 )
 from airflow_provider_statecheck.spark.stages.planning import PlannedVertex, StagePlanner, load_stage, vertices_of
@@ -275,7 +275,7 @@ class StageRun:
             # The restored state has been checked against the functions and their inputs.
             commits = self.take_over(closing, start, states, planned[-1].output_schema)
             jobs = TaggedJobs(self._spark)
-            first_rows = broadcasts.rows(partial(collected, jobs, uri=self._attempt.storage.base_uri))
+            first_rows = broadcasts.rows(partial(read_in_turn, jobs, uri=self._attempt.storage.base_uri))
             loop = IncrementLoop(
                 self._attempt,
                 enumerator,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from airflow_provider_statecheck.checkpoint.codec import encode
@@ -19,6 +20,7 @@ from airflow_provider_statecheck.spark.connectors.files.source import JsonSource
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings
 from airflow_provider_statecheck.spark.stages.broadcasts import Broadcasts
 from airflow_provider_statecheck.spark.stages.endpoints import Endpoints
+from airflow_provider_statecheck.spark.stages.executor.elements import PackedRows
 from airflow_provider_statecheck.spark.stages.planning import vertices_of
 from airflow_provider_statecheck.spark.stages.stage import Stage
 from airflow_provider_statecheck.spark.stages.stage_state import driver_state
@@ -176,3 +178,11 @@ def test_changed_broadcast_input_is_told_what_helps(inputs: TwoInputs) -> None:
     inputs.on_change = {"rates": "ignore"}
     assert inputs.run(FIRST) == []
     assert inputs.run(SECOND) == ["b"]
+
+
+def test_task_packs_no_more_rows_than_the_limit() -> None:
+    batch = pa.record_batch({"0": pa.array(range(1000), pa.int64())})
+    pack = PackedRows(("number",), 20_000)
+    given = [each.column("rows")[0].as_py() for each in pack([batch] * 5)]
+    assert [value is None for value in given] == [False, False, True]
+    assert PackedRows.rows_of(given[0])[7].number == 7
