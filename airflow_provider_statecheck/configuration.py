@@ -221,8 +221,9 @@ _REQUIRED = "checkpoint_dir"
 def _flink_value(name: str, section: Mapping[str, str]) -> Any:
     option = FLINK_COUNTERPARTS.get(name)
     key = option.key_in(section) if option else None
+    given = _storage_dir(section) if name == _REQUIRED else None
     if option is None or key is None:
-        return _storage_dir(section) if name == _REQUIRED else None
+        return given
     log.warning("Read %s from Flink's key %s; set %s instead; its unit may differ.", name, key, name)
     config = CheckpointConfig()
     option.read(config, section)
@@ -232,7 +233,8 @@ def _flink_value(name: str, section: Mapping[str, str]) -> Any:
 
 def _storage_dir(section: Mapping[str, str]) -> str | None:
     config = CheckpointConfig()
-    CheckpointConfig.checkpoint_storage.read(config, section)
+    for option in (CheckpointConfig.checkpoint_storage, CheckpointConfig.checkpoint_dir):
+        option.read(config, section)
     return config.storage_dir
 
 
@@ -249,13 +251,13 @@ def storage_settings(section: Mapping[str, str]) -> dict[str, str]:
     :raises InvalidConfigurationError: if a setting is out of range.
     """
     config = CheckpointConfig()
-    for option in STORAGE_OPTIONS:
+    for option in (*STORAGE_OPTIONS, CheckpointConfig.checkpoint_dir):
         option.read(config, section)
     # A storage that is given as a directory acts as checkpoint_dir.
     acting = (
         each
         for each in STORAGE_OPTIONS
-        if each is not CheckpointConfig.checkpoint_storage or config.storage_dir is None
+        if each is not CheckpointConfig.checkpoint_storage or config.storage_dir != config.checkpoint_storage
     )
     found = ((option, option.key_in(section)) for option in acting)
     return {option.key: section[key] for option, key in found if key is not None}

@@ -250,9 +250,22 @@ class CheckpointConfig:
 
     @property
     def storage_dir(self) -> str | None:
-        """Return the directory of checkpoints, which the storage may be given as; ``None`` if neither is set."""
-        storage = self.checkpoint_storage
-        return storage if isinstance(storage, str) and "://" in storage else self.checkpoint_dir
+        """
+        Return the directory of checkpoints, which the storage may be given as; ``None`` if neither is set.
+
+        :raises InvalidConfigurationError: if both are set to different directories.
+        """
+        storage, directory = self.checkpoint_storage, self.checkpoint_dir
+        if not isinstance(storage, str) or "://" not in storage:
+            return directory
+        if directory is not None and directory.rstrip("/") != storage.rstrip("/"):
+            keys = CheckpointConfig.checkpoint_storage.key, CheckpointConfig.checkpoint_dir.key
+            raise InvalidConfigurationError(
+                f"Expected one directory of checkpoints, found different ones in {keys[0]} and {keys[1]}; remove one of "
+                "the settings.",
+                key=keys[0],
+            )
+        return storage
 
     @property
     def effective_min_pause(self) -> timedelta:

@@ -73,6 +73,8 @@ from airflow_provider_statecheck.flink.triggering import CheckpointTrigger, Peri
 
 log = logging.getLogger(__name__)
 
+_SECONDS_TO_ANOTHER_TICK = 1.0
+
 
 class CheckpointCoordinator:
     """
@@ -326,11 +328,22 @@ class CheckpointCoordinator:
         if self._is_shut_down:
             return
         # The timer may tick in its thread.
-        with self._turn, self.components.raising_job_failures():
+        with self._turn:
+            self._tick_and_raise()
+
+    def _tick_and_raise(self) -> None:
+        with self.components.raising_job_failures():
             self._tick()
 
     def _timed_tick(self) -> float | None:
-        self.tick()
+        # The program may be in a tick that stops the timer, and then waits for the end of this thread.
+        if not self._turn.acquire(blocking=False):
+            return _SECONDS_TO_ANOTHER_TICK
+        try:
+            if not self._is_shut_down:
+                self._tick_and_raise()
+        finally:
+            self._turn.release()
         due = None if self._periodic is None else self._periodic.next_fire_at
         if due is None or self._is_shut_down:
             return None

@@ -38,7 +38,7 @@ from airflow_provider_statecheck.storage.aligned_files import AlignedFiles
 from airflow_provider_statecheck.storage.discarding import EffectDiscards, StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache
-from airflow_provider_statecheck.storage.uris import normalise_base
+from airflow_provider_statecheck.storage.uris import normalise_base, redact
 from airflow_provider_statecheck.storage.views.loading import DEFAULT_STORAGE
 
 log = logging.getLogger(__name__)
@@ -103,6 +103,7 @@ def new_coordinator(
     :raises InvalidConfigurationError: as for :class:`CheckpointCoordinator`, and for other settings.
     """
     config.require_only(SETTINGS, "a coordinator of several operators")
+    _require_same_directory(config, storage)
     job_id = job_id_of(job_name)
     # The completed store also reads savepoints, which are stored outside of the checkpoint directory.
     storage = storage if config.savepoint_dir is None else storage.allowing(normalise_base(config.savepoint_dir))
@@ -159,14 +160,26 @@ def leading_coordinator(
         )
 
 
+def _require_same_directory(config: CheckpointConfig, storage: CheckpointStorage) -> None:
+    given = config.storage_dir
+    if given is not None and normalise_base(given) != normalise_base(storage.base_uri):
+        raise InvalidConfigurationError(
+            f"Expected the directory of checkpoints in the settings to be that of the given storage, "
+            f"{redact(storage.base_uri)}, found {redact(given)}; correct one of them.",
+            key=CheckpointConfig.checkpoint_dir.key,
+        )
+
+
 def _storage_of(config: CheckpointConfig) -> AlignedStorage | None:
     storage = config.checkpoint_storage
-    if storage is None or storage in (DEFAULT_STORAGE, config.storage_dir):
+    if storage is None or storage == config.storage_dir:
         return None
-    if isinstance(storage, AlignedStorage):
+    if isinstance(storage, str) and storage.lower() == DEFAULT_STORAGE:
+        return None
+    if isinstance(storage, AlignedStorage) and not isinstance(storage, type):
         return storage
     raise InvalidConfigurationError(
-        f"Expected checkpoint_storage to be {DEFAULT_STORAGE!r}, the URI of a directory, or a AlignedStorage, found "
+        f"Expected checkpoint_storage to be {DEFAULT_STORAGE!r}, the URI of a directory, or an AlignedStorage, found "
         f"{storage!r}; correct the setting.",
         key=CheckpointConfig.checkpoint_storage.key,
     )

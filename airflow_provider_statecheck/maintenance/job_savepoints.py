@@ -363,11 +363,11 @@ class _Documents:
 
     def positions_of(self, checkpoint: CheckpointRecord) -> Positions:
         """Return the checkpoints of other stages whose output a checkpoint has listed, by stage."""
-        from airflow_provider_statecheck.state.reading.checkpoint_contents import source_ledger
+        from airflow_provider_statecheck.state.reading.checkpoint_contents import input_ledgers
 
-        ledger = source_ledger(self._storage, self._documents.load(checkpoint))
+        ledgers = input_ledgers(self._storage, self._documents.load(checkpoint))
         positions: dict[OperatorId, list[int]] = {}
-        for item in () if ledger is None else ledger.items:
+        for item in (item for ledger in ledgers for item in ledger.items):
             lineage, _, number = item.name.rpartition("/")
             if lineage in self._stages and number.isdigit():
                 positions.setdefault(self._stages[lineage], []).append(int(number))

@@ -423,9 +423,12 @@ def directories_of(backend: object, config: Mapping[str, Any]) -> dict[str, str]
     :raises InvalidConfigurationError: if a setting is invalid.
     """
     settings = CheckpointConfig()
-    CheckpointConfig.checkpoint_storage.read(settings, config)
+    for option in (CheckpointConfig.checkpoint_storage, CheckpointConfig.checkpoint_dir):
+        option.read(settings, config)
+    is_directory = settings.storage_dir is not None and settings.storage_dir == settings.checkpoint_storage
     found = {
-        "checkpoint_dir": getattr(backend, "checkpoint_path", None) or settings.storage_dir,
+        "checkpoint_dir": getattr(backend, "checkpoint_path", None)
+        or (settings.checkpoint_storage if is_directory else None),
         "savepoint_dir": getattr(backend, "savepoint_path", None),
     }
     return {name: uri for name, uri in found.items() if uri is not None}

@@ -21,6 +21,8 @@ from airflow_provider_statecheck.storage.json_text import decoding
 
 SOURCE = "source"
 """Uid of the source within its stage."""
+BROADCAST_SUFFIX = "#broadcast"
+"""End of the uid of a broadcast source, after that of its function."""
 _DIGEST_BYTES = 8
 _SIZE_BYTES = 8
 _BYTES_PER_ITEM = 320

@@ -14,9 +14,10 @@ from airflow.sdk.configuration import conf
 
 from airflow_provider_statecheck.checkpoint.config import ExternalizedCheckpointCleanup
 from airflow_provider_statecheck.checkpoint.records import OnClear, OnOverlap
-from airflow_provider_statecheck.configuration import StatecheckSettings
+from airflow_provider_statecheck.configuration import StatecheckSettings, storage_settings
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.get_provider_info import get_provider_info
+from airflow_provider_statecheck.state.backends import directories_of
 from tests.unit.interpreter import modules_loaded_by
 
 DIRECTORY = "file:///data/checkpoints"
@@ -245,6 +246,22 @@ def test_a_key_of_flink_is_read_with_a_warning_that_says_our_name(
 
     assert getattr(StatecheckSettings.from_airflow(), name) == value
     assert f"Read {name} from Flink's key {key}; set {name} instead; its unit may differ." in caplog.messages
+
+
+@pytest.mark.parametrize("key", ["execution.checkpointing.dir", "state.checkpoints.dir"])
+def test_two_directories_of_checkpoints_in_flinks_keys_are_refused(in_file: Any, key: str) -> None:
+    given = {"execution.checkpointing.storage": "s3://lake/c", key: "s3://lake/c"}
+    in_file(given)
+    assert StatecheckSettings.from_airflow().checkpoint_dir == "s3://lake/c"
+    in_file({key: "s3://lake/other"})
+    refused = r"found different ones in execution.checkpointing.storage and execution.checkpointing.dir"
+    for call in (
+        StatecheckSettings.from_airflow,
+        lambda: storage_settings(given | {key: "s3://lake/other"}),
+        lambda: directories_of(None, given | {key: "s3://lake/other"}),
+    ):
+        with pytest.raises(InvalidConfigurationError, match=refused):
+            call()
 
 
 @pytest.mark.parametrize("where", ["file", "environment", "argument"])

@@ -83,6 +83,11 @@ class ItemSource(ABC):
         require_one_of("on_change", on_change, tuple(OnChange))
         self._on_change = OnChange(on_change)
 
+    @property
+    def on_change(self) -> OnChange:
+        """Policy for input that changes."""
+        return self._on_change
+
     def open(
         self,
         spark: SparkSession,

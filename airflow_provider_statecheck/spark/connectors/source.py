@@ -258,7 +258,7 @@ def change_error(found: str, remedy: str, on_change: OnChange) -> SourceChangedE
         return SourceRestartRequiredError(
             f"{found}; the run starts again, because on_change is 'restart'.", found=found
         )
-    return SourceChangedError(f"{found}. {remedy}")
+    return SourceChangedError(f"{found}. {remedy}", found=found)
 
 
 def some_of(texts: Sequence[str]) -> str:
@@ -295,9 +295,10 @@ def _require_unfinished_items(ledger: Ledger, changes: Changes, remedy: str) -> 
         changed=tuple(item for item in changes.changed if item.name in in_part),
     )
     if lost:
-        raise SourceChangedError(
-            f"Expected all files that are still to be read as they were listed, found that {describe_changes(lost)}. "
-            f"Restore the files, or {remedy}."
+        raise change_error(
+            f"Expected all files that are still to be read as they were listed, found that {describe_changes(lost)}",
+            f"Restore the files, or {remedy}.",
+            OnChange.FAIL,
         )
 
 

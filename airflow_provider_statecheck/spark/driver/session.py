@@ -496,6 +496,11 @@ class TaggedJobs:
         with self.tagged():
             return frame.collect()
 
+    def each(self, frame: DataFrame) -> Iterator[Any]:
+        """Yield the rows of one partition after another, each of which is a job; the rest is not computed if it ends."""
+        with self.tagged():
+            yield from frame.toLocalIterator()
+
     def cancel(self) -> None:
         """Cancel the running jobs, if there are any; may be called from any thread."""
         self._calls[2](self._tag)

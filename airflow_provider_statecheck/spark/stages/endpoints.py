@@ -6,18 +6,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from airflow_provider_statecheck.exceptions import (
-    IncompatibleCheckpointError,
-    SourceChangedError,
-    SourceRestartRequiredError,
-)
+from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.connectors.item_source import ItemSource
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings
-from airflow_provider_statecheck.spark.stages.broadcasts import Broadcasts
+from airflow_provider_statecheck.spark.stages.broadcasts import Broadcasts, changes_named
 from airflow_provider_statecheck.spark.stages.planning import Vertex
 from airflow_provider_statecheck.spark.stages.stage import Stage
 from airflow_provider_statecheck.spark.stages.stage_state import SINK, RestoredStageState
+from airflow_provider_statecheck.spark.stages.starting import require_broadcast_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,34 +44,37 @@ class Endpoints:
         return self._opened(source, restored.source, restored, is_new_run=is_new_run)
 
     def open_broadcasts(
-        self, restored: RestoredStageState, vertices: Sequence[Vertex], *, is_new_run: bool
+        self,
+        restored: RestoredStageState,
+        vertices: Sequence[Vertex],
+        *,
+        is_new_run: bool,
+        given_up: Sequence[RestoredStageState] = (),
     ) -> Broadcasts:
         """
-        Return the unfinished broadcast inputs.
+        Return the unfinished broadcast inputs, and the states of those that the stage does not have at present.
 
+        :param given_up: States that a run that starts again leaves.
         :raises SourceChangedError: if one of them has changed.
         """
-        found: dict[str, SplitEnumerator] = {}
-        for vertex in vertices:
-            if vertex.key is not None and vertex.key.broadcast is not None:
-                uid = vertex.functions[0].uid
-                state = restored.broadcast_source(uid, self._settings.renamed_uids)
-                source = vertex.key.broadcast.source
-                found[f"{self._uid}/{uid}"] = self._opened_broadcast(
-                    uid, source, state, restored, is_new_run=is_new_run
-                )
-        return Broadcasts(found)
+        sources = {v.functions[0].uid: v.key.broadcast.source for v in vertices if v.key and v.key.broadcast}
+        renamed = self._settings.renamed_uids
+        states = {node.uid: restored.broadcast_source(node.uid, renamed) for v in vertices for node in v.functions}
+        opened = {
+            f"{self._uid}/{uid}": self._opened_broadcast(uid, source, states[uid], restored, is_new_run=is_new_run)
+            for uid, source in sources.items()
+        }
+        for uid, source in sources.items():
+            left = [each.broadcast_source(uid, renamed) for each in given_up]
+            require_broadcast_rows(uid, source, opened[f"{self._uid}/{uid}"], states[uid], left)
+        others = {uid: state for uid, state in states.items() if uid not in sources and state is not None}
+        return Broadcasts(opened, carried={f"{self._uid}/{uid}": state for uid, state in others.items()})
 
     def _opened_broadcast(
         self, uid: str, source: Source, state: Any, restored: RestoredStageState, *, is_new_run: bool
     ) -> SplitEnumerator:
-        try:
+        with changes_named(uid):
             return self._opened(source, state, restored, is_new_run=is_new_run and state is not None)
-        except SourceRestartRequiredError as changed:
-            raise SourceChangedError(
-                f"Expected the broadcast input of {uid!r} as it was, found another one: {changed.found}. It has no run "
-                "of its own to start again; restore it, or start the job over."
-            ) from changed
 
     def _opened(self, source: Source, state: Any, restored: RestoredStageState, *, is_new_run: bool) -> SplitEnumerator:
         open_source: Callable[..., SplitEnumerator] = source.open

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -300,6 +300,16 @@ def collected(jobs: TaggedJobs, frame: DataFrame, uri: str) -> list[Any]:
     """
     with disk_failures_named(uri), task_errors_raised(), explained(uri):
         return jobs.collect(frame)
+
+
+def read_in_turn(jobs: TaggedJobs, frame: DataFrame, uri: str) -> Iterator[Any]:
+    """
+    Yield rows as :func:`collected` returns them, partition by partition, so that a caller may end early.
+
+    :param uri: Directory of the checkpoints.
+    """
+    with disk_failures_named(uri), task_errors_raised(), explained(uri):
+        yield from jobs.each(frame)
 
 
 class SinkCommits:

@@ -188,7 +188,7 @@ class StagePlanner:
         planned: list[PlannedVertex] = []
         # Later rows may have null where the first ones have none.
         schema = nullable_schema(columns)
-        _require_free_names(schema.names, "the source")
+        require_free_names(schema.names, "the source")
         for vertex in vertices:
             vertex_plan, schema = self._plan_vertex(vertex, schema)
             planned.append(vertex_plan)
@@ -261,7 +261,7 @@ class StagePlanner:
         if node.output is None:
             return arrow_schema(schema) if isinstance(node, MapNode) else None
         declared = arrow_schema_of(self._spark, node.output, node.uid)
-        _require_free_names(declared.names, f"output= of {node.uid!r}")
+        require_free_names(declared.names, f"output= of {node.uid!r}")
         return declared
 
 
@@ -411,7 +411,13 @@ def _require_ordered_types(vertex: Vertex, schema: StructType) -> None:
             )
 
 
-def _require_free_names(names: Sequence[str], place: str) -> None:
+def require_free_names(names: Sequence[str], place: str) -> None:
+    """
+    Require columns that do not have names of a stage.
+
+    :param place: Where the columns are, for the error.
+    :raises InvalidConfigurationError: if one has.
+    """
     taken = [name for name in names if name.lower().startswith(RESERVED_PREFIX)]
     if taken:
         raise InvalidConfigurationError(

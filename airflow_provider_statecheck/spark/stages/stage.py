@@ -21,6 +21,7 @@ from airflow_provider_statecheck.state.functions.user_functions import (
     MapFunction,
     require_keyed_process_function,
 )
+from airflow_provider_statecheck.state.source_items import BROADCAST_SUFFIX
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.spark.connectors.sink import Sink
@@ -144,8 +145,6 @@ Node = MapNode | KeyNode | ProcessNode | AggregateNode
 
 
 RESERVED_UIDS = ("source", "sink")
-BROADCAST_SUFFIX = "#broadcast"
-"""End of the uid of a broadcast source, after that of its function."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -226,7 +225,7 @@ class Stage:
         if not names or not all(isinstance(name, str) and name for name in names):
             raise InvalidConfigurationError(f"Expected names of columns to key by, found {columns!r}.")
         ordering = (order_by,) if isinstance(order_by, str) else tuple(order_by)
-        former = _former_names(columns, aliases or {})
+        former = _former_names(columns, {} if aliases is None else aliases)
         return self._with(KeyNode(columns=columns, order_by=ordering, aliases=former))
 
     def broadcast(self, source: Source, *states: MapStateDescriptor[Any]) -> Stage:
@@ -235,7 +234,8 @@ class Stage:
 
         :param source: The source; each run reads what is new in it before its first increment.
         :param states: Descriptors of the broadcast states of the function.
-        :raises InvalidConfigurationError: if the step before is not ``key_by``, or there is no descriptor of a map.
+        :raises InvalidConfigurationError: if the step before is not ``key_by``, there is no descriptor of a map, or the
+            source would start the run again.
         """
         self._require_open()
         key = self.nodes[-1] if self.nodes else None
@@ -248,6 +248,11 @@ class Stage:
         if not states or not are_maps or len({each.name for each in states}) < len(states):
             raise InvalidConfigurationError(
                 f"Expected descriptors of map states with different names in broadcast(source, ...), found {states!r}."
+            )
+        if getattr(source, "on_change", None) == "restart":
+            raise InvalidConfigurationError(
+                "Expected on_change of a broadcast input to be 'fail' or 'ignore', found 'restart', which only the source "
+                "of a stage has: this input has no run of its own to start again; correct it."
             )
         return replace(
             self, nodes=(*self.nodes[:-1], replace(key, broadcast=BroadcastInput(source=source, states=states)))
@@ -325,10 +330,11 @@ class Stage:
             )
 
 
-def _former_names(columns: Sequence[str], aliases: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    former = {name: (old,) if isinstance(old, str) else old for name, old in aliases.items()}
+def _former_names(columns: Sequence[str], aliases: Any) -> dict[str, tuple[str, ...]]:
+    given: Any = aliases.items() if isinstance(aliases, Mapping) else [(None, aliases)]
+    former = {name: (old,) if isinstance(old, str) else old for name, old in given}
     are_names = all(
-        isinstance(each, list | tuple) and all(isinstance(old, str) for old in each) for each in former.values()
+        isinstance(each, list | tuple) and all(isinstance(old, str) and old for old in each) for each in former.values()
     )
     if not are_names or not former.keys() <= set(columns):
         raise InvalidConfigurationError(

@@ -45,7 +45,7 @@ from airflow_provider_statecheck.spark.stages.increment_jobs import Combining, I
 from airflow_provider_statecheck.spark.stages.increment_loop import (
     IncrementLoop,
     SinkCommits,
-    collected,
+    read_in_turn,
     source_summary,
 )
 from airflow_provider_statecheck.spark.stages.planning import PlannedVertex, StagePlanner, load_stage, vertices_of
@@ -271,10 +271,11 @@ class StageRun:
             frame = enumerator.load(first)
             columns = self._columns(restored, frame)
             planned, states = self._restore_states(restored, self._plan(columns))
-            # The restored state has been checked against the functions.
+            broadcasts = self._broadcasts(start)
+            # The restored state has been checked against the functions and their inputs.
             commits = self.take_over(closing, start, states, planned[-1].output_schema)
-            jobs, broadcasts = TaggedJobs(self._spark), self._broadcasts(restored)
-            first_rows = broadcasts.rows(partial(collected, jobs, uri=self._attempt.storage.base_uri))
+            jobs = TaggedJobs(self._spark)
+            first_rows = broadcasts.rows(partial(read_in_turn, jobs, uri=self._attempt.storage.base_uri))
             loop = IncrementLoop(
                 self._attempt,
                 enumerator,
@@ -294,9 +295,11 @@ class StageRun:
         latest = self._attempt.latest
         return StageResult(increments, rows, latest.checkpoint_id if latest else None)
 
-    def _broadcasts(self, restored: RestoredStageState) -> Broadcasts:
-        is_new_run = restored.values.run not in (None, self._run_key())
-        return self._endpoints.open_broadcasts(restored, self._vertices, is_new_run=is_new_run)
+    def _broadcasts(self, start: StageStart) -> Broadcasts:
+        is_new_run = start.state.values.run not in (None, self._run_key())
+        return self._endpoints.open_broadcasts(
+            start.state, self._vertices, is_new_run=is_new_run, given_up=start.given_up
+        )
 
     def _columns(self, restored: RestoredStageState, frame: DataFrame) -> InputColumns:
         known = None if restored.values.columns is None else InputColumns.decode(restored.values.columns)

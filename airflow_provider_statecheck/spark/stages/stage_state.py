@@ -31,12 +31,11 @@ from airflow_provider_statecheck.spark.driver.settings import DriverSettings
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.planning import PlannedNode, PlannedVertex
-from airflow_provider_statecheck.spark.stages.stage import BROADCAST_SUFFIX
 from airflow_provider_statecheck.state.keyed.abstract_backend import StateSize
 from airflow_provider_statecheck.state.reading.checkpoint_contents import size_of_only_state, state_summaries
 from airflow_provider_statecheck.state.reading.checkpoint_states import RunValues, json_of
 from airflow_provider_statecheck.state.schema_evolution import OperatorSchemas, decode_schemas, encode_schemas
-from airflow_provider_statecheck.state.source_items import SOURCE
+from airflow_provider_statecheck.state.source_items import BROADCAST_SUFFIX, SOURCE
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.json_text import decoding
 from airflow_provider_statecheck.storage.metadata_file import load_whole
@@ -132,7 +131,8 @@ class RestoredStageState:
         :param renamed_uids: New uids of functions by their earlier ones.
         """
         former = [old for old, new in renamed_uids.items() if new == uid]
-        found = (self._value(broadcast_uid(name)) for name in (*former, uid))
+        own = () if uid in renamed_uids else (uid,)
+        found = (self._value(broadcast_uid(name)) for name in (*former, *own))
         return next((each for each in found if each is not None), None)
 
     @property

@@ -8,8 +8,8 @@ starts where the run before it ended: its state and output include rows that the
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_provider_statecheck.exceptions import SourceChangedError, SourceRestartRequiredError
@@ -42,6 +42,8 @@ class StageStart:
     enumerator: SplitEnumerator
     restarted_run: str | None = None
     """Run that starts again, whose checkpoints and those of later runs are given up."""
+    given_up: tuple[RestoredStageState, ...] = ()
+    """States of the newest checkpoints of the runs that are given up, newest first."""
 
 
 class OpenSource(Protocol):
@@ -98,10 +100,12 @@ class _Restart:
         self._changed = changed
         self._run = attempt.registration.owner.run_key
         self._given_up: list[Ledger] = []
+        self._left: list[RestoredStageState] = []
 
     def before(self, loaded: RestoredStage, state: RestoredStageState) -> StageStart:
         """Return the start of the run that took a checkpoint, with which the source could not be opened."""
         run = loaded.checkpoint.run_key
+        self._left.append(state)
         if run != self._run:
             self._give_up(run, state)
         earlier = self._attempt.load_before(loaded)
@@ -110,7 +114,7 @@ class _Restart:
         else:
             start = self._from(earlier, run)
         self._require_rows_of_given_up(start.enumerator)
-        return start
+        return replace(start, given_up=tuple(self._left))
 
     def _from(self, earlier: RestoredStage, run: str) -> StageStart:
         state = RestoredStageState(self._attempt, earlier)
@@ -138,9 +142,7 @@ class _Restart:
         self._given_up.append(ledger)
 
     def _ledger(self, source_state: Mapping[str, Any] | None) -> Ledger | None:
-        if source_state is None or not isinstance(self._source, ItemSource):
-            return None
-        return decode_source_state(source_state).ledger
+        return _ledger_of(self._source, source_state)
 
     def _require_rows_of_given_up(self, enumerator: SplitEnumerator) -> None:
         # Files that a run has read may be moved away, also if the run did not come to its end.
@@ -154,6 +156,36 @@ class _Restart:
                 f"input again, but {some_of([redact(name) for name in lost])}, which it had read, vanished. Restore "
                 "these files or the changed ones."
             )
+
+
+def require_broadcast_rows(
+    uid: str, source: object, enumerator: SplitEnumerator, begun_with: Any, given_up: Iterable[Any]
+) -> None:
+    """
+    Require that a run that starts again can read what its tries before had read of a broadcast input.
+
+    :param uid: Uid of the function within the stage.
+    :param enumerator: The opened input.
+    :param begun_with: State of the source with which it was opened; ``None`` for none.
+    :param given_up: States of the source that the tries left.
+    :raises SourceChangedError: if something has vanished.
+    """
+    if not isinstance(source, FileSource | DataFrameSource):
+        return
+    base, listed = _ledger_of(source, begun_with), decode_source_state(enumerator.snapshot()).ledger.items
+    known = frozenset[str]() if base is None else base.finished_names
+    ledgers = [ledger for state in given_up if (ledger := _ledger_of(source, state)) is not None]
+    lost = sorted({name for ledger in ledgers for name in _lost(ledger, listed)} - known)
+    if lost:
+        raise SourceChangedError(
+            "Expected the run that starts again to read its whole input again, found that "
+            f"{some_of([redact(name) for name in lost])}, which it had read of the broadcast input of {uid!r}, vanished. "
+            "Restore these files."
+        )
+
+
+def _ledger_of(source: object, state: Mapping[str, Any] | None) -> Ledger | None:
+    return decode_source_state(state).ledger if state is not None and isinstance(source, ItemSource) else None
 
 
 def _lost(ledger: Ledger, listed: Sequence[Item]) -> Iterator[str]:

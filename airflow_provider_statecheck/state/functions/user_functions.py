@@ -263,7 +263,8 @@ def require_keyed_process_function(function: object) -> None:
     """
     Require a function that processes elements or batches.
 
-    :raises InvalidConfigurationError: for another object, a class, or a function without a process method.
+    :raises InvalidConfigurationError: for another object, a class, or a function without a process method, or with a
+        broadcast input that it does not process.
     """
     if not isinstance(function, KeyedProcessFunction):
         raise InvalidConfigurationError(
@@ -273,4 +274,10 @@ def require_keyed_process_function(function: object) -> None:
         raise InvalidConfigurationError(
             f"Expected {type(function).__name__} to define process_element or process_batch, found neither of them; "
             "define one."
+        )
+    process = getattr(function, "process_broadcast_element", None)
+    if getattr(process, "__func__", process) is KeyedBroadcastProcessFunction.process_broadcast_element:
+        raise InvalidConfigurationError(
+            f"Expected {type(function).__name__} to define process_broadcast_element, found no such method; define it, or "
+            "use a KeyedProcessFunction."
         )

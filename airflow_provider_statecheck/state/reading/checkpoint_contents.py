@@ -38,7 +38,7 @@ from airflow_provider_statecheck.state.reading.checkpoint_states import (
 from airflow_provider_statecheck.state.reading.snapshot_reader import dataframe_columns
 from airflow_provider_statecheck.state.schema_evolution import OperatorSchemas, StateSchema
 from airflow_provider_statecheck.state.serializers.serializer import describe as describe_type
-from airflow_provider_statecheck.state.source_items import SOURCE, Ledger, decode_ledger, unpack_items
+from airflow_provider_statecheck.state.source_items import BROADCAST_SUFFIX, SOURCE, Ledger, decode_ledger, unpack_items
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.json_text import UNDECODABLE, decoding
 from airflow_provider_statecheck.storage.metadata_file import UNREADABLE, CheckpointDocument, InlineStateHandle
@@ -279,8 +279,23 @@ def source_ledger(storage: CheckpointStorage, document: CheckpointDocument) -> L
     :raises CorruptStateError: if the progress is damaged.
     :raises CheckpointNotFoundError: if its file is missing.
     """
-    states = {each.uid: each.coordinator_state for each in document.operator_states}
-    stream = states.get(f"{document.uid}/{SOURCE}")
+    source = f"{document.uid}/{SOURCE}"
+    return next((_ledger_of(storage, each) for each in document.operator_states if each.uid == source), None)
+
+
+def input_ledgers(storage: CheckpointStorage, document: CheckpointDocument) -> tuple[Ledger, ...]:
+    """
+    Return the items of all inputs of a stage: of its source and of its broadcast inputs, as far as they have items.
+
+    The errors are those of :func:`source_ledger`.
+    """
+    source = f"{document.uid}/{SOURCE}"
+    states = (s for s in document.operator_states if s.uid == source or s.uid.endswith(BROADCAST_SUFFIX))
+    return tuple(ledger for each in states if (ledger := _ledger_of(storage, each)) is not None)
+
+
+def _ledger_of(storage: CheckpointStorage, state: OperatorState) -> Ledger | None:
+    stream = state.coordinator_state
     if stream is None:
         return None
     with decoding(_PROGRESS):

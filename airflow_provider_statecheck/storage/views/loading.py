@@ -58,10 +58,14 @@ class NamedFactories(Generic[Factory]):
 
     def find(self, name: Any) -> Factory:
         """
-        Return the factory of a built-in name, an entry point or a dotted path, in this order; a factory is itself.
+        Return the factory of a built-in name, an entry point or a dotted path, in this order.
+
+        A factory is itself, and one of a class is an object of it.
 
         :raises InvalidConfigurationError: if no factory can be loaded.
         """
+        if isinstance(name, type):
+            return self._create(name, name)
         if isinstance(name, self.kind):
             return name
         known = self.known.get(name.lower()) if isinstance(name, str) else None

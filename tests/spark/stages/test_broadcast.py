@@ -8,9 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.spark.connectors.custom.data_frame_source import DataFrameSource
 from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
 from airflow_provider_statecheck.spark.connectors.files.source import ParquetSource
+from airflow_provider_statecheck.spark.stages import broadcasts
+from airflow_provider_statecheck.spark.stages.executor.elements import PackedRows
 from airflow_provider_statecheck.spark.stages.stage import Stage
 from tests.messages import make_owner
 from tests.spark.stages.functions import RATES, ConvertedBalance
@@ -72,6 +75,39 @@ def test_rows_that_another_run_finds_change_the_state_of_the_runs_before(tries: 
     tries.write_input({"account": ["a new one"], "number": [1000], "amount": [1], "purpose": ["food"]})
     tries.run(converting(tries, parallelism=1), owner=NEXT_RUN)
     assert tries.rows() == sorted([*before, {"account": "a new one", "number": 1000, "balance": 13}], key=repr)
+
+
+@pytest.mark.soak
+def test_broadcast_rows_of_all_inputs_together_have_a_limit(tries: StageTries, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broadcasts, "LARGEST_BYTES", 30_000)
+    source, partitions = DataFrameSource([1000], lambda spark, rows: spark.range(0, rows, 1, 4)), []
+
+    def read(frame: Any) -> Any:
+        for row in frame.toLocalIterator():
+            partitions.append(row)
+            yield row
+
+    opened = [source.open(tries.spark) for _ in range(4)]
+    found = broadcasts.Broadcasts({f"stage/{place}": each for place, each in enumerate(opened[:2])}).rows(read)
+    assert sum(len(PackedRows.rows_of(packed)) for each in found.values() for packed in each) == 2000
+    partitions.clear()
+    with pytest.raises(UnsupportedStateError, match=r"of a stage together, .* found more in that of 'stage/3'"):
+        broadcasts.Broadcasts(
+            {
+                f"stage/{place}": each
+                for place, each in enumerate([*opened[2:], source.open(tries.spark), source.open(tries.spark)])
+            }
+        ).rows(read)
+    assert len(partitions) < 16
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("column", ["1 as `__statecheck_control`", "interval '1' month as m", "1 as a, 2 as a"])
+def test_broadcast_columns_that_functions_cannot_have_are_refused(tries: StageTries, column: str) -> None:
+    source = DataFrameSource([1], lambda spark, _: spark.sql(f"select {column}"))
+    inputs = broadcasts.Broadcasts({"stage/balance": source.open(tries.spark)})
+    with pytest.raises((InvalidConfigurationError, UnsupportedStateError), match="found"):
+        inputs.rows(lambda frame: frame.collect())
 
 
 def _paid(spark: Any, number: int) -> Any:

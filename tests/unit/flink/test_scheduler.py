@@ -128,7 +128,8 @@ def test_a_clock_that_is_set_back_delays_the_next_firing_by_an_interval_at_most(
 @pytest.mark.parametrize("option", list(CheckpointConfig.options()), ids=lambda option: option.name)
 def test_a_setting_that_a_coordinator_does_not_act_on_is_refused(job: AlignedJob, option: ConfigOption[Any]) -> None:
     config = CheckpointConfig()
-    setattr(config, option.name, FLINK_VALUES[option.name])
+    values = FLINK_VALUES | {"checkpoint_dir": job.storage.base_uri}
+    setattr(config, option.name, values[option.name])
     if option.name in SETTINGS:
         job.coordinator(config=config)
         return
@@ -145,11 +146,16 @@ def test_a_coordinator_takes_the_settings_that_state_what_it_does(job: AlignedJo
     job.coordinator(config=CheckpointConfig.from_mapping(stated))
 
 
-@pytest.mark.parametrize("kind", ["name", "directory", "object"])
+@pytest.mark.parametrize("kind", ["name", "name in another case", "directory", "object"])
 def test_a_coordinator_takes_its_storage_by_name_directory_or_object(job: AlignedJob, kind: str) -> None:
     files = AlignedFiles(job.storage, job.job_id, "other name")
     config = CheckpointConfig()
-    config.checkpoint_storage = {"name": "filesystem", "directory": job.storage.base_uri, "object": files}[kind]
+    config.checkpoint_storage = {
+        "name": "filesystem",
+        "name in another case": "FileSystem",
+        "directory": job.storage.base_uri,
+        "object": files,
+    }[kind]
     coordinator = job.coordinator(config=config)
     future = coordinator.trigger_checkpoint(CheckpointProperties.for_checkpoint())
     job.acknowledge_all(coordinator, 1)
@@ -157,7 +163,14 @@ def test_a_coordinator_takes_its_storage_by_name_directory_or_object(job: Aligne
     assert document.job_name == ("other name" if kind == "object" else JOB_NAME)
 
 
-@pytest.mark.parametrize("storage", ["jobmanager", "a.module", 5])
+@pytest.mark.parametrize("name", ["checkpoint_storage", "checkpoint_dir"])
+def test_a_coordinator_refuses_a_directory_that_is_not_that_of_its_storage(job: AlignedJob, name: str) -> None:
+    job.coordinator(**{name: f"{job.storage.base_uri}/"}).shutdown()
+    with pytest.raises(InvalidConfigurationError, match="to be that of the given storage"):
+        job.coordinator(**{name: f"{job.storage.base_uri}-other"})
+
+
+@pytest.mark.parametrize("storage", ["jobmanager", "a.module", AlignedFiles])
 def test_a_coordinator_refuses_a_storage_that_takes_no_manifests(job: AlignedJob, storage: Any) -> None:
     config = CheckpointConfig()
     config.checkpoint_storage = storage

@@ -13,7 +13,7 @@ from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.exceptions import StaleAttemptError
 from airflow_provider_statecheck.flink.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.flink.timer import CheckpointTimer
-from tests.aligned_job import AlignedJob
+from tests.aligned_job import CHECKPOINT, AlignedJob
 
 NAME = "statecheck-checkpoint-timer"
 
@@ -137,3 +137,38 @@ def test_coordinator_without_a_timer_says_that_it_needs_ticks(
     job.coordinator(checkpoint_interval=timedelta(minutes=1)).start_checkpoint_scheduler()
     assert "has no timer, because its process may end before" in caplog.text
     assert "call tick() as often" in caplog.text
+
+
+def test_tick_of_the_program_may_stop_the_timer_that_is_about_to_tick(job: AlignedJob) -> None:
+    is_waiting, go, has_tried = Event(), Event(), Event()
+
+    def wait(woken: Event, _: float) -> None:
+        if not is_waiting.is_set():
+            is_waiting.set()
+            go.wait(30)
+        else:
+            has_tried.set()
+            woken.wait(30)
+
+    class Ending:
+        def fail_job(self, _: Exception) -> None:
+            go.set()
+            assert has_tried.wait(10)
+            coordinator.shutdown()
+
+    coordinator = job.coordinator(
+        timer=CheckpointTimer(wait),
+        checkpoint_interval=timedelta(hours=1),
+        timeout=timedelta(seconds=10),
+        tolerable=0,
+        callback=Ending(),
+    )
+    coordinator.start_checkpoint_scheduler()
+    assert is_waiting.wait(30)
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    job.pass_time(11)
+    program = threading.Thread(target=coordinator.tick, daemon=True)
+    program.start()
+    program.join(30)
+    assert not program.is_alive()
+    ended()

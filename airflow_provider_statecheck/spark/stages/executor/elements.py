@@ -45,18 +45,26 @@ class PackedRows:
     Spark function that packs each batch of rows into one value, with the types that functions see.
 
     :param columns: Names of the columns, which Spark sends under positional names.
+    :param most_bytes: Largest size of the values of a task together; the one that exceeds it is null, and the last one.
     """
 
     columns: tuple[str, ...]
+    most_bytes: int
 
     def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield the packed batches."""
+        size = 0
         for batch in batches:
             named = batch.rename_columns(list(self.columns))
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, named.schema) as writer:
                 writer.write_batch(named)
-            yield pa.RecordBatch.from_arrays([pa.array([sink.getvalue().to_pybytes()], pa.binary())], names=["rows"])
+            packed = sink.getvalue()
+            size += packed.size
+            value = packed.to_pybytes() if size <= self.most_bytes else None
+            yield pa.RecordBatch.from_arrays([pa.array([value], pa.binary())], names=["rows"])
+            if value is None:
+                return
 
     @staticmethod
     def rows_of(packed: bytes) -> list[Any]:

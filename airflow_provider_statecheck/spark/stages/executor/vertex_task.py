@@ -287,7 +287,7 @@ class FunctionChain:
     def begin(self) -> Iterator[Elements]:
         """Process broadcast inputs; yield the output of the last function."""
         for position, run in enumerate(self._runs):
-            for elements in run.begin():
+            for elements in _begun(run):
                 yield self._process_from(position + 1, elements)
 
     def process(self, batches: Iterable[Any], order: tuple[str, ...]) -> Iterator[Elements]:
@@ -353,6 +353,11 @@ def _placed(run: NodeRun) -> Iterator[None]:
     except Exception as error:
         error.add_note(run.place)
         raise
+
+
+def _begun(run: NodeRun) -> Iterator[Elements]:
+    with _placed(run):
+        yield from run.begin()
 
 
 def _ended(run: NodeRun) -> Iterator[Elements]:

@@ -67,6 +67,14 @@ LIMITS: MapStateDescriptor[int] = MapStateDescriptor("limits", str, int)
 
 
 class Limited(KeyedBroadcastProcessFunction[Any, Any, Any, Any]):
+    def process_broadcast_element(self, value: Any, context: Any) -> Any:
+        """Emit nothing."""
+
+    def process_element(self, value: Any, context: Any) -> Any:
+        """Emit nothing."""
+
+
+class Deaf(KeyedBroadcastProcessFunction[Any, Any, Any, Any]):
     def process_element(self, value: Any, context: Any) -> Any:
         """Emit nothing."""
 
@@ -114,7 +122,30 @@ def test_a_broadcast_in_another_place_or_without_states_is_refused(broadcast):
         broadcast()
 
 
-@pytest.mark.parametrize("aliases", [{"other": "account"}, {"account": 1}, {"account": ["a", None]}])
+def test_a_broadcast_input_that_would_start_its_run_again_is_refused():
+    source = DataFrameSource([1], _rows, on_change="restart")
+    with pytest.raises(InvalidConfigurationError, match="'fail' or 'ignore', found 'restart'"):
+        _keyed().broadcast(source, LIMITS)
+
+
+def test_a_function_that_does_not_process_its_broadcast_input_is_refused():
+    with pytest.raises(InvalidConfigurationError, match="Deaf to define process_broadcast_element"):
+        _keyed().broadcast(RULES, LIMITS).process(Deaf())
+
+
+@pytest.mark.parametrize(
+    "aliases",
+    [
+        {"other": "account"},
+        {"account": 1},
+        {"account": ["a", None]},
+        {"account": ""},
+        {"account": ["a", ""]},
+        ["account"],
+        [],
+        "account",
+    ],
+)
 def test_former_names_of_what_is_no_column_of_the_key_are_refused(aliases):
     with pytest.raises(InvalidConfigurationError, match="Expected former names of the columns"):
         Stage("s").source(DataFrameSource([1], _rows)).key_by("account", aliases=aliases)

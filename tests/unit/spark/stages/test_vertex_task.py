@@ -16,17 +16,18 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
-from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL, EMPTY_MESSAGE, ROWS_COLUMN
+from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL, EMPTY_MESSAGE, ROWS_COLUMN, PackedRows
 from airflow_provider_statecheck.spark.stages.executor.node_run import NodeTask, StateCapture, SubtaskContext
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport, VertexTask
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, MapNode, ProcessNode, Sum
 from airflow_provider_statecheck.state.backends import MemoryStateBackend
-from airflow_provider_statecheck.state.descriptors import ListStateDescriptor
+from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor
 from airflow_provider_statecheck.state.functions.user_functions import (
     BoundedOneInput,
     CheckpointedFunction,
     FlatMapFunction,
+    KeyedBroadcastProcessFunction,
     KeyedProcessFunction,
 )
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
@@ -159,6 +160,30 @@ FAILING = NodeTask(
     output_schema=SCHEMA,
     key_serializer=KeySerializer((KeyField("id", pa.int64()),)),
 )
+
+
+class FailingFirst(KeyedBroadcastProcessFunction[Any, Any, Any, Any]):
+    """Fails at its broadcast input."""
+
+    def process_broadcast_element(self, value: Any, context: Any) -> Any:
+        raise ZeroDivisionError(value.rate)
+
+    def process_element(self, value: Any, context: Any) -> Any:
+        """Emit nothing."""
+
+
+def test_an_error_at_the_broadcast_input_has_the_uid_of_its_function(tmp_path: Path) -> None:
+    packed = next(PackedRows(("rate",), 10_000)([pa.record_batch({"0": [3]})])).column("rows")[0].as_py()
+    failing = dataclasses.replace(
+        FAILING,
+        node=ProcessNode(uid="failing", function=FailingFirst(), output="id long, total long"),
+        broadcast=(packed,),
+        broadcast_states=(MapStateDescriptor("rates", str, int),),
+    )
+    table = pa.table({KEY_GROUP_COLUMN: pa.array([0], pa.int32()), "id": [1], "total": [10]})
+    with pytest.raises(ZeroDivisionError, match="3") as error:
+        run(task_of(tmp_path, failing), table)
+    assert error.value.__notes__[0].startswith("In the function 'stage/failing'")
 
 
 def test_an_error_of_a_function_has_its_uid_and_the_key(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ def load(storage: CheckpointStorage, **settings: Any) -> CheckpointStorageAccess
 
 def test_a_storage_may_be_an_object_or_the_uri_of_its_directory(storage: CheckpointStorage) -> None:
     assert load(storage, checkpoint_storage=OwnStorageFactory()).has_default_savepoint_location
+    assert load(storage, checkpoint_storage=OwnStorageFactory).has_default_savepoint_location
     assert type(load(storage, checkpoint_storage=storage.base_uri)) is FsCheckpointStorageAccess
 
 
