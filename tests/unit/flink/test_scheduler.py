@@ -165,9 +165,11 @@ def test_a_coordinator_takes_its_storage_by_name_directory_or_object(job: Aligne
 
 @pytest.mark.parametrize("name", ["checkpoint_storage", "checkpoint_dir"])
 def test_a_coordinator_refuses_a_directory_that_is_not_that_of_its_storage(job: AlignedJob, name: str) -> None:
-    job.coordinator(**{name: f"{job.storage.base_uri}/"}).shutdown()
+    same: dict[str, Any] = {name: f"{job.storage.base_uri}/"}
+    other: dict[str, Any] = {name: f"{job.storage.base_uri}-other"}
+    job.coordinator(**same).shutdown()
     with pytest.raises(InvalidConfigurationError, match="to be that of the given storage"):
-        job.coordinator(**{name: f"{job.storage.base_uri}-other"})
+        job.coordinator(**other)
 
 
 @pytest.mark.parametrize("storage", ["jobmanager", "a.module", AlignedFiles])
