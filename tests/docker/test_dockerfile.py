@@ -10,6 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from airflow_provider_statecheck import __version__
 from tests.docker.description import DOCKER, ROOT
 from tests.docker.dockerfile import copies, files_let_through, let_through, stages, the
 
@@ -109,4 +110,4 @@ def test_the_user_of_the_image_is_the_one_that_owns_its_folders():
 
 
 def test_the_tag_that_the_head_tells_to_build_is_the_version():
-    assert f"--tag {PROJECT['name']}:{PROJECT['version']} ." in (DOCKER / "Dockerfile").read_text()
+    assert f"--tag {PROJECT['name']}:{__version__} ." in (DOCKER / "Dockerfile").read_text()
