@@ -194,7 +194,7 @@ def rewind_preview(view: JobView, rewound: tuple[RewoundOperator, ...]) -> Actio
     ]
     return ActionPreview(
         action=JobAction.REWIND,
-        effect=f"{len(rewound)} of {counted(len(view.stages), 'operator')} return to their state before the run.",
+        effect=f"Operators that return to their state before the run: {len(rewound)} of {len(view.stages)}.",
         kept=_affected(view, [each.stands_at for each in rewound if each.stands_at is not None]),
         recomputed=_affected(view, taken_back),
         deleted=_affected(view, taken_back),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from airflow_provider_statecheck.checkpoint.ids import DATA_DIRECTORY, OperatorId, checkpoint_id_of
+from airflow_provider_statecheck.checkpoint.ids import DATA_DIRECTORY, OperatorId, checkpoint_id_of, job_uri
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.checkpoint.store import JobView
@@ -137,7 +137,9 @@ class CheckpointVerifier:
 
         :raises StorageError: if the storage is unavailable.
         """
-        verifier = self._on(self._storage.allowing(checkpoint.location))
+        # One verifier reads the snapshots and state files that the checkpoints of a job share.
+        is_of_job = checkpoint.location.startswith(f"{job_uri(self._storage.base_uri, checkpoint.job_id)}/")
+        verifier = self if is_of_job else self._on(self._storage.allowing(checkpoint.location))
         verification = verifier._verify(checkpoint.location, lambda: _load_of_row(verifier._storage, checkpoint))
         return replace(verification, checkpoint_id=checkpoint.checkpoint_id)
 

@@ -136,8 +136,7 @@ class CheckpointedPySparkOperator(PySparkOperator, StageCallable):  # type: igno
 
     The callable takes ``spark`` and ``checkpoint``, a
     :class:`~airflow_provider_statecheck.spark.context.StageContext`. When the task fails, its retry skips the work that
-        a
-    completed checkpoint contains. Spark runs locally, on a cluster whose driver is the task, or on a Spark Connect
+    a completed checkpoint contains. Spark runs locally, on a cluster whose driver is the task, or on a Spark Connect
     server; other arguments are those of
     :class:`~airflow_provider_statecheck.operators.checkpointed.CheckpointedOperator`.
 

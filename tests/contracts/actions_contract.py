@@ -283,7 +283,7 @@ class ActionsContract(RunsWithTasks):
         self.week(1, 2)
         begin_savepoint(AlignedCheckpoints(store), OPERATOR)
         preview = self.actions.preview(self.wanted(JobAction.REWIND, run_key=day(2).run_key))
-        assert preview.effect == "1 of 1 operators return to their state before the run."
+        assert preview.effect == "Operators that return to their state before the run: 1 of 1."
 
     def test_a_removed_job_leaves_no_choice_to_its_successor(self) -> None:
         self.work(day(1), 1, FAILED)

@@ -21,6 +21,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.maintenance.job_maintenance import RetireJob
 from airflow_provider_statecheck.spark.attempt import FailedCheckpoints
 from airflow_provider_statecheck.spark.checkpoint_writer import CheckpointContent
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.contracts.maintenance_contract import AIRFLOW, BY_RUN
 from tests.messages import make_owner
 from tests.unit.written_stage import JOB, WrittenStage
@@ -79,7 +80,7 @@ def test_the_log_has_one_line_for_a_checkpoint_that_fails(stage, monkeypatch, ca
         raise StorageError("The disk is full.")
 
     with caplog.at_level(logging.INFO), monkeypatch.context() as patching:
-        patching.setattr(stage.storage, "write_bytes", refuse)
+        patching.setattr(CheckpointStorage, "write_bytes", refuse)
         assert attempt.take_checkpoint(CheckpointContent()) is None
     assert said(caplog) == ["Checkpoint 1 failed; the stage continues without it: The disk is full."]
 
