@@ -1,4 +1,4 @@
-"""Loops that refine one DataFrame, of which a snapshot is taken every few iterations."""
+"""Loops that refine one DataFrame and take a snapshot of it every few iterations."""
 
 from __future__ import annotations
 
