@@ -210,7 +210,8 @@ def write_savepoint(
     :raises IncompatibleCheckpointError: if the base is of another stage.
     :raises StateMigrationError: if the key differs from that of the base.
     :raises CheckpointNotFoundError: if the base or a file of it is missing.
-    :raises StorageError: if the storage fails; written files are deleted.
+    :raises StorageError: if the storage fails; the written files remain without metadata, because a write may still
+        succeed.
     """
     return write_rows(
         SparkRows(data),

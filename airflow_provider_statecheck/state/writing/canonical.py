@@ -7,6 +7,7 @@ A canonical copy may have another maximum parallelism: the key group of every ke
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -48,6 +49,9 @@ from airflow_provider_statecheck.state.writing.canonical_files import CanonicalF
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument
 from airflow_provider_statecheck.storage.pointers import StateCopies, WrittenSavepoint, write_copies
+from airflow_provider_statecheck.storage.uris import redact
+
+log = logging.getLogger(__name__)
 
 _BYTES_AT_ONCE = 64 << 20
 """Approximate size of the stored state that is sorted in memory at once when key groups change."""
@@ -286,7 +290,7 @@ def rescale_max_parallelism(
     """
     Write a checkpoint as a savepoint with another maximum parallelism. The source is not changed.
 
-    The metadata is written last, and a failed savepoint is deleted.
+    The metadata is written last, and a failed savepoint is deleted unless the storage failed.
 
     :param directory: Directory of the new savepoint, without other writers.
     :param max_parallelism: New number of key groups.
@@ -316,18 +320,23 @@ def deleting_on_failure(storage: CheckpointStorage, directory: str) -> Iterator[
     """
     Delete the directory of a savepoint if the block raises.
 
-    After a failure of the storage nothing is deleted: a write that was given up may still succeed, and its file would
-    be left without the others.
+    After a failure of the storage or an interruption nothing is deleted: a write that was given up may still succeed,
+    and its file would be left without the others. A warning then names the directory.
     """
     try:
         yield
     except BaseException as error:
-        if isinstance(error, StorageError) and error.retryable:
+        if _may_still_write(error):
+            log.warning("Left an unfinished savepoint in %s; delete the directory later", redact(directory))
             raise
         # Without metadata the directory is not a savepoint, so files that cannot be deleted are orphans.
         with contextlib.suppress(StorageError):
             storage.delete_directory(directory)
         raise
+
+
+def _may_still_write(error: BaseException) -> bool:
+    return not isinstance(error, Exception) or (isinstance(error, StorageError) and error.retryable)
 
 
 def _require_one_stage(source: CheckpointDocument) -> None:

@@ -103,7 +103,8 @@ def write_savepoint(
     :raises IncompatibleCheckpointError: if the base belongs to another stage.
     :raises StateMigrationError: if the key differs from that of the base.
     :raises CheckpointNotFoundError: if the base or one of its files is missing.
-    :raises StorageError: if the storage fails; the written files are deleted.
+    :raises StorageError: if the storage fails; the written files remain without metadata, because a write may still
+        succeed.
     """
     given = data if isinstance(data, StateRows) else ArrowRows(data)
     options, now = dict(storage_options or {}), (clock or SystemClock()).now()

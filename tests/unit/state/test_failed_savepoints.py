@@ -16,7 +16,7 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
     [
         (StorageError("found no answer within 20 seconds"), {"data": 1}),
         (CorruptStateError("damaged"), {}),
-        (KeyboardInterrupt(), {}),
+        (KeyboardInterrupt(), {"data": 1}),
     ],
     ids=["outcome unknown", "damaged", "interrupted"],
 )

@@ -14,9 +14,11 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_statecheck.exceptions import (
+    CorruptStateError,
     IncompatibleCheckpointError,
     InvalidConfigurationError,
     StateMigrationError,
+    StorageError,
     UnknownStateError,
     UnsupportedStateError,
 )
@@ -32,6 +34,7 @@ from airflow_provider_statecheck.state.reading.checkpoint_states import Checkpoi
 from airflow_provider_statecheck.state.reading.diff_states import diff_states
 from airflow_provider_statecheck.state.reading.state_reader import read_state
 from airflow_provider_statecheck.state.schema_evolution import OperatorSchemas
+from airflow_provider_statecheck.state.writing import write_savepoint as writing
 from airflow_provider_statecheck.state.writing.write_savepoint import write_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.messages import ManualClock
@@ -289,17 +292,23 @@ def test_values_that_do_not_fit_the_type_are_refused(target: str, value: Any, re
         written(data, ACCOUNT, target)
 
 
-def test_failure_leaves_no_savepoint(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from airflow_provider_statecheck.exceptions import StorageError
-    from airflow_provider_statecheck.state.writing import write_savepoint
-
+@pytest.mark.parametrize(
+    ("error", "left"),
+    [(StorageError("no answer"), 1), (CorruptStateError("a flipped byte"), 0), (KeyboardInterrupt(), 1)],
+    ids=["unknown outcome", "refused", "interrupted"],
+)
+def test_failure_leaves_no_savepoint(
+    target: str, monkeypatch: pytest.MonkeyPatch, error: BaseException, left: int
+) -> None:
     def fail(*_: Any, **__: Any) -> bytes:
-        raise StorageError("no space")
+        raise error
 
-    monkeypatch.setattr(write_savepoint, "write_metadata", fail)
-    with pytest.raises(StorageError):
+    monkeypatch.setattr(writing, "write_metadata", fail)
+    with pytest.raises(type(error)):
         written(numbers(20_000), VALUE, target)
-    assert not CheckpointStorage.open(target).list_files(target)
+    files = CheckpointStorage.open(target).list_files(target)
+    assert len(files) == left
+    assert not any(name.endswith("_metadata") for name in files)
 
 
 def test_a_set_as_user_key_is_found_in_whatever_order_it_was_given(job: StatefulJob, target: str) -> None:
