@@ -1,5 +1,5 @@
 """
-Figures of a checkpoint for display: steps, loops, sources, states, open commits and durations.
+Figures of a checkpoint for display: steps, loops, sources, states, open commits, durations and the work in progress.
 
 The driver sends them with the acknowledgement, because the server reads no checkpoint storage. No decision depends on
 them. They are bounded whatever the user's names and the number of entries are, so that a row stays small.
@@ -164,6 +164,14 @@ class CheckpointSummary:
     """Time to write the ``_metadata`` file and the values of the driver."""
     commit_seconds: float | None = None
     """Time to commit the output of a sink; ``None`` if nothing was committed yet."""
+    computing: str = ""
+    """What the attempt was working on: a step, an item of a loop or an increment; empty for none of these."""
+    computing_after: float = 0.0
+    """Time from the registration of the attempt to the start of that work, in seconds."""
+    rows_per_second: float | None = None
+    """Rate at which the attempt has read rows; ``None`` for steps that are computed at once."""
+    checkpoint_share: float | None = None
+    """Part of the time of the task that checkpointing has taken, from 0 to 1; ``None`` if it is unknown."""
 
     def __post_init__(self) -> None:
         left_out = {name: self.left_out[name] for name in _MAX_BYTES if self.left_out.get(name, 0) > 0}
@@ -174,7 +182,7 @@ class CheckpointSummary:
             if len(kept) < len(entries):
                 left_out[name] = left_out.get(name, 0) + len(entries) - len(kept)
         object.__setattr__(self, "left_out", {name: _storable(count) for name, count in left_out.items()})
-        for name in _SECONDS:
+        for name in _SCALARS:
             object.__setattr__(self, name, _storable(getattr(self, name)))
 
     @classmethod
@@ -195,7 +203,10 @@ class CheckpointSummary:
             return None
 
 
-_SECONDS: Final = ("seconds_saved", "snapshot_seconds", "write_seconds", "commit_seconds")
+_SCALARS: Final = (
+    *("seconds_saved", "snapshot_seconds", "write_seconds", "commit_seconds"),
+    *("computing", "computing_after", "rows_per_second", "checkpoint_share"),
+)
 _ENTRIES: Final[dict[str, Any]] = {
     "steps": StepSummary,
     "loops": LoopSummary,

@@ -51,6 +51,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     OpenEffects,
     PendingCheckpoint,
     RegisterAttempt,
+    ReportProgress,
     TriggerCheckpoint,
     require_metadata_in,
     require_valid,
@@ -158,7 +159,11 @@ class AttemptCoordinator(StoredJobs):
                 tx.update_checkpoint(restored, expected=CheckpointStatus.COMPLETED)
             if request.restarted_run is not None:
                 _give_up(tx, attempt, restored, request.restarted_run)
-            transitions.record_restore(tx, attempt, restored, request.restored_summary)
+            transitions.record_restore(tx, attempt, restored)
+
+    def report_progress(self, request: ReportProgress) -> None:
+        with self._store.transaction(request.attempt.job_id) as tx:
+            tx.save_attempt(replace(require_running(tx, request.attempt), restored_summary=request.summary))
 
     def trigger(self, request: TriggerCheckpoint) -> PendingCheckpoint:
         _require_savepoint_dir(request)
@@ -398,6 +403,7 @@ def _acknowledge(tx: JobTransaction, attempt: AttemptRecord, request: Acknowledg
     if checkpoint is not None and result is AcknowledgeResult.SUCCESS:
         require_metadata_in(checkpoint.location, request.metadata_uri)
         checkpoint = transitions.complete(tx, checkpoint, transitions.acknowledged(tx, checkpoint, request))
+        transitions.note_work(tx, attempt, request.summary)
         _subsume_older(tx, attempt, checkpoint)
     if checkpoint is not None and result is AcknowledgeResult.DISCARDED:
         statistics.acknowledged_late(

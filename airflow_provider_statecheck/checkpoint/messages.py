@@ -161,8 +161,15 @@ class ConfirmRestore:
     Run that starts again, because its source has changed: its checkpoints, and those of later runs, are newer than the
     restored one and are given up. ``None`` if none is.
     """
-    restored_summary: CheckpointSummary | None = None
-    """What the attempt has used of the checkpoint so far; a repeated message replaces it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportProgress:
+    """Reports what an attempt has restored and what it is working on, for display."""
+
+    attempt: AttemptRef
+    summary: CheckpointSummary
+    """The figures; a repeated message replaces them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,7 +275,7 @@ class FinishAttempt:
     damaged_snapshots: tuple[str, ...] = ()
     """URIs of restored snapshots that the attempt could not read."""
     restored_summary: CheckpointSummary | None = None
-    """What the attempt has restored; ``None`` if it restored nothing."""
+    """What the attempt has restored, and what checkpointing has cost it; ``None`` if neither is known."""
     is_of_task: bool = False
     """Whether this is the end of the task, which replaces the one that a driver in another process reported."""
 

@@ -261,7 +261,10 @@ class AttemptRecord(OfOperator):
     ended_at: datetime | None = None
     message: str = ""
     restored_summary: CheckpointSummary | None = None
-    """What the attempt has restored so far, and the time that this saved; ``None`` if it has not reported it."""
+    """
+    What the attempt has restored so far, the time that this saved, and what it is working on; ``None`` if it has
+    reported nothing.
+    """
 
     @property
     def is_running(self) -> bool:

@@ -197,19 +197,21 @@ def subsume(
     return [mark_subsumed(tx, checkpoint) for checkpoint in chosen]
 
 
-def record_restore(
-    tx: JobTransaction,
-    attempt: AttemptRecord,
-    restored: CheckpointRecord | None,
-    summary: CheckpointSummary | None = None,
-) -> None:
+def record_restore(tx: JobTransaction, attempt: AttemptRecord, restored: CheckpointRecord | None) -> None:
     """Pin the checkpoint that an attempt has restored, and count the restore; ``None`` if the attempt starts over."""
     if restored is None:
         tx.save_attempt(replace(attempt, restored_from=None))
         return
-    summary = summary or attempt.restored_summary
-    tx.save_attempt(replace(attempt, restored_from=restored.checkpoint_id, restored_summary=summary))
+    tx.save_attempt(replace(attempt, restored_from=restored.checkpoint_id))
     statistics.restored(tx, attempt, restored)
+
+
+def note_work(tx: JobTransaction, attempt: AttemptRecord, summary: CheckpointSummary | None) -> None:
+    """Record what an attempt works on when it acknowledges a checkpoint, if the row of the attempt tells otherwise."""
+    known = attempt.restored_summary or CheckpointSummary()
+    if summary is not None and (summary.computing, summary.computing_after) != (known.computing, known.computing_after):
+        noted = replace(known, computing=summary.computing, computing_after=summary.computing_after)
+        tx.save_attempt(replace(attempt, restored_summary=noted))
 
 
 def roll_back(tx: JobTransaction, checkpoints: Iterable[CheckpointRecord]) -> None:

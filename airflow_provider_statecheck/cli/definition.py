@@ -151,7 +151,7 @@ def _read_only_commands() -> tuple[CLICommand, ...]:
     return (
         _command(
             "jobs",
-            "List jobs with their status, newest checkpoint and last failure",
+            "List jobs with their status, work, newest checkpoint and last failure",
             Arg(("--name",), metavar="TEXT", help="Only jobs whose name contains this text, in upper or lower case"),
             Arg(("--status",), choices=("running", "failed", "idle", "finished"), help="Only jobs with this status"),
             Arg(("--dag-id",), metavar="DAG_ID", help="Only jobs with attempts of this Dag"),

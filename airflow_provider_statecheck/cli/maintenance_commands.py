@@ -9,11 +9,13 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from airflow_provider_statecheck.checkpoint.attempt_work import work_of
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
 from airflow_provider_statecheck.checkpoint.ids import JobId, given_job_id, is_uri
 from airflow_provider_statecheck.checkpoint.job_list import (
     LARGEST_JOB_PAGE,
     JobList,
+    JobOverview,
     JobSort,
     JobsPage,
     ListedStatus,
@@ -34,7 +36,7 @@ from airflow_provider_statecheck.cli.output import (
     print_message,
     print_rows,
 )
-from airflow_provider_statecheck.exceptions import CorruptRowError, InvalidConfigurationError
+from airflow_provider_statecheck.exceptions import CorruptRowError, InvalidConfigurationError, StateCheckError
 from airflow_provider_statecheck.hooks.connection import guarded_storage_opener, pointer_storage_opener
 from airflow_provider_statecheck.hooks.transport import (
     find_job,
@@ -72,15 +74,29 @@ _DESCENDING = frozenset({JobSort.COMPLETED_AT, JobSort.SIZE, JobSort.FAILED_AT})
 
 @command
 def jobs(args: Namespace) -> Exit:
-    """List jobs with their status, newest checkpoint and last failure."""
-    listed = _listed_jobs(job_rows(), args)
+    """List jobs with their status, work, newest checkpoint and last failure."""
+    rows = job_rows()
+    listed = _listed_jobs(rows, args)
     shown = [overview for page in listed for overview in page.jobs][: args.limit]
-    print_rows([job_row(overview) for overview in shown], args.output)
+    print_rows([job_row(overview, _computing(rows, overview)) for overview in shown], args.output)
     counts = listed[0].counts
     left = (sum(counts.values()) if args.status is None else counts.get(args.status, 0)) - len(shown)
     if left > 0:
         print_message(f"{counted(left, 'more job')}; raise --limit to list them.")
     return Exit.DONE
+
+
+def _computing(rows: JobStore, overview: JobOverview) -> list[str]:
+    """Return what the tasks of a job are working on, by operator; empty for a job that cannot be read."""
+    if overview.status is not ListedStatus.RUNNING:
+        return []
+    try:
+        view = rows.describe(overview.job_id)
+    except StateCheckError:
+        # The row of the job tells its problem.
+        return []
+    works = ((operator.uid, work_of(view, operator.operator_id).computing) for operator in view.operators)
+    return [f"{uid}: {work}" for uid, work in works if work is not None]
 
 
 def _listed_jobs(rows: JobStore, args: Namespace) -> list[JobList]:

@@ -248,12 +248,17 @@ def _value_text(value: Any) -> str:
     return "\n".join(printable(str(each)) for each in value) if isinstance(value, list) else printable(str(value))
 
 
-def job_row(overview: JobOverview) -> Row:
-    """Return the row of a job."""
+def job_row(overview: JobOverview, computing: list[str]) -> Row:
+    """
+    Return the row of a job.
+
+    :param computing: What its tasks are working on.
+    """
     return {
         "name": overview.name,
         "job_id": overview.job_id,
         "status": overview.status.value,
+        "computing": computing,
         "operators": overview.operators,
         "dags": list(overview.dag_ids),
         "checkpoint": overview.checkpoint_id,

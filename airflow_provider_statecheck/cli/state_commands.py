@@ -6,6 +6,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from airflow_provider_statecheck.checkpoint.attempt_work import AttemptWork, work_of
 from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
 from airflow_provider_statecheck.checkpoint.ids import is_uri
@@ -88,7 +89,9 @@ def stats(args: Namespace) -> Exit:
     if args.history:
         print_rows([_history_row(view, each, entry) for each in snapshots for entry in each.history], args.output)
     else:
-        _print_overviews([_overview_row(each) for each in snapshots], args.output)
+        working = [_work_row(work_of(view, operator.operator_id)) for operator in operators]
+        rows = [_overview_row(each) for each in snapshots]
+        _print_overviews([{**row, **work} for row, work in zip(rows, working, strict=True)], args.output)
     return Exit.DONE
 
 
@@ -237,6 +240,16 @@ def _overview_row(snapshot: CheckpointStatsSnapshot) -> Row:
         "latest_failed": None if failed is None else redact(failed.location),
         "failure": None if failed is None else _failure(failed),
         "failures": [f"{reason}: {count}" for reason, count in snapshot.failures],
+    }
+
+
+def _work_row(work: AttemptWork) -> Row:
+    share = work.checkpoint_share
+    return {
+        "computing": work.computing,
+        "computing_since": work.computing_since,
+        "rows_per_second": None if work.rows_per_second is None else round(work.rows_per_second),
+        "checkpointing_percent": None if share is None else round(100 * share, 1),
     }
 
 

@@ -35,6 +35,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     OpenEffects,
     PendingCheckpoint,
     RegisterAttempt,
+    ReportProgress,
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, OnOverlap, RowsVersion
@@ -62,7 +63,8 @@ class StageGateway(JobReads, Protocol):
 
     An attempt calls :meth:`register` once and :meth:`confirm_restore` after a restore. For each checkpoint it calls
     :meth:`trigger`, then :meth:`acknowledge` or :meth:`decline`. It confirms the effects that it carried out with
-    :meth:`confirm_discards` and :meth:`confirm_commits`, and ends with :meth:`finish`.
+    :meth:`confirm_discards` and :meth:`confirm_commits`, tells what takes it long with :meth:`report_progress`, and
+    ends with :meth:`finish`.
 
     All calls are idempotent: a call that is repeated after a lost reply takes effect once and returns the effects that
     are open now. Calls of a replaced attempt raise ``StaleAttemptError`` and change nothing.
@@ -99,6 +101,13 @@ class StageGateway(JobReads, Protocol):
         :raises StaleAttemptError: if a newer attempt has registered.
         :raises CheckpointNotFoundError: if the checkpoint is not a completed checkpoint of this operator.
         :raises SavepointClaimedError: if another operator has claimed the savepoint.
+        """
+
+    def report_progress(self, request: ReportProgress) -> None:
+        """
+        Record what an attempt has restored and what it is working on; pages show it, and no decision depends on it.
+
+        :raises StaleAttemptError: if a newer attempt has registered or this one has ended.
         """
 
     def trigger(self, request: TriggerCheckpoint) -> PendingCheckpoint:

@@ -28,11 +28,11 @@ from airflow_provider_statecheck.checkpoint.ids import is_savepoint_directory, j
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
     AttemptGrant,
-    ConfirmRestore,
     FinishAttempt,
     OpenEffects,
     PendingCheckpoint,
     RegisterAttempt,
+    ReportProgress,
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, RestoreMode
@@ -59,6 +59,7 @@ from airflow_provider_statecheck.spark.checkpoint_writer import (
 from airflow_provider_statecheck.spark.endings import is_success, message_of
 from airflow_provider_statecheck.spark.restore import RestoredStage, restore_latest
 from airflow_provider_statecheck.spark.status_log import CheckpointLog, fenced_line, leftover_line, retained_line
+from airflow_provider_statecheck.spark.work_in_progress import WorkInProgress
 from airflow_provider_statecheck.storage.discarding import EffectDiscards
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache, state_uris
@@ -116,9 +117,8 @@ class StageAttempt:
         self._savepoints = StageSavepoints(gateway, storage, self._documents, self.grant.attempt, savepoint_dir)
         self._job_stop = JobStop(gateway, monotonic, pause, missed=self.grant.effects.stop)
         self.latest: CheckpointRecord | None = None
-        self._restored_id: int | None = None
-        self.restored_summary: CheckpointSummary | None = None
-        """What the attempt has restored so far, for display; sent with its end."""
+        self.work = WorkInProgress(self._report_progress, monotonic)
+        """What the attempt has restored and is working on, for display."""
         self._newer_epoch: int | None = None
         self._is_closed = False
         self._is_readable = True
@@ -190,7 +190,6 @@ class StageAttempt:
             restored.confirmation(attempt, claim=claim, starts_over=starts_over, restarted_run=restarted_run)
         )
         if not starts_over:
-            self._restored_id = restored.checkpoint.checkpoint_id
             self._log.restored(restored.checkpoint)
         if not (starts_over and self.begins_from_savepoint):
             self._documents.remember(restored.checkpoint.checkpoint_id, restored.document)
@@ -206,24 +205,14 @@ class StageAttempt:
         # Confirming nothing has no other effect.
         self._gateway.confirm_discards(self.grant.attempt, ())
 
-    def report_restored(self, summary: CheckpointSummary) -> None:
-        """
-        Report what the attempt has restored so far, for pages; a report that fails is dropped.
-
-        :raises StaleAttemptError: if a newer attempt has taken over.
-        """
-        if self._restored_id is None:
-            return
-        self.restored_summary = summary
-        attempt = self.grant.attempt
-        report = ConfirmRestore(attempt=attempt, checkpoint_id=self._restored_id, restored_summary=summary)
+    def _report_progress(self, summary: CheckpointSummary) -> None:
         try:
-            self._gateway.confirm_restore(report)
+            self._gateway.report_progress(ReportProgress(attempt=self.grant.attempt, summary=summary))
         except StaleAttemptError:
             raise
         except (CoordinatorError, CheckpointNotFoundError) as error:
-            # The restored checkpoint may be subsumed; the figures of newer checkpoints then show the restored steps.
-            log.debug("The restored steps could not be reported: %s", error)
+            # The next checkpoint or the end of the attempt tells it again.
+            log.debug("The progress could not be reported: %s", error)
 
     @property
     def begins_from_savepoint(self) -> bool:
@@ -296,8 +285,9 @@ class StageAttempt:
         self._job_stop.wait_for(effects.stop)
 
     def release(self) -> None:
-        """Let a thread go on that waits for the end of the savepoint with which the job stops."""
+        """Let a thread go on that waits for the end of the savepoint with which the job stops, and report no more."""
         self._job_stop.release()
+        self.work.end()
 
     def job_view(self) -> JobView:
         """Return the rows of the job."""
@@ -327,7 +317,7 @@ class StageAttempt:
             status=status,
             message=message,
             damaged_snapshots=damaged_snapshots,
-            restored_summary=self.restored_summary,
+            restored_summary=self.work.at_end(),
         )
         effects = self._gateway.finish(closing)
         self._is_closed = True
@@ -421,12 +411,15 @@ class StageAttempt:
         return pending
 
     def _complete(self, pending: PendingCheckpoint, content: CheckpointContent) -> tuple[CheckpointRecord, OpenEffects]:
+        content, told = self.work.added_to(content)
         try:
             message = self._files.write(pending, content)
         except StateCheckError as error:
             decline(self._gateway, self.grant.attempt, pending, error, content.increment_seconds)
             raise
-        return self._acknowledge(message, content.pinned | frozenset(state_uris(content.operator_states)))
+        acknowledged = self._acknowledge(message, content.pinned | frozenset(state_uris(content.operator_states)))
+        self.work.told(told)
+        return acknowledged
 
     def _acknowledge(
         self, message: AcknowledgeCheckpoint, pinned: AbstractSet[str]

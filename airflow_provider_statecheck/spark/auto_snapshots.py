@@ -46,7 +46,10 @@ class AutoSnapshots:
 
         :raises UnsupportedStateError: if the step is written and cannot be restored unchanged.
         """
-        self._steps.report_restored()
+        with self._steps.working_on(step):
+            return self._take(step, build, fingerprint)
+
+    def _take(self, step: StepKey, build: DataFrame | Callable[[], DataFrame], fingerprint: str) -> DataFrame:
         measured = self._steps.auto_facts.measured(step, fingerprint)
         decision = None if measured is None else self._decide(step, measured)
         if measured is not None and decision is not None and not decision.is_written:

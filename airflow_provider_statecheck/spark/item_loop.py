@@ -101,9 +101,9 @@ class ItemLoop:
         for item_key, item in pairs:
             if self._steps.progress.is_finished(self._loop, item_key):
                 continue
-            self._steps.report_restored()
             began = monotonic()
-            with self._names.inside(self._loop[1], item_key) as scope, self._salted():
+            work = self._steps.working_on(((*self._loop[0], (self._loop[1], item_key)), ""))
+            with work, self._names.inside(self._loop[1], item_key) as scope, self._salted():
                 yield item
             self._steps.finish_item(self._loop, item_key, monotonic() - began, basis)
             self._release_memory(scope)

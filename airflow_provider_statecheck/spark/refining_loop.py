@@ -122,8 +122,8 @@ class RefiningLoop:
         if live is not None:
             log.info("Loop %s resumes after step %s of %s.", self._name, reached.number, self._refinement.steps)
             self._steps.figures.restored(NamedSnapshot((live.handle,)))
-        self._steps.report_restored()
-        return self._refine(live, reached.number)
+        with self._steps.working_on(self._loop):
+            return self._refine(live, reached.number)
 
     @property
     def _name(self) -> str:

@@ -86,10 +86,15 @@ class StageCosts:
         if self.spent_seconds or self.put_off:
             log.info("%s", self.summary())
 
+    @property
+    def share(self) -> float:
+        """Return the part of the time that checkpointing has taken, from 0 to 1."""
+        elapsed = self.elapsed_seconds
+        return self.spent_seconds / elapsed if elapsed else 0.0
+
     def _share(self) -> str:
         spent, elapsed = self.spent_seconds, self.elapsed_seconds
-        share = spent / elapsed if elapsed else 0.0
-        return f"Checkpointing took {spent:.1f} s of {elapsed:.0f} s ({100 * share:.1f} %)"
+        return f"Checkpointing took {spent:.1f} s of {elapsed:.0f} s ({100 * self.share:.1f} %)"
 
 
 def require_budget(overhead_budget: object) -> None:

@@ -325,6 +325,11 @@ class StageProgress:
             yield f"about {readable_seconds(self.seconds_left)} left"
 
     @property
+    def rows_per_second(self) -> float | None:
+        """Return the smoothed rate; ``None`` before the first rows."""
+        return self._row_rate.per_second or None
+
+    @property
     def percent(self) -> int | None:
         """Return the finished percentage of the input, 100 only at the end; ``None`` if the total is unknown."""
         return self._percent_of(self._finished)

@@ -127,6 +127,7 @@ class StageCheckpointer:
         self.write_times = WriteTimes(saved.get("writes", ()))
         self.pace = pace
         self.costs = StageCosts(overhead_budget, monotonic, saved.get("costs"))
+        attempt.work.checkpoint_share = lambda: self.costs.share
         self.snapshots = StageSnapshots(attempt.storage, attempt.grant.attempt, restored)
         self.figures = StepFigures(self.progress, self.iterations, monotonic)
         self.unsaved_bytes = 0
@@ -167,11 +168,22 @@ class StageCheckpointer:
         if self.figures.is_due():
             summary = figures_or_none(self.figures.of_restore)
             if summary is not None:
-                self._attempt.report_restored(summary)
+                self._attempt.work.report_restored(summary)
 
     def note_restored(self) -> None:
         """Let the end of the attempt report what it has restored."""
-        self._attempt.restored_summary = figures_or_none(self.figures.of_restore)
+        self._attempt.work.restored = figures_or_none(self.figures.of_restore)
+
+    @contextmanager
+    def working_on(self, step: StepKey) -> Iterator[None]:
+        """
+        Let pages name a step, or an item of a loop, as the work of the block, and what was restored before.
+
+        :raises StaleAttemptError: if a newer attempt has taken over.
+        """
+        with self._attempt.work.on(describe(step)):
+            self.report_restored()
+            yield
 
     def _summary(self) -> CheckpointSummary:
         return self.figures.of_checkpoint(self.snapshots.handles, self.unsaved_seconds, self.parts)
@@ -366,10 +378,10 @@ class StageSteps(StageCheckpointer):
         :raises StorageError: if there is too little space.
         """
         self.require_room(step)
-        self.report_restored()
         log.info("Step %s: computing", describe(step))
-        stopwatch = self.stopwatch()
-        written = self.write(step, built(build), fingerprint, stopwatch)
+        with self.working_on(step):
+            stopwatch = self.stopwatch()
+            written = self.write(step, built(build), fingerprint, stopwatch)
         return self.save(step, written)
 
     def save(self, step: StepKey, written: Written) -> DataFrame:

@@ -34,6 +34,7 @@ WRITING_CALLS = ("write_bytes", "copy_file", "copy_directory", "delete_file", "d
 GATEWAY_CALLS = (
     "register",
     "confirm_restore",
+    "report_progress",
     "trigger",
     "acknowledge",
     "decline",

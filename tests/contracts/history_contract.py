@@ -17,7 +17,13 @@ from airflow_provider_statecheck.checkpoint.checkpoint_summary import (
     StepSummary,
 )
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef, ConfirmRestore, FinishAttempt, TriggerCheckpoint
+from airflow_provider_statecheck.checkpoint.messages import (
+    AttemptRef,
+    ConfirmRestore,
+    FinishAttempt,
+    ReportProgress,
+    TriggerCheckpoint,
+)
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
     AttemptStatus,
@@ -26,7 +32,7 @@ from airflow_provider_statecheck.checkpoint.records import (
 )
 from airflow_provider_statecheck.checkpoint.row_removal import DEFAULT_AGE
 from airflow_provider_statecheck.checkpoint.store import CheckpointPage
-from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StaleAttemptError
 from airflow_provider_statecheck.gateway.verbs import StageGateway as Gateway
 from tests.messages import ManualClock, complete_checkpoint, make_registration, present
 
@@ -171,14 +177,33 @@ class SummaryContract:
         attempt = self.gateway.register(make_registration()).attempt
         self.gateway.confirm_restore(ConfirmRestore(attempt=attempt, checkpoint_id=1))
         assert self.newest_attempt().restored_summary is None
-        self.gateway.confirm_restore(ConfirmRestore(attempt=attempt, checkpoint_id=1, restored_summary=RESTORED))
+        self.gateway.report_progress(ReportProgress(attempt=attempt, summary=RESTORED))
         assert self.newest_attempt().restored_summary == RESTORED
+
+    def test_a_report_of_an_attempt_that_was_replaced_changes_nothing(self) -> None:
+        replaced = self.gateway.register(make_registration()).attempt
+        self.gateway.register(make_registration())
+        with pytest.raises(StaleAttemptError):
+            self.gateway.report_progress(ReportProgress(attempt=replaced, summary=RESTORED))
+        assert [each.restored_summary for each in self.gateway.describe(JOB).attempts] == [None, None]
+
+    def test_a_checkpoint_tells_what_the_attempt_works_on_and_keeps_what_it_restored(self) -> None:
+        attempt = self.gateway.register(make_registration()).attempt
+        self.gateway.report_progress(ReportProgress(attempt=attempt, summary=replace(RESTORED, computing="clicks")))
+        complete_checkpoint(
+            self.gateway, attempt, summary=replace(SUMMARY, computing="increment 2", computing_after=9.0)
+        )
+        found = present(self.newest_attempt().restored_summary)
+        assert found == replace(RESTORED, computing="increment 2", computing_after=9.0)
+        complete_checkpoint(self.gateway, attempt, summary=SUMMARY)
+        assert self.newest_attempt().restored_summary == RESTORED, "it works on nothing any more"
 
     def test_a_repeated_confirmation_counts_the_restore_once(self) -> None:
         complete_checkpoint(self.gateway, self.gateway.register(make_registration()).attempt)
         attempt = self.gateway.register(make_registration()).attempt
-        for summary in (None, RESTORED, None):
-            self.gateway.confirm_restore(ConfirmRestore(attempt=attempt, checkpoint_id=1, restored_summary=summary))
+        self.gateway.report_progress(ReportProgress(attempt=attempt, summary=RESTORED))
+        for _ in range(2):
+            self.gateway.confirm_restore(ConfirmRestore(attempt=attempt, checkpoint_id=1))
         assert self.newest_attempt().restored_summary == RESTORED
         (statistics,) = self.gateway.describe(JOB).statistics
         assert statistics.content["checkpoints"]["restored"] == 1
@@ -191,7 +216,7 @@ class SummaryContract:
     def test_an_end_without_figures_keeps_those_of_the_restore(self) -> None:
         complete_checkpoint(self.gateway, self.gateway.register(make_registration()).attempt)
         attempt = self.gateway.register(make_registration()).attempt
-        self.gateway.confirm_restore(ConfirmRestore(attempt=attempt, checkpoint_id=1, restored_summary=RESTORED))
+        self.gateway.report_progress(ReportProgress(attempt=attempt, summary=RESTORED))
         self.gateway.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FAILED))
         assert self.newest_attempt().restored_summary == RESTORED
 

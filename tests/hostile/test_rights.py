@@ -179,7 +179,7 @@ RIGHTS: dict[Route, Right] = {
     **_calls("attempts", JOIN, "register"),
     **_calls("attempts", ADOPT, "adopt"),
     **_calls("attempts", ATTEMPT, "confirm-restore", "trigger", "acknowledge", "decline", "confirm-discards"),
-    **_calls("attempts", ATTEMPT, "confirm-commits", "finish"),
+    **_calls("attempts", ATTEMPT, "confirm-commits", "report-progress", "finish"),
     **_calls("maintenance", MAINTAIN, "confirm-discards", "close-abandoned", "settle-run", "forget", "refusal"),
     **_calls("maintenance", MAINTAIN, "settle", "retire", "remove"),
     **_calls("maintenance", _always("maintenance", "login_of_maintenance"), "drop-tokens"),

@@ -20,6 +20,7 @@ from airflow_provider_statecheck.api.pages.charts import (
     size_chart,
     timeline,
 )
+from airflow_provider_statecheck.checkpoint.attempt_work import AttemptWork, work_of
 from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.fencing import silent_since
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
@@ -117,6 +118,7 @@ class OperatorSection:
     """Section of an operator; attempts, checkpoints, requests and actions are in descending order, the newest only."""
 
     row: OperatorRow
+    work: AttemptWork
     statistics: CheckpointStatsSnapshot
     attempts: tuple[AttemptRecord, ...]
     checkpoints: tuple[CheckpointRow, ...]
@@ -248,6 +250,7 @@ def _section(view: JobView, row: OperatorRow) -> OperatorSection:
     savepoints = [c for c in checkpoints if c.properties.is_savepoint and c.status is not CheckpointStatus.ABORTED]
     return OperatorSection(
         row=row,
+        work=work_of(view, operator.operator_id),
         statistics=snapshot_of(view, operator),
         attempts=attempts[::-1][:ATTEMPTS_ON_PAGE],
         checkpoints=rows_of(view, checkpoints[::-1][:HISTORY_ON_PAGE]),

@@ -337,8 +337,9 @@ class PartedRun:
             self._steps.report_parts(self._step, is_restored=True, restored_parts=len(known.finished))
             return self._snapshots.read_parts(self._steps.spark, self._step)
         enumerator, start = self._open(known)
-        self._steps.report_restored()
-        self._finish(self._compute(enumerator, start), restored_parts=len(start.finished))
+        with self._steps.working_on(self._step):
+            jobs = self._compute(enumerator, start)
+        self._finish(jobs, restored_parts=len(start.finished))
         return self._snapshots.read_parts(self._steps.spark, self._step)
 
     def _known(self) -> PartedStep | None:

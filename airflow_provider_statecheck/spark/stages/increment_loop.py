@@ -30,7 +30,7 @@ from airflow_provider_statecheck.spark.connectors.source import SizeUnit
 from airflow_provider_statecheck.spark.driver.session import TaggedJobs
 from airflow_provider_statecheck.spark.job_failures import task_errors_raised
 from airflow_provider_statecheck.spark.snapshots.dataframes import explained
-from airflow_provider_statecheck.spark.stage_costs import disk_failures_named
+from airflow_provider_statecheck.spark.stage_costs import StageCosts, disk_failures_named
 from airflow_provider_statecheck.spark.stages.broadcasts import Broadcasts
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
 from airflow_provider_statecheck.spark.stages.executor.node_run import StateCapture
@@ -98,6 +98,9 @@ class IncrementLoop:
         self._commits = commits
         self._pace = pace
         self._progress = progress
+        self._costs = StageCosts(None, monotonic)
+        attempt.work.rows_per_second = lambda: progress.rows_per_second
+        attempt.work.checkpoint_share = lambda: self._costs.share
         self._monotonic = monotonic
         self._uid = attempt.registration.uid
         self._completing = ThreadPoolExecutor(1, thread_name_prefix="statecheck-checkpoint")
@@ -116,12 +119,14 @@ class IncrementLoop:
         :param frame: The rows of the first increment.
         :return: Numbers of increments and of elements.
         """
+        log.info("Stage %s: computing", self._uid)
         increments, rows = 0, 0
         current: Increment | None = first
         while current is not None:
             following = self._enumerator.next_increment()
-            rows += self._run_increment(current, frame, is_end=following is None)
             increments += 1
+            with self._attempt.work.on(f"increment {increments}"):
+                rows += self._run_increment(current, frame, is_end=following is None)
             current = following
             if current is not None:
                 frame = self._enumerator.load(current)
@@ -129,6 +134,7 @@ class IncrementLoop:
         self._wait()
         self._require_saved()
         self._progress.finished()
+        self._costs.report()
         return increments, rows
 
     def close(self) -> None:
@@ -139,21 +145,26 @@ class IncrementLoop:
     def _run_increment(self, increment: Increment, frame: DataFrame, *, is_end: bool) -> int:
         if self._completion is not None and self._completion.done():
             self._wait()
-        pending = self._attempt.begin_checkpoint(LONGEST_INCREMENT_SECONDS) if is_end or self._pace.allows() else None
+        with self._costs.timed():
+            is_due = is_end or self._pace.allows()
+            pending = self._attempt.begin_checkpoint(LONGEST_INCREMENT_SECONDS) if is_due else None
         begin, moment = self._monotonic(), self._moment(pending, is_end=is_end)
         reports = self._run_or_raise_completion_error(frame, moment)
         self._wait()
         self._tasks.states.update(reports, self._saved_uids(is_end=is_end), moment.checkpoint.checkpoint_id)
         self._commits.stage(c for report in reports for c in report.committables)
         self._unsaved_bytes += sum(report.new_bytes for report in reports)
-        self._unsaved_seconds += max((report.snapshot_seconds for report in reports), default=0.0)
+        snapshot_seconds = max((report.snapshot_seconds for report in reports), default=0.0)
+        self._costs.spent_seconds += snapshot_seconds
+        self._unsaved_seconds += snapshot_seconds
         self._run_seconds += self._monotonic() - begin
         self._enumerator.require_unchanged(increment)
         self._enumerator.finish(increment)
         self._finish_broadcasts()
         rows = sum(report.rows for report in reports if report.vertex == 0)
         unit = SizeUnit.of(self._enumerator)
-        self._progress.advance(unit.amount_of(increment), rows, total=unit.total)
+        share = f"{100 * self._costs.share:.1f} % of the time for checkpoints"
+        self._progress.advance(unit.amount_of(increment), rows, total=unit.total, details=(share,))
         self._is_saved = False
         if pending is not None:
             self._complete(pending, self._monotonic() - begin)
@@ -254,7 +265,9 @@ class IncrementLoop:
 
     def _wait(self) -> None:
         if self._completion is not None:
-            self._completion.result()
+            # A checkpoint costs the time that the stage waits for it.
+            with self._costs.timed():
+                self._completion.result()
             self._completion = None
             if self._is_saved:
                 self._pace.observed(self._cost_seconds)

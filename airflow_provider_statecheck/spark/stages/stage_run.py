@@ -367,7 +367,7 @@ class StageRun:
             )
         )
         if summary is not None:
-            self._attempt.report_restored(summary)
+            self._attempt.work.report_restored(summary)
 
     def _restored_seconds(self, restored: RestoredStageState) -> float:
         # The restore of an earlier run saves no time of this one.

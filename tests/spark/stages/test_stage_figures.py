@@ -52,7 +52,10 @@ def test_a_retry_shows_what_it_restored_and_the_time_of_the_increments_before(tr
         tries.run(stage)
     tries.run(stage)
     first, retry = tries.view().attempts
-    assert first.restored_summary is None
+    assert first.restored_summary is not None
+    assert first.restored_summary.sources == (), "it has restored nothing"
+    assert first.restored_summary.rows_per_second is not None
+    assert first.restored_summary.checkpoint_share is not None
     restored = retry.restored_summary
     assert restored is not None
     assert restored.sources == (SourceSummary(uid="source", finished_splits=2, total_splits=FILES),)

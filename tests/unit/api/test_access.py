@@ -86,6 +86,7 @@ RULES: dict[Route, Rule] = {
     ("POST", "/v1/attempts/confirm-restore"): Rule(
         Stage.attempt_token, lambda s: {"checkpoint_id": 2, "skipped": [{"checkpoint_id": 3, "reason": "gone"}]}
     ),
+    ("POST", "/v1/attempts/report-progress"): Rule(Stage.attempt_token),
     ("POST", "/v1/attempts/trigger"): Rule(Stage.attempt_token),
     ("POST", "/v1/attempts/acknowledge"): Rule(Stage.attempt_token, Stage.pending_metadata),
     ("POST", "/v1/attempts/decline"): Rule(Stage.attempt_token, lambda s: {"checkpoint_id": s.pending}),

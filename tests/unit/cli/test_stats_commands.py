@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 
 import pytest
 
@@ -15,7 +16,12 @@ from airflow_provider_statecheck.checkpoint.checkpoint_summary import (
 )
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import new_key
-from airflow_provider_statecheck.checkpoint.messages import DeclineCheckpoint, PendingCheckpoint, TriggerCheckpoint
+from airflow_provider_statecheck.checkpoint.messages import (
+    DeclineCheckpoint,
+    PendingCheckpoint,
+    ReportProgress,
+    TriggerCheckpoint,
+)
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.cli import (
     maintenance_commands,
@@ -82,6 +88,10 @@ def test_stats_tell_counts_summaries_and_the_latest_of_each_operator(counted: Wr
         "awaiting_discard": 2,
         "failure": "io_exception: disk full",
         "failures": ["io_exception: 1"],
+        "computing": None,
+        "computing_since": None,
+        "rows_per_second": None,
+        "checkpointing_percent": None,
     }
 
 
@@ -89,6 +99,26 @@ def test_stats_of_an_operator_without_checkpoints_are_empty(stage: WrittenStage,
     stage.attempt()
     [row] = rows(run("stats", JOB, "--output", "json"))
     assert (row["total"], row["average_seconds"], row["latest_failed"], row["failures"]) == (0, None, None, [])
+
+
+def test_stats_and_jobs_tell_what_a_running_attempt_is_computing_and_no_longer_after_its_end(
+    stage: WrittenStage, run: Run
+) -> None:
+    attempt = stage.attempt()
+    figures = CheckpointSummary(
+        computing="days[2026-01-02]", computing_after=60.0, rows_per_second=1234.4, checkpoint_share=0.0314
+    )
+    stage.coordinator.report_progress(ReportProgress(attempt=attempt.grant.attempt, summary=figures))
+    [row] = rows(run("stats", JOB, "--output", "json"))
+    [job] = rows(run("jobs", "--output", "json"))
+    begun = stage.coordinator.describe(attempt.grant.attempt.job_id).attempts[0].registered_at
+    assert (row["computing"], row["rows_per_second"], row["checkpointing_percent"]) == ("days[2026-01-02]", 1234, 3.1)
+    assert row["computing_since"] == (begun + timedelta(seconds=60)).isoformat()
+    assert job["computing"] == [f"{attempt.grant.uid}: days[2026-01-02]"]
+    attempt.finish(AttemptStatus.FAILED)
+    [row] = rows(run("stats", JOB, "--output", "json"))
+    [job] = rows(run("jobs", "--output", "json"))
+    assert (row["computing"], row["computing_since"], job["computing"]) == (None, None, [])
 
 
 def test_stats_can_be_those_of_one_operator(counted: WrittenStage, run: Run) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
@@ -19,6 +20,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     DeclineCheckpoint,
     FinishAttempt,
     RegisterAttempt,
+    ReportProgress,
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnOverlap
@@ -102,6 +104,7 @@ def _decline(gateway: StageGateway, attempt: AttemptRef, checkpoint_id: int) -> 
 
 CALLS: dict[str, Callable[[StageGateway, AttemptRef, int], object]] = {
     "confirm_restore": lambda g, a, _: g.confirm_restore(ConfirmRestore(attempt=a, checkpoint_id=1)),
+    "report_progress": lambda g, a, _: g.report_progress(ReportProgress(attempt=a, summary=CheckpointSummary())),
     "trigger": lambda g, a, _: g.trigger(TriggerCheckpoint(attempt=a, request_key=new_key())),
     "acknowledge": lambda g, a, i: g.acknowledge(make_acknowledgement(a, i)),
     "decline": _decline,

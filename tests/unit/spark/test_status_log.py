@@ -245,15 +245,17 @@ def test_an_attempt_that_restored_nothing_reports_nothing() -> None:
 RESTORED = CheckpointSummary(steps=(StepSummary(name="a", outcome="restored", seconds=7.0),), seconds_saved=7.0)
 
 
-def test_a_report_after_the_restored_checkpoint_is_gone_is_dropped_and_the_end_repeats_it(stage: WrittenStage) -> None:
+def test_what_was_restored_is_reported_after_the_restored_checkpoint_is_gone_and_at_the_end(
+    stage: WrittenStage,
+) -> None:
     stage.run(checkpoints=1)
     attempt = stage.attempt()
     attempt.restore()
     for name in ("b", "c"):
         stage.take(attempt, stage.snapshot(attempt, name))
-    attempt.report_restored(RESTORED)
+    attempt.work.report_restored(RESTORED)
     job_id = attempt.grant.attempt.job_id
-    assert stage.coordinator.describe(job_id).attempts[-1].restored_summary is None
+    assert stage.coordinator.describe(job_id).attempts[-1].restored_summary == RESTORED
     attempt.finish(AttemptStatus.FAILED)
     assert stage.coordinator.describe(job_id).attempts[-1].restored_summary == RESTORED
 

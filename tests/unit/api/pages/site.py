@@ -30,6 +30,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     ConfirmRestore,
     DeclineCheckpoint,
     FinishAttempt,
+    ReportProgress,
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
@@ -111,12 +112,13 @@ class MadeJob:
     def restore(self, summary: CheckpointSummary | None = None) -> MadeJob:
         """Confirm the restore of the first candidate."""
         self.coordinator.confirm_restore(
-            ConfirmRestore(
-                attempt=self.attempt,
-                checkpoint_id=self.grant.candidates[0].checkpoint_id,
-                restored_summary=summary,
-            )
+            ConfirmRestore(attempt=self.attempt, checkpoint_id=self.grant.candidates[0].checkpoint_id)
         )
+        return self if summary is None else self.report(summary)
+
+    def report(self, summary: CheckpointSummary) -> MadeJob:
+        """Report the progress of the attempt."""
+        self.coordinator.report_progress(ReportProgress(attempt=self.attempt, summary=summary))
         return self
 
     def checkpoint(

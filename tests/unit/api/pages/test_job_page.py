@@ -51,6 +51,41 @@ def test_attempts_are_listed_newest_first_with_what_they_restored(site: Site, re
     assert first["Message"] == "PlannedError: disk full"
 
 
+def tiles(page: Page) -> dict[str, str]:
+    """Return the text of each tile after its name, by name."""
+    found = (tile for tile in page.all("div") if tile.all("dt"))
+    names = ((tile.all("dt")[0].text, tile.text) for tile in found)
+    return {name: text.removeprefix(name).strip() for name, text in names}
+
+
+def test_the_overview_names_the_work_its_rate_and_the_share_of_checkpointing(site: Site, retried: MadeJob) -> None:
+    retried.clock.advance(400)
+    restored = CheckpointSummary(seconds_saved=90.0, computing="days[2026-01-02]/sessions", computing_after=100.0)
+    retried.report(replace(restored, rows_per_second=23456.7, checkpoint_share=0.0312))
+    shown = tiles(site.read(path_of(retried)))
+    assert shown["Computing now"].startswith("days[2026-01-02]/sessions since 5 min ago")
+    assert shown["Rows per second"] == "23,457 of attempt 2"
+    assert shown["Checkpointing"] == "3.1 % of the time of the task"
+    assert shown["Time saved"].startswith("1 min 30 s"), "what it restored stays"
+
+
+def test_a_checkpoint_tells_the_next_work_and_the_end_ends_it(site: Site, retried: MadeJob) -> None:
+    retried.report(CheckpointSummary(computing="increment 1", rows_per_second=5.0))
+    retried.checkpoint(summary=CheckpointSummary(computing="increment 2", rows_per_second=9.0, checkpoint_share=0.5))
+    shown = tiles(site.read(path_of(retried)))
+    assert shown["Computing now"].startswith("increment 2 since")
+    assert shown["Rows per second"].startswith("9 ")
+    assert shown["Checkpointing"].startswith("50.0 %")
+    retried.end(AttemptStatus.FAILED, "lost")
+    assert "Computing now" not in tiles(site.read(path_of(retried)))
+
+
+def test_what_a_silent_attempt_was_computing_is_not_said_to_go_on(site: Site, retried: MadeJob) -> None:
+    retried.report(CheckpointSummary(computing="increment 1"))
+    retried.clock.advance(SILENCE.total_seconds() + 60)
+    assert "Computing now" not in tiles(site.read(path_of(retried)))
+
+
 def test_each_attempt_links_to_its_try_in_airflow_with_the_plain_address_beside_it(
     site: Site, retried: MadeJob
 ) -> None:
