@@ -360,6 +360,14 @@ _SETTINGS = (
         default="statecheck_maintenance",
     ),
     Setting(
+        "migrate_on_start",
+        Kind.TRUTH,
+        Place.SECTION,
+        "Whether an api-server that starts creates the tables of this package or upgrades them, as ``airflow db "
+        "migrate`` does.",
+        default=True,
+    ),
+    Setting(
         "read_other_jobs",
         Kind.TRUTH,
         Place.SECTION,

@@ -45,10 +45,12 @@ class StatecheckPlugin(AirflowPlugin):
 
     @property
     def fastapi_root_middlewares(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Return the guard of the proofs of tasks."""
+        """Return the guard of the proofs of tasks, and the upgrade of the tables when the api-server starts."""
         from airflow_provider_statecheck.api.proof_guard import ProofGuard
+        from airflow_provider_statecheck.api.table_upgrade import TableUpgrade
 
-        return [{"middleware": ProofGuard, "args": [], "kwargs": {}, "name": "statecheck proofs of tasks"}]
+        middlewares = {"statecheck proofs of tasks": ProofGuard, "statecheck tables": TableUpgrade}
+        return [{"middleware": each, "args": [], "kwargs": {}, "name": name} for name, each in middlewares.items()]
 
     @property
     def listeners(self) -> list[Any]:  # type: ignore[override]

@@ -34,6 +34,7 @@ from airflow_provider_statecheck.spark.stages.stage import Aggregate, AggregateN
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
 from airflow_provider_statecheck.spark.tables.alignment import InputColumns, aligned, positional
 from airflow_provider_statecheck.spark.tables.schemas import quoted_column, spark_schema
+from airflow_provider_statecheck.spark.versions import repartition_by_id
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class IncrementTasks:
                     frame = _with_message_column(frame)
                 frame = _keyed(frame, vertex.key, vertex, task, combines=self.combining.is_on)
                 frame = _with_messages(frame, task) if is_woken else frame
-                frame = frame.repartitionById(task.context.parallelism, SUBTASK_COLUMN).drop(SUBTASK_COLUMN)
+                frame = repartition_by_id(frame, task.context.parallelism, SUBTASK_COLUMN).drop(SUBTASK_COLUMN)
             elif vertex.has_fixed_subtasks:
                 frame = _with_ends(frame, task) if task.has_control else frame
                 frame = frame.coalesce(task.context.parallelism)

@@ -16,6 +16,7 @@ from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.spark.snapshots.columns import with_plain_text
 from airflow_provider_statecheck.spark.tables.column_types import require_exchanged, with_null_parts
 from airflow_provider_statecheck.spark.tables.named_rows import find_name
+from airflow_provider_statecheck.spark.versions import from_arrow_schema, to_arrow_schema
 from airflow_provider_statecheck.storage.failures import RetryPolicy, advice
 from airflow_provider_statecheck.storage.snapshot_manifest import with_all_rows
 from airflow_provider_statecheck.storage.uris import conceal, harmless
@@ -49,10 +50,8 @@ def arrow_schema(schema: StructType) -> Any:
 
     :raises UnsupportedStateError: for a column whose values Spark does not exchange unchanged.
     """
-    from pyspark.sql.pandas.types import to_arrow_schema
-
     require_exchanged(schema)
-    found = to_arrow_schema(with_plain_text(schema), timezone="UTC")
+    found = to_arrow_schema(with_plain_text(schema))
     return pa.schema([field.with_type(with_null_parts(field.type)) for field in found], found.metadata)
 
 
@@ -62,8 +61,6 @@ def spark_schema(schema: Any) -> StructType:
 
     :raises InvalidConfigurationError: if Spark has no type for a column.
     """
-    from pyspark.sql.pandas.types import from_arrow_schema
-
     try:
         return from_arrow_schema(schema)
     except Exception as error:  # the class differs between versions of Spark
