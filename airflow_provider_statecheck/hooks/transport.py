@@ -184,7 +184,7 @@ class TaskCredentials:
     """
     Challenge authentication of a task, which needs no secret on the worker.
 
-    The task writes a challenge to its state store through its supervisor and sends the matching secret to the
+    The task writes a challenge through its supervisor, to its state store or its rendered fields, and sends the matching secret to the
     coordinator, which reads the challenge from Airflow's database.
 
     :param ti_id: Id of the running task instance; each try has a new id.
@@ -235,18 +235,34 @@ class LoginCredentials:
 
 def _announce(ti_id: Any, challenge: str) -> None:
     from airflow.sdk.execution_time import task_runner
-    from airflow.sdk.execution_time.comms import SetTaskStateStore
 
-    # Sent as a raw message because a custom state store backend of the worker would replace the value by a reference.
-    expires_at = datetime.now(UTC) + _CHALLENGE_LIFETIME
-    message = SetTaskStateStore(ti_id=ti_id, key=CHALLENGE_KEY, value=challenge, expires_at=expires_at)
     try:
-        task_runner.SUPERVISOR_COMMS.send(message)
+        task_runner.SUPERVISOR_COMMS.send(_announcement(ti_id, challenge))
     except (OSError, EOFError) as error:
         raise CoordinatorError(
             "Expected the supervisor of the task, which vouches for it to the coordinator, found that it has ended; "
             "Airflow starts the next try when the task's heartbeat times out."
         ) from error
+
+
+def _announcement(ti_id: Any, challenge: str) -> Any:
+    try:
+        from airflow.sdk.execution_time.comms import SetTaskStateStore
+    except ImportError:
+        return _rendered_announcement(challenge)
+    # Sent as a raw message because a custom state store backend of the worker would replace the value by a reference.
+    expires_at = datetime.now(UTC) + _CHALLENGE_LIFETIME
+    return SetTaskStateStore(ti_id=ti_id, key=CHALLENGE_KEY, value=challenge, expires_at=expires_at)
+
+
+def _rendered_announcement(challenge: str) -> Any:
+    """Return the rendered fields of the running task with a challenge; Airflow 3.2 has no state store of tasks."""
+    from airflow.sdk.execution_time import task_runner
+    from airflow.sdk.execution_time.comms import SetRenderedFields
+
+    # The message replaces all fields.
+    fields = task_runner._serialize_rendered_fields(running_context()["ti"].task)
+    return SetRenderedFields(rendered_fields=fields | {CHALLENGE_KEY: challenge})
 
 
 def _masked(token: Any) -> str:
@@ -304,14 +320,22 @@ async def job_reader(access: ReadingAccess | None) -> AsyncIterator[JobReader]:
     if access is None:
         yield _InProcessReader(await asyncio.to_thread(airflow_gateway))
         return
-    from airflow.sdk.log import amask_secret
-
     from airflow_provider_statecheck.gateway.http import AsyncJobReader
 
-    await amask_secret(access.token)
+    await _mask_in_triggerer(access.token)
     address = CoordinatorAddress(url=access.url, timeout_seconds=access.timeout_seconds)
     async with await asyncio.to_thread(address.open_async) as client:
         yield AsyncJobReader(access.url, access.token, client)
+
+
+async def _mask_in_triggerer(token: str) -> None:
+    from airflow.sdk import log as masking
+
+    # In Airflow 3.2, mask_secret() sends nothing to the supervisor from a trigger.
+    if hasattr(masking, "amask_secret"):
+        await masking.amask_secret(token)
+    else:
+        masking.mask_secret(token)
 
 
 class _InProcessReader:
