@@ -1,4 +1,4 @@
-"""DB manager with which ``airflow db migrate``, or an api-server that starts, creates and upgrades the tables."""
+"""DB manager that creates and upgrades the tables, for ``airflow db migrate`` and an api-server that starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What the supported versions of Spark do differently; all other code calls Spark as its newest version is called."""
+"""
+What the supported versions of Spark do differently.
+
+All other code calls Spark as the newest version is called.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,26 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_statecheck.lazy import np
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
 
 _SEED = 42
 """Seed of the hash by which Spark chooses the partition of a row."""
 _C1, _C2 = 0xCC9E2D51, 0x1B873593
+
+
+def is_at_least(spark: SparkSession, version: str) -> bool:
+    """
+    Return whether a session has a version of Spark or a newer one; with Spark Connect, its server decides.
+
+    :param version: Major and minor number, such as ``4.2``.
+    """
+    return _numbers(spark.version) >= _numbers(version)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    # Managed services append names of their own, as in 4.0.0-amzn-0.
+    return tuple(int(number) for number in version.split(".")[:2])
 
 
 def to_arrow_schema(schema: StructType) -> Any:

@@ -17,7 +17,7 @@ from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFra
 from airflow_provider_statecheck.spark.state_dataframes import read_snapshot as read_with_spark
 from airflow_provider_statecheck.state.reading.snapshot_reader import read_snapshot
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotWriter
-from tests.shared_spark import setting
+from tests.shared_spark import needs_spark, setting
 from tests.soak import every_nth
 from tests.spark.test_dataframe_snapshots import TYPES, as_text
 from tests.written_snapshots import SnapshotJob, flip
@@ -91,6 +91,7 @@ def test_types_are_those_that_spark_gives_to_arrow(spark, job, writer):
         assert read_snapshot(saved(job, df, writer), "step").schema.types == df.toArrow().schema.types
 
 
+@needs_spark("4.1", "the type time")
 def test_time_of_day_is_read(spark, job, writer):
     with setting(spark, "spark.sql.timeType.enabled", "true"):
         pointer = saved(job, spark.sql("select time'12:34:56.123456' t"), writer)
@@ -98,6 +99,7 @@ def test_time_of_day_is_read(spark, job, writer):
         assert row["t"].isoformat() == "12:34:56.123456"
 
 
+@needs_spark("4.2", "void in a part of a stored column")
 def test_shredded_variants_and_untyped_maps_need_spark(spark, job):
     df = spark.sql("""select 1 a, parse_json('{"a":1}') v, map() m""")
     pointer = saved(job, df, SnapshotWriter.SPARK)
