@@ -1,4 +1,4 @@
-"""DB manager that creates and upgrades the tables, for ``airflow db migrate`` and an api-server that starts."""
+"""DB manager that creates and upgrades the tables."""
 
 from __future__ import annotations
 

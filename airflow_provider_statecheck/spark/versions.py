@@ -40,7 +40,9 @@ def to_arrow_schema(schema: StructType) -> Any:
     from pyspark.sql.pandas import types
 
     # Spark 4.2 replaced timestamp_utc by timezone, and 4.0 and 4.1 set UTC by default.
-    options = {"timezone": "UTC"} if "timezone" in inspect.signature(types.to_arrow_schema).parameters else {}
+    options: dict[str, Any] = (
+        {"timezone": "UTC"} if "timezone" in inspect.signature(types.to_arrow_schema).parameters else {}
+    )
     return types.to_arrow_schema(schema, **options)
 
 
