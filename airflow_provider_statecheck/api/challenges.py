@@ -1,5 +1,5 @@
 """
-Places where a task announces its challenge, the hash of a secret, and where the api-server reads it.
+Challenges of tasks: where a task announces the hash of its secret, and the api-server reads it.
 
 Only the task itself can write there, with the token that Airflow gave to its supervisor.
 """
