@@ -15,6 +15,7 @@ from airflow_provider_statecheck.spark.driver.session import HadoopFilesystems
 from airflow_provider_statecheck.spark.snapshots.columns import to_transfer_columns
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames
 from airflow_provider_statecheck.spark.state_dataframes import read_snapshot as read_with_spark
+from airflow_provider_statecheck.spark.versions import is_at_least
 from airflow_provider_statecheck.state.reading.snapshot_reader import read_snapshot
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotWriter
 from tests.shared_spark import needs_spark, setting
@@ -74,6 +75,12 @@ def test_both_forms_have_the_rows_of_the_dataframe(spark, job, writer, name):
     if (writer, name) == SHREDDED:
         pytest.skip("only Spark reads the shredded variants of its own writer")
     df = spark.sql(QUERIES[name])
+    if (
+        writer is SnapshotWriter.SPARK
+        and not is_at_least(spark, "4.2")
+        and any("void" in kind for _, kind in df.dtypes)
+    ):
+        pytest.skip("Spark stores void since version 4.2")
     pointer = saved(job, df, writer)
     with_spark = read_with_spark(spark, pointer, "step")
     assert as_text(with_spark) == as_text(df)

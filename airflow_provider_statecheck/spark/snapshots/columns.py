@@ -174,7 +174,7 @@ def to_file_columns(df: DataFrame) -> DataFrame:
     :raises UnsupportedStateError: for a column that this version of Spark cannot store.
     """
     if not is_at_least(df.sparkSession, "4.2"):
-        _refuse_nested_nulls(df.schema)
+        _refuse_void(df.schema)
     return _converted(df, lambda field: [file_type(field.dataType)])
 
 
@@ -183,17 +183,15 @@ def from_file_columns(files: DataFrame, schema: StructType) -> DataFrame:
     return _original(files, schema, lambda field: [file_type(field.dataType)])
 
 
-def _refuse_nested_nulls(schema: StructType) -> None:
+def _refuse_void(schema: StructType) -> None:
     from pyspark.sql.types import NullType
 
     for field in schema.fields:
-        if not isinstance(field.dataType, NullType) and any(
-            isinstance(part, NullType) for part in nested_types(field.dataType)
-        ):
+        if any(isinstance(part, NullType) for part in nested_types(field.dataType)):
             found = field.dataType.simpleString()
             raise UnsupportedStateError(
                 f"Expected types that a snapshot supports before Spark 4.2, found {found} in column {field.name!r}; "
-                "cast its void parts to a type, or use Spark 4.2 or newer.",
+                "cast void to another type, or use Spark 4.2 or newer.",
                 column=field.name,
                 type=found,
             )
