@@ -261,7 +261,8 @@ class CheckpointConfig:
         if directory is not None and directory.rstrip("/") != storage.rstrip("/"):
             keys = CheckpointConfig.checkpoint_storage.key, CheckpointConfig.checkpoint_dir.key
             raise InvalidConfigurationError(
-                f"Expected one directory of checkpoints, found different ones in {keys[0]} and {keys[1]}; remove one of "
+                f"Expected one directory of checkpoints, found different ones in {keys[0]} and {keys[1]}; remove one "
+                f"of "
                 "the settings.",
                 key=keys[0],
             )

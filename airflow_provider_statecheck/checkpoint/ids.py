@@ -318,7 +318,9 @@ def temporary_name(name: str) -> str:
 
 
 def epoch_of(name: str) -> int | None:
-    """Return the epoch in a name from :func:`epoch_name`, also of its temporary file, or ``None`` for any other name."""
+    """
+    Return the epoch in a name from :func:`epoch_name`, also of its temporary file, or ``None`` for any other name.
+    """
     temporary = _TEMPORARY.fullmatch(name)
     match = _EPOCH_NAME.fullmatch(temporary.group(1) if temporary else name)
     return int(match.group(1)) if match else None

@@ -389,7 +389,9 @@ class CheckpointRecord(OfOperator):
 
     @property
     def is_unconfirmed(self) -> bool:
-        """Return whether it is a snapshot to start from whose restore is not confirmed, also if its attempt has ended."""
+        """
+        Return whether it is a snapshot to start from whose restore is not confirmed, also if its attempt has ended.
+        """
         return self.is_adoption or (self.status is CheckpointStatus.ABORTED and self.properties.unclaimed)
 
     @property

@@ -302,7 +302,7 @@ class JobTransaction(Protocol):
 
     def discarded_checkpoints(self, wanted: EndedCheckpoints, limit: int | None, skipped: int = 0) -> tuple[int, ...]:
         """
-        Return the ids of checkpoints of a filter whose files were deleted, those whose files were deleted first at first.
+        Return the ids of checkpoints of a filter whose files were deleted, in the order of their deletion.
 
         :param skipped: Number of the first checkpoints to leave out.
         """
@@ -319,7 +319,7 @@ class JobTransaction(Protocol):
 
     def last_checkpoints_of_runs(self, operator_id: OperatorId, generation: int) -> dict[str, int]:
         """
-        Return the last complete checkpoint of each of the newest ``KNOWN_RUNS`` runs in the state of a generation, by run.
+        Return the last complete checkpoint of each of the newest ``KNOWN_RUNS`` runs of a generation, by run.
 
         This looks at all checkpoints of the operator.
         """
@@ -403,7 +403,7 @@ class JobTransaction(Protocol):
 
     def remove_job(self) -> None:
         """
-        Remove all attempts, checkpoints, requests, actions, statistics and tokens of the job, as the last call of the transaction.
+        Remove all rows of the job except its own, as the last call of the transaction.
 
         Only an action may be saved afterwards; it appears again when an attempt creates the job again. The counters of
         epochs, generations and checkpoint ids are retained and hidden. A reader of the removed rows could otherwise

@@ -48,7 +48,7 @@ from airflow_provider_statecheck.storage.uris import is_filesystem_known, redact
 
 log = logging.getLogger(__name__)
 
-_IDS_PER_MESSAGE = 10_000
+IDS_PER_MESSAGE = 10_000
 """Number of checkpoint ids in a message; the API limits the size of messages."""
 _JOB_CHECKPOINT = re.compile(r"/[0-9a-f]{32}/chk-\d+$")
 
@@ -265,8 +265,8 @@ class _Collection:
         ]
 
     def _confirm(self, deleted: tuple[int, ...]) -> None:
-        for begin in range(0, len(deleted), _IDS_PER_MESSAGE):
-            ids = deleted[begin : begin + _IDS_PER_MESSAGE]
+        for begin in range(0, len(deleted), IDS_PER_MESSAGE):
+            ids = deleted[begin : begin + IDS_PER_MESSAGE]
             self.gateway.confirm_discards(self.view.job.job_id, ids)
 
 

@@ -218,7 +218,7 @@ _ShouldStop = Callable[[CheckpointRecord], bool]
 
 
 def _has_stopped(savepoint: CheckpointRecord, attempt: AttemptRecord, should_stop: Iterable[_ShouldStop]) -> bool:
-    """Return whether an attempt has stopped with a completed savepoint of its stage, which it or an earlier try should take."""
+    """Return whether an attempt has stopped with a completed savepoint that it or an earlier try should take."""
     completed = savepoint.completed_at
     if savepoint.properties.snapshot_type is not CheckpointType.SAVEPOINT_SUSPEND or completed is None:
         return False

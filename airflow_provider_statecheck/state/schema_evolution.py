@@ -255,7 +255,9 @@ def custom_types(state: StateSchema) -> frozenset[str]:
 
 
 def are_comparable(a: StateSchema, b: StateSchema) -> bool:
-    """Return whether equal values of a state are equal in the columns of both schemas, so that neither needs a migration."""
+    """
+    Return whether equal values of a state are equal in the columns of both schemas, so that neither needs a migration.
+    """
     if a.kind is not b.kind:
         return False
     if (a.key, a.value) == (b.key, b.value):

@@ -92,7 +92,7 @@ class RestoredStageState:
     @cached_property
     def cuts(self) -> Mapping[str, tuple[int, int]]:
         """
-        Attempts and checkpoints up to which a savepoint of another job has the output of its stages, by lineage of the sink.
+        Last attempt and checkpoint whose output a savepoint of another job has, by lineage of the sink.
 
         Empty for any other checkpoint.
         """

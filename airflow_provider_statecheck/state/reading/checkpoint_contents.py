@@ -172,7 +172,7 @@ class CheckpointContents:
         return tuple(map(self._snapshot, self._snapshots))
 
     def finished_items(self) -> tuple[FinishedItems, ...]:
-        """Return the number of finished items of each loop that is not inside a finished item, and of the source of a stage."""
+        """Return the number of finished items of the source, and of each loop that is not inside a finished item."""
         return tuple(FinishedItems(loop=loop, count=len(items)) for loop, items in self._items.items())
 
     def items(self, loop: str, *, after: str | None = None, limit: int) -> Items:

@@ -39,7 +39,10 @@ from airflow_provider_statecheck.storage.json_text import decoding
 MAP_KEY, MAP_VALUE = "map_key", "map_value"
 LAST_ACCESS, EXPIRES_AT = "last_access", "expires_at"
 CHANGE, BEFORE, AFTER = "change", "before", "after"
-_LET_REWRITE = "let all subtasks rewrite the state, by a checkpoint of a stage that requests it in open(), or take a native savepoint."
+_LET_REWRITE = (
+    "let all subtasks rewrite the state, by a checkpoint of a stage that requests it in open(), or take a native "
+    "savepoint."
+)
 _RESERVED = frozenset({KEY_GROUP, EXPIRES_AT, NAMESPACE, MAP_KEY, MAP_VALUE, VALUE, LAST_ACCESS, CHANGE, BEFORE, AFTER})
 
 
@@ -128,7 +131,9 @@ class StateReader:
         return pa.RecordBatchReader.from_batches(self.schema, batches)
 
     def tables(self, owned: KeyGroupRange | None = None) -> Iterator[Any]:
-        """Return the unexpired rows of a range of key groups, by default all, as Arrow tables in user-facing columns."""
+        """
+        Return the unexpired rows of a range of key groups, by default all, as Arrow tables in user-facing columns.
+        """
         for table in self.rows(owned):
             shown = self.columns.shown(table, self.now_ms)
             if shown.num_rows:

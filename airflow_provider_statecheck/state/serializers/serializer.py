@@ -367,7 +367,8 @@ def key_compatibility(old: SerializerSnapshot, new: SerializerSnapshot) -> Compa
         "if only the names of its columns have changed, name the old ones, as in key_by(..., "
         f"aliases={_aliases(before, now)}); use another uid for another key"
         if has_same_types
-        else "a key never changes its type, as every value would belong to another key group; use another uid for another key"
+        else "a key never changes its type, as every value would belong to another key group; use another uid for "
+        "another key"
     )
     return incompatible(f"the key was {_key_text(old, before)}, now it is {_key_text(new, now)}; {advice}")
 

@@ -1,8 +1,11 @@
-"""What is read from Airflow's own tables: the challenge exchange, the ends of runs, and permissions on Dags of teams."""
+"""
+What is read from Airflow's own tables: the challenge exchange, the ends of runs, and permissions on Dags of teams.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
 import threading
 import uuid
@@ -19,7 +22,7 @@ from sqlalchemy import create_engine, delete, insert, text
 from sqlalchemy.engine import Engine
 from sqlalchemy.orm import sessionmaker
 
-from airflow_provider_statecheck.api import airflow_access, airflow_services
+from airflow_provider_statecheck.api import airflow_access
 from airflow_provider_statecheck.api.airflow_access import PermittedDags
 from airflow_provider_statecheck.api.airflow_services import AirflowRuns, AirflowTaskLiveness, AirflowTasks
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
@@ -211,14 +214,14 @@ def test_two_exchanges_of_one_secret_at_once_prove_it_once(task: RunningTask, mo
 
 def _let_readers_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hold whoever has read the hash until the other has too, or until it is clear that the other waits for a lock."""
-    meeting, compare = threading.Barrier(2), airflow_services._is_equal
+    meeting, compare = threading.Barrier(2), hmac.compare_digest
 
-    def meet(one: str, other: str) -> bool:
+    def meet(one: bytes, other: bytes) -> bool:
         with contextlib.suppress(threading.BrokenBarrierError):
             meeting.wait(MEETING_SECONDS)
         return compare(one, other)
 
-    monkeypatch.setattr(airflow_services, "_is_equal", meet)
+    monkeypatch.setattr(hmac, "compare_digest", meet)
 
 
 def test_a_task_instance_waits_while_it_runs_or_is_deferred(engine: Engine) -> None:
