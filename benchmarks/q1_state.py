@@ -47,7 +47,7 @@ class Data:
 
     @property
     def table(self) -> Any:
-        """Return the rows sorted by key as an Arrow table."""
+        """The rows sorted by key as an Arrow table."""
         order = np.argsort(self.ids)
         return pa.table({"id": self.ids[order], "balance": self.balances[order]})
 

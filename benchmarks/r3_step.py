@@ -50,7 +50,7 @@ class Side:
 
     @property
     def factors(self) -> list[float]:
-        """Return the durations of the killed runs relative to the undisturbed ones."""
+        """The durations of the killed runs relative to the undisturbed ones."""
         return [killed.seconds / whole.seconds for killed, whole in zip(self.killed, self.undisturbed, strict=True)]
 
     def figures(self, rows: int) -> dict[str, Any]:

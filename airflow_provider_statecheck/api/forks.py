@@ -54,7 +54,7 @@ class ForkingTask:
 
     @property
     def param(self) -> str | None:
-        """Return the param that names the checkpoint; ``None`` if the task takes it from no param, or from several."""
+        """The param that names the checkpoint; ``None`` if the task takes it from no param, or from several."""
         return param_of(self.from_checkpoint, self.params)
 
 

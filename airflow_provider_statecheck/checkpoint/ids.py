@@ -204,11 +204,11 @@ class OfOperator:
 
         @property
         def operator_id(self) -> OperatorId:
-            """Return the id of the operator."""
+            """The id of the operator."""
 
     @property
     def is_of_job(self) -> bool:
-        """Return whether it is of the whole job: of its savepoints, or of a program that leads aligned checkpoints."""
+        """Whether it is of the whole job: of its savepoints, or of a program that leads aligned checkpoints."""
         return self.operator_id == ALIGNED_OPERATOR_ID
 
 

@@ -65,7 +65,7 @@ class _ScriptHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
     @property
     def stream(self) -> TextIO:
-        """Return the stderr of this moment."""
+        """The stderr of this moment."""
         return sys.stderr
 
     def filter(self, record: logging.LogRecord) -> bool:

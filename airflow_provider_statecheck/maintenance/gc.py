@@ -82,7 +82,7 @@ class CollectedJob(JobReport):
 
     @property
     def deleted_bytes(self) -> int:
-        """Return the total number of deleted bytes."""
+        """The total number of deleted bytes."""
         return sum(self.deleted.values())
 
 
@@ -293,7 +293,7 @@ class DeletionLog:
 
     @property
     def directories(self) -> dict[str, int]:
-        """Return the number of deleted bytes by directory."""
+        """The number of deleted bytes by directory."""
         return {directory: sum(files.values()) for directory, files in self._files.items()}
 
     def delete_file(self, uri: str) -> None:
@@ -366,7 +366,7 @@ class PrunedJob(JobReport):
 
     @property
     def has_changes(self) -> bool:
-        """Return whether anything was deleted or retained with a reason, or failed."""
+        """Whether anything was deleted or retained with a reason, or failed."""
         counts = (self.is_removed, self.checkpoints, self.attempts, self.deleted_bytes)
         return any((*counts, self.kept, self.problems, self.unreachable))
 

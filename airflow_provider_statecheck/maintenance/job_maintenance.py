@@ -127,7 +127,7 @@ class RetireJob:
     @property
     def is_by_user(self) -> bool:
         """
-        Return whether a user selected this job.
+        Whether a user selected this job.
 
         Other jobs must belong to a test run or be named after a run that ended.
         """

@@ -123,7 +123,7 @@ class RestoredJob:
     @property
     def tasks_to_run(self) -> tuple[str, ...]:
         """
-        Return how the tasks of the operators run again: commands of Airflow, or a text where none can name the runs.
+        How the tasks of the operators run again: commands of Airflow, or a text where none can name the runs.
         """
         return tuple(tasks_to_run(self.operators))
 

@@ -275,7 +275,7 @@ class FoundCheckpoint:
 
     @property
     def metadata_uri(self) -> str:
-        """Return the URI of the metadata file."""
+        """The URI of the metadata file."""
         return f"{self.location}/{METADATA_FILE}"
 
 

@@ -106,7 +106,7 @@ class Member:
 
     @property
     def attempt_id(self) -> str:
-        """Return what the row of the awaited acknowledgement says about the member."""
+        """What the row of the awaited acknowledgement says about the member."""
         return f"{self.uid}/{self.generation}/{self.epoch}/{'running' if self.is_running else 'ended'}"
 
 

@@ -278,7 +278,7 @@ class Form:
 
     @property
     def description(self) -> str:
-        """Return which values fit, for an error."""
+        """Which values fit, for an error."""
         names = " or ".join("nothing" if each is NoneType else name_of_form(each) for each in self.classes)
         return f"{names} from 0 to {self.highest}" if self.highest else names
 

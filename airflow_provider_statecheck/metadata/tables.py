@@ -118,7 +118,7 @@ class TokenRecord:
 
     @property
     def attempt(self) -> AttemptRef | None:
-        """Return the attempt that the token is bound to."""
+        """The attempt that the token is bound to."""
         if self.job_id is None or self.operator_id is None or self.epoch is None:
             return None
         return AttemptRef(job_id=self.job_id, operator_id=self.operator_id, epoch=self.epoch)
@@ -126,7 +126,7 @@ class TokenRecord:
     @property
     def task(self) -> Caller:
         """
-        Return the task instance that the token was issued to.
+        The task instance that the token was issued to.
 
         :raises AccessDeniedError: if it was issued to a user.
         """

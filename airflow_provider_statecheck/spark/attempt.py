@@ -227,7 +227,7 @@ class StageAttempt:
 
     @property
     def begins_from_savepoint(self) -> bool:
-        """Return whether the attempt restores a savepoint for the first time."""
+        """Whether the attempt restores a savepoint for the first time."""
         return any(candidate.is_adoption for candidate in self.grant.candidates)
 
     def take_checkpoint(self, content: CheckpointContent) -> CheckpointRecord | None:

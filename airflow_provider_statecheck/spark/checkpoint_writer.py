@@ -81,7 +81,7 @@ class CheckpointContent:
 
     @property
     def size_bytes(self) -> int:
-        """Return the size of all files that the checkpoint references."""
+        """The size of all files that the checkpoint references."""
         snapshot_bytes = sum(handle.size_bytes for handle in self.snapshots)
         return snapshot_bytes + sum(state.state_size for state in self.operator_states)
 

@@ -57,7 +57,7 @@ class RestoredStage:
 
     @property
     def damaged(self) -> tuple[SnapshotHandle, ...]:
-        """Return the damaged snapshots of the checkpoint, which must be recomputed."""
+        """The damaged snapshots of the checkpoint, which must be recomputed."""
         return tuple(handle for handle in self.document.snapshots if handle.uri not in self.manifests)
 
     def confirmation(

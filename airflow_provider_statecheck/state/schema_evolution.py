@@ -66,7 +66,7 @@ class StateSchema:
 
     @property
     def expires(self) -> bool:
-        """Return whether values have a time to live."""
+        """Whether values have a time to live."""
         return self.ttl_ms is not None
 
 
@@ -120,7 +120,7 @@ class Verdict:
 
     @property
     def line(self) -> str:
-        """Return the verdict as one log line."""
+        """The verdict as one log line."""
         types = " -> ".join(dict.fromkeys(filter(None, (self.old, self.new))))
         reason = f": {self.reason}" if self.reason else ""
         name = self.name if self.scope == KEY else f"{self.scope} state {self.name!r}"

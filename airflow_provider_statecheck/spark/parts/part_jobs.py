@@ -93,7 +93,7 @@ class PartSizes:
 
     @property
     def wanted_seconds(self) -> float:
-        """Return the wanted time of a part."""
+        """The wanted time of a part."""
         if not self._rate.per_second:
             return SHORTEST_SECONDS
         estimate = self._total / self._rate.per_second

@@ -90,7 +90,7 @@ class StoredSnapshot:
 
     @property
     def data_uri(self) -> str:
-        """Return the URI of the directory of the Parquet files."""
+        """The URI of the directory of the Parquet files."""
         return f"{self.uri}/{DATA_DIRECTORY}"
 
     def uri_of(self, file: SnapshotFile) -> str:

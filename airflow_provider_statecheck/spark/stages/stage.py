@@ -45,7 +45,7 @@ class Aggregate:
 
     @property
     def text(self) -> str:
-        """Return the aggregate for messages."""
+        """The aggregate for messages."""
         return f"{type(self).__name__}({self.expression!r})"
 
 

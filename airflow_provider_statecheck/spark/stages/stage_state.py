@@ -86,7 +86,7 @@ class RestoredStageState:
 
     @property
     def is_of_other_job(self) -> bool:
-        """Return whether the state is that of another job, or of a stage with another uid."""
+        """Whether the state is that of another job, or of a stage with another uid."""
         return self.checkpoint_id is not None and self.own_checkpoint_id is None
 
     @cached_property

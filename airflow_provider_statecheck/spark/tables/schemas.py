@@ -260,7 +260,7 @@ class TaskReader(ABC):
 
     @property
     def tasks(self) -> list[Any]:
-        """Return the tasks."""
+        """The tasks."""
         found: list[Any] = json.loads(zlib.decompress(self.packed_tasks))
         return found
 

@@ -213,7 +213,7 @@ class AbstractKeyedStateBackend(ABC):
     @property
     def current_key(self) -> Any:
         """
-        Return the current key.
+        The current key.
 
         :raises CoordinatorError: without a current key.
         """
@@ -222,7 +222,7 @@ class AbstractKeyedStateBackend(ABC):
 
     @property
     def key_in_progress(self) -> str:
-        """Return the text of the current key, shortened; empty without one."""
+        """The text of the current key, shortened; empty without one."""
         if self._context.key_group < 0:
             return ""
         return f"{self._context.key!r:.{_SHOWN_KEY}}"
@@ -230,7 +230,7 @@ class AbstractKeyedStateBackend(ABC):
     @property
     def current_key_group(self) -> int:
         """
-        Return the key group of the current key.
+        The key group of the current key.
 
         :raises CoordinatorError: without a current key.
         """

@@ -159,12 +159,12 @@ class CheckpointContents:
 
     @property
     def snapshot_names(self) -> tuple[str, ...]:
-        """Return the names of the snapshots, each once."""
+        """The names of the snapshots, each once."""
         return tuple(dict.fromkeys(each.name for each in self._snapshots))
 
     @property
     def loops(self) -> tuple[str, ...]:
-        """Return the names of the loops with finished items."""
+        """The names of the loops with finished items."""
         return tuple(self._items)
 
     def snapshots(self) -> tuple[SnapshotContent, ...]:

@@ -118,7 +118,7 @@ class TypeSerializer(ABC, Generic[T]):
     @property
     @abstractmethod
     def arrow_type(self) -> Any:
-        """Return the Arrow type of the column."""
+        """The Arrow type of the column."""
 
     @abstractmethod
     def to_arrow(self, values: Sequence[T | None]) -> Any:
@@ -143,12 +143,12 @@ class TypeSerializer(ABC, Generic[T]):
 
     @property
     def is_immutable(self) -> bool:
-        """Return whether values are immutable and can be shared."""
+        """Whether values are immutable and can be shared."""
         return True
 
     @property
     def plain(self) -> Plain | None:
-        """Return the cheap test of values, or ``None`` if there is none."""
+        """The cheap test of values, or ``None`` if there is none."""
         return None
 
     def copy(self, value: T) -> T:
