@@ -52,7 +52,7 @@ class StatecheckPlugin(AirflowPlugin):
 
     @property
     def listeners(self) -> list[Any]:  # type: ignore[override]
-        """This module, which has the listeners."""
+        """The module, which has the listeners."""
         return [sys.modules[__name__]]
 
     @property
