@@ -55,12 +55,12 @@ class Kind(Enum):
 
     @property
     def airflow_type(self) -> str:
-        """Return the type of an option in Airflow's configuration."""
+        """The type of an option in Airflow's configuration."""
         return self.value[1]
 
     @property
     def unit(self) -> str:
-        """Return a sentence about the unit, empty without one."""
+        """A sentence about the unit, empty without one."""
         return self.value[2]
 
 

@@ -36,17 +36,12 @@ class Challenges(ABC):
         :raises AccessDeniedError: if the task has announced no challenge, or that of another secret.
         """
         found = self._read(session, ti)
-        if found is None or not self.is_equal(found, challenge_of(secret)):
+        if found is None or not _is_equal(found, challenge_of(secret)):
             raise AccessDeniedError(
                 f"Expected the secret that task instance {ti.id} announced, found another or one that was used before; "
                 "announce a new secret."
             )
         self._remove(session, ti)
-
-    def is_equal(self, found: str, expected: str) -> bool:
-        """Compare two texts in constant time; the task may have written any text."""
-        # compare_digest() accepts only ASCII strings.
-        return hmac.compare_digest(found.encode(errors="replace"), expected.encode())
 
     @abstractmethod
     def _read(self, session: Session, ti: TaskInstance) -> str | None: ...
@@ -85,6 +80,11 @@ class RenderedChallenges(Challenges):
     def _remove(self, session: Session, ti: TaskInstance) -> None:
         row = _rendered_fields(session, ti)
         row.rendered_fields = {name: value for name, value in row.rendered_fields.items() if name != CHALLENGE_KEY}
+
+
+def _is_equal(one: str, other: str) -> bool:
+    # compare_digest() accepts only ASCII strings, and the task may have written any text.
+    return hmac.compare_digest(one.encode(errors="replace"), other.encode())
 
 
 def _scope(ti: TaskInstance) -> Any:

@@ -94,7 +94,7 @@ def airflow_gateway(conn_id: str = DEFAULT_CONN_ID) -> StageGateway:
     :param conn_id: Connection to the server, used over HTTP only.
     :raises EnvironmentNotReadyError: if the database is not accessible and no task is running.
     """
-    return _in_process() if is_orm_open() else over_http(task_gateway(conn_id))
+    return in_process_gateway() if is_orm_open() else over_http(task_gateway(conn_id))
 
 
 def over_http(gateway: Gateway) -> Gateway:
@@ -168,7 +168,8 @@ def running_context() -> Mapping[str, Any]:
         ) from error
 
 
-def _in_process() -> StageGateway:
+def in_process_gateway() -> StageGateway:
+    """Return a gateway on Airflow's database, which this process can reach."""
     from airflow import settings
 
     from airflow_provider_statecheck.api.airflow_dags import AirflowDags
@@ -481,7 +482,7 @@ def job_savepoints(
     conn_id: str = DEFAULT_CONN_ID, storage_conn_id: str | None = None, *, target: str | None = None
 ) -> WholeJobSavepoints:
     """
-    Return the service that takes savepoints: with the rows in process if Airflow's database is accessible, else over HTTP.
+    Return the service of savepoints: with the rows in process if Airflow's database is accessible, else over HTTP.
 
     :param conn_id: Connection to the server, used over HTTP only.
     :param storage_conn_id: Connection with the credentials of the storage, by default ``[statecheck] storage_conn_id``.

@@ -118,7 +118,9 @@ def look_at(host: str) -> None:
 
 
 def _if_covered(place: str, uri: str, action: Callable[[], Result]) -> tuple[Result] | None:
-    """Return the result of a call, or ``None`` if the location does not contain the URI, after resolving symbolic links."""
+    """
+    Return the result of a call, or ``None`` if the location does not contain the URI, after resolving symbolic links.
+    """
     return (action(),) if _only(place).covers(uri) else None
 
 

@@ -102,7 +102,8 @@ class HostPatience:
                 None
                 if goes_on
                 else StorageError(
-                    f"Expected an answer of {host} within {seconds:g} seconds, found that it answers other calls only; a "
+                    f"Expected an answer of {host} within {seconds:g} seconds, found that it answers other calls "
+                    f"only; a "
                     "directory may be too large, or a link may lead elsewhere. Check the storage and the network."
                 )
             )

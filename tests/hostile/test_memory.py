@@ -125,7 +125,9 @@ def peaks(jobs: HostileJobs, *commands: list[str]) -> tuple[int, int]:
 
 
 def add_files(jobs: HostileJobs, kinds: list[str]) -> None:
-    """Add jobs with the largest metadata that is read, in all of their checkpoints, and jobs with files that are none."""
+    """
+    Add jobs with the largest metadata that is read, in all of their checkpoints, and jobs with files that are none.
+    """
     for number, kind in enumerate(kinds):
         jobs.add(f"{kind} {number}", KINDS[kind], numbers=(1, 2, 3) if number % 2 else (3,))
     for number, kind in enumerate(["huge", "endless", "many values", "pipe"]):

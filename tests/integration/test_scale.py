@@ -1,4 +1,6 @@
-"""Lists and maintenance at the sizes that the documentation promises: 2,000 jobs, 100,000 checkpoints, operators or rows."""
+"""
+Lists and maintenance at the sizes that the documentation promises: 2,000 jobs, 100,000 checkpoints, operators or rows.
+"""
 
 from __future__ import annotations
 

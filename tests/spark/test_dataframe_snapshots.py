@@ -41,7 +41,8 @@ TYPES = {
     "char-and-varchar": "select cast('ab' as char(5)) c, cast('ab' as varchar(5)) v",
     "old-and-late-times": "select timestamp'0001-01-01 00:00:00.123456' a, timestamp_ntz'0001-01-01 01:02:03.123456' b,"
     " date'0001-01-01' c, timestamp'9999-12-31 23:59:59.999999' d, date'1582-10-10' e, date'-0044-03-15' f",
-    "intervals": "select interval '1 02:03:04.000005' day to second a, interval '3' day b, interval '2-3' year to month c",
+    "intervals": "select interval '1 02:03:04.000005' day to second a, interval '3' day b, interval '2-3' year to "
+    "month c",
     "nested-intervals": "select array(interval '1' day) a, named_struct('m', interval '2' month) s",
     "nested": "select map('a', named_struct('x', 1, 'y', array(2))) m, array(named_struct('a', 1, 'b', 'c')) r,"
     " map() n, array() o, array(cast(null as int)) p",
@@ -208,7 +209,10 @@ def test_a_setting_that_would_cut_off_microseconds_is_refused(spark, tmp_path):
         write_dataframe(spark.range(1), f"file://{tmp_path}/other")
 
 
-DAYS = "date'1582-10-10' d, timestamp'1582-10-10 01:02:03' t, timestamp_ntz'1582-10-10 01:02:03' n, array(struct(date'0900-03-01' d)) a"
+DAYS = (
+    "date'1582-10-10' d, timestamp'1582-10-10 01:02:03' t, timestamp_ntz'1582-10-10 01:02:03' n, "
+    "array(struct(date'0900-03-01' d)) a"
+)
 
 
 @pytest.mark.parametrize("mode", ["LEGACY", "EXCEPTION"])

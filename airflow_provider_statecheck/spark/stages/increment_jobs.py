@@ -47,8 +47,11 @@ log = logging.getLogger(__name__)
 INLINE_BUDGET = 4 * 1024 * 1024
 """Maximum size of the inline state of all subtasks of an operator that one task carries, in bytes."""
 KEYS_PER_ROW = 0.1
-"""Threshold for combining, which needs an extra shuffle. On TPC-H, jobs with 0.013 keys per row are a third faster, with
-0.26 a third slower."""
+"""
+Threshold for combining, which needs an extra shuffle.
+
+On TPC-H, jobs with 0.013 keys per row are a third faster, with 0.26 a third slower.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

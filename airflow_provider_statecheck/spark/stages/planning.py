@@ -315,7 +315,7 @@ class PlannedNode:
 
     @property
     def decimal_sums(self) -> tuple[str, ...]:
-        """Return the names of the sums of decimals."""
+        """The names of the sums of decimals."""
         declared = self.node.aggregates if isinstance(self.node, AggregateNode) else {}
         sums = [name for name, aggregate in declared.items() if aggregate.combine == "sum"]
         return tuple(name for name in sums if pa.types.is_decimal(self.output_schema.field(name).type))

@@ -255,13 +255,19 @@ class TaskReader(ABC):
     packed_tasks: bytes = field(repr=False)
     """Result of :func:`pack_tasks`: a small function stays inside the plan, where a large one becomes a broadcast."""
 
+    @property
+    def tasks(self) -> list[Any]:
+        """The tasks."""
+        found: list[Any] = json.loads(zlib.decompress(self.packed_tasks))
+        return found
+
     def frame(self, spark: SparkSession, columns: StructType) -> DataFrame:
         """
         Return the rows of all tasks.
 
         :param columns: Spark schema of the rows.
         """
-        count = len(_unpacked(self.packed_tasks))
+        count = len(self.tasks)
         return spark.range(0, count, 1, count).mapInArrow(functools.partial(read_tasks, self), columns)
 
     @abstractmethod
@@ -279,7 +285,7 @@ def read_tasks(reader: TaskReader, batches: Iterable[Any]) -> Iterator[Any]:
 
     :param batches: Record batches with one column of numbers of tasks.
     """
-    tasks = _unpacked(reader.packed_tasks)
+    tasks = reader.tasks
     for batch in batches:
         for number in batch.column(0).to_pylist():
             yield from reader.read_task(tasks[number])
@@ -342,11 +348,6 @@ def quoted_column(name: str) -> Column:
 def quoted(name: str) -> str:
     """Quote a column name for Spark SQL."""
     return f"`{name.replace('`', '``')}`"
-
-
-def _unpacked(packed: bytes) -> list[Any]:
-    found: list[Any] = json.loads(zlib.decompress(packed))
-    return found
 
 
 TASK_BYTES = 32 * 1024 * 1024

@@ -1,8 +1,11 @@
-"""What is read from Airflow's own tables: the challenge exchange, the ends of runs, and permissions on Dags of teams."""
+"""
+What is read from Airflow's own tables: the challenge exchange, the ends of runs, and permissions on Dags of teams.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
 import threading
 import uuid
@@ -234,14 +237,14 @@ def test_a_proof_leaves_the_other_rendered_fields(engine: Engine) -> None:
 
 def _let_readers_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hold whoever has read the hash until the other has too, or until it is clear that the other waits for a lock."""
-    meeting, compare = threading.Barrier(2), Challenges.is_equal
+    meeting, compare = threading.Barrier(2), hmac.compare_digest
 
-    def meet(place: Challenges, one: str, other: str) -> bool:
+    def meet(one: bytes, other: bytes) -> bool:
         with contextlib.suppress(threading.BrokenBarrierError):
             meeting.wait(MEETING_SECONDS)
-        return compare(place, one, other)
+        return compare(one, other)
 
-    monkeypatch.setattr(Challenges, "is_equal", meet)
+    monkeypatch.setattr(hmac, "compare_digest", meet)
 
 
 def test_a_task_instance_waits_while_it_runs_or_is_deferred(engine: Engine) -> None:
