@@ -1,8 +1,8 @@
 """
 Services of the API on Airflow's database: task proofs, liveness, and ends of Dag runs.
 
-A task authenticates with a secret: it writes the hash to a place to which only the task itself can write, and then sends
-the secret. Workers therefore need no password, with any executor.
+A task authenticates with a secret: it writes the hash to a place to which only the task itself can write, and then
+sends the secret. Workers therefore need no password, with any executor.
 """
 
 from __future__ import annotations

@@ -104,6 +104,6 @@ def _text(stored: str) -> str:
 def _rendered_fields(session: Session, ti: TaskInstance) -> Any:
     from airflow.models.renderedtifields import RenderedTaskInstanceFields
 
-    # The task renders its fields anew while the api-server reads them.
+    # The task may render its fields again while the api-server reads them.
     key = {"dag_id": ti.dag_id, "task_id": ti.task_id, "run_id": ti.run_id, "map_index": ti.map_index}
     return session.get(RenderedTaskInstanceFields, key, populate_existing=True)

@@ -65,7 +65,8 @@ def _bring_up_to_date() -> None:
     from airflow_provider_statecheck.metadata.db_manager import StatecheckDBManager
 
     with create_session(scoped=False) as session, _alone(session):
-        if StatecheckDBManager(session).bring_up_to_date():
+        manager: StatecheckDBManager = StatecheckDBManager(session)  # type: ignore[no-untyped-call]
+        if manager.bring_up_to_date():
             log.info("Created or upgraded the tables statecheck_*")
 
 

@@ -185,8 +185,8 @@ class TaskCredentials:
     """
     Challenge authentication of a task, which needs no secret on the worker.
 
-    The task writes a challenge through its supervisor, to its state store or its rendered fields, and sends the matching secret to the
-    coordinator, which reads the challenge from Airflow's database.
+    The task writes a challenge through its supervisor, to its state store or its rendered fields, and sends the
+    matching secret to the coordinator, which reads the challenge from Airflow's database.
 
     :param ti_id: Id of the running task instance; each try has a new id.
     """

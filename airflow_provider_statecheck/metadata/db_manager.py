@@ -52,7 +52,7 @@ class StatecheckDBManager(BaseDBManager):
 
     def _require_known_revision(self) -> None:
         found: str | None = self.get_current_revision()  # type: ignore[no-untyped-call]
-        known = [script.revision for script in self.get_script_object().walk_revisions()]  # type: ignore[no-untyped-call]
+        known = [script.revision for script in self.get_script_object().walk_revisions()]
         if found is not None and found not in known:
             raise EnvironmentNotReadyError(
                 f"Expected tables statecheck_* of revision {known[0]} or earlier, found {found} of a newer version of "

@@ -60,10 +60,8 @@ class RunningTask:
         """Return the rendered fields."""
         fields = _table("rendered_task_instance_fields")
         with self.engine.connect() as connection:
-            found: dict[str, Any] = connection.scalar(
-                select(fields.c.rendered_fields).where(fields.c.run_id == self.run_id)
-            )
-        return found
+            found: Any = connection.scalar(select(fields.c.rendered_fields).where(fields.c.run_id == self.run_id))
+        return dict(found)
 
     def _render(self, values: dict[str, Any], map_index: int) -> None:
         fields = _table("rendered_task_instance_fields")
