@@ -61,7 +61,7 @@ class GuardedPlaces:
         """
         for place in self._own(uri) if is_local(uri) else ():
             covered = _Covered(place, uri, action)
-            done = self.ask(uri, covered.act, seconds, probe=probe, has_begun=lambda each=covered: each.has_begun)
+            done = self.ask(uri, covered.act, seconds, probe=probe, has_begun=covered.has_begun)
             if done is not None:
                 return done[0]
         self.require(uri)
@@ -126,13 +126,16 @@ class _Covered(Generic[Result]):
     place: str
     uri: str
     action: Callable[[], Result]
-    has_begun: bool = False
-    """Whether the location was found to contain it."""
+    _is_inside: bool = False
+
+    def has_begun(self) -> bool:
+        """Return whether the location was found to contain the URI."""
+        return self._is_inside
 
     def act(self) -> tuple[Result] | None:
         """Return the result, or ``None`` if the location does not contain the URI, after resolving symbolic links."""
-        self.has_begun = _only(self.place).covers(self.uri)
-        return (self.action(),) if self.has_begun else None
+        self._is_inside = _only(self.place).covers(self.uri)
+        return (self.action(),) if self._is_inside else None
 
 
 def _only(place: str) -> AllowedLocations:
