@@ -309,7 +309,8 @@ class DeletionLog:
 
     def delete_directory(self, uri: str) -> None:
         """Delete a directory recursively and record the sizes of its files."""
-        self._storage.require_deletable(uri)
+        if self._dry_run:
+            self._storage.require_deletable(uri)
         files = self._storage.list_files(uri)
         if not self._dry_run:
             self._storage.delete_directory(uri)
