@@ -61,7 +61,7 @@ def slowdown() -> float:
 
 
 def timed(work: Callable[[], Result]) -> tuple[Result, float]:
-    """Return the result of a piece of work, and how many seconds it takes on a quiet machine, as the goals are meant."""
+    """Return the result of a piece of work, and how many seconds it takes on a quiet machine, as in the goals."""
     before, began = slowdown(), time.perf_counter()
     result = work()
     took = time.perf_counter() - began
