@@ -13,7 +13,7 @@ from airflow_provider_statecheck.checkpoint.store import JobView
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptWork:
-    """Work of an attempt, as it was told last."""
+    """Work of an attempt, as it was last reported."""
 
     computing: str | None = None
     """Step, item of a loop or increment; ``None`` if the attempt has ended, or is between two of them."""

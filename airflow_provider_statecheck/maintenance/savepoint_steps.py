@@ -107,7 +107,9 @@ class SavepointSteps:
     finalizer: str = field(default_factory=new_key)
 
     def resume(self) -> None:
-        """Finalize what earlier leaders have left acknowledged, and abort what they have not triggered or cannot be read."""
+        """
+        Finalize what earlier leaders have left acknowledged, and abort what they have not triggered or cannot be read.
+        """
         taken = self.rows.take_over(self.leader, new_key(), DEFAULT_LEASE.total_seconds(), is_new=True)
         for acknowledged in taken.finalizing:
             self._try_finalize(acknowledged)
