@@ -1,4 +1,4 @@
-"""Steps of a coordinator of several operators: those of every leader, with notifications and counted failures."""
+"""Steps of a coordinator of several operators, with notifications and counted failures."""
 
 from __future__ import annotations
 
