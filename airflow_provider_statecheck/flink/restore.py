@@ -1,4 +1,4 @@
-"""Restore of operators, hooks and operator coordinators from a completed checkpoint or a savepoint."""
+"""Restore of operators, hooks and operator coordinators from a checkpoint or a savepoint."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-Steps of a leader of aligned checkpoints: resume, trigger, acknowledge, abort, and finalize.
+Steps of a leader of aligned checkpoints: resume, trigger, acknowledge, abort and finalize.
 
 A savepoint of a whole job and the coordinator of a program take the same steps. The rows hold all that a step has done,
 so another process goes on after any of them. A finalizer holds a lease; when the lease expires, another process repeats
