@@ -49,6 +49,7 @@ soak: $(READY) ## Run the long tests
 
 check: $(READY) ## Lint, format, types, layers, unused code, spelling, wording, docker/
 	@$(BIN)/ruff check $(CODE)
+	@$(BIN)/ruff check --quiet --preview --select D421 $(CODE) # properties are nouns
 	@$(BIN)/ruff format --check $(CODE)
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache

@@ -163,6 +163,16 @@ def reads_other_jobs() -> bool:
     return allowed
 
 
+def migrates_on_start() -> bool:
+    """
+    Return whether an api-server that starts creates or upgrades the tables.
+
+    :raises InvalidConfigurationError: if the option is not a truth value.
+    """
+    wanted: bool = _value("migrate_on_start", None, _flink_section())
+    return wanted
+
+
 def _refuse_unknown(arguments: dict[str, Any]) -> None:
     for key in arguments:
         if key not in StatecheckSettings.names():

@@ -40,7 +40,7 @@ Exceptions of this package.
         StageExitError                  the code of a stage ended its process instead of its input
         PartFailedError                 parts of a step failed; ``parts`` has the input of each
         UnsupportedStateError           a value or a DataFrame that cannot be restored equal to the saved one
-          UnfitOutputError              the target of a sink cannot hold the output; ``violations`` counts values by column
+          UnfitOutputError              the target of a sink cannot hold the output; ``violations`` counts by column
         UnsupportedPlanError            a step that cannot be computed in parts; ``operation`` is the reason
         SnapshotCancelledError          a snapshot was cancelled while it was written
         BackendRestoreError             the state backend could not be restored from a checkpoint

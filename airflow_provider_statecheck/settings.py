@@ -55,12 +55,12 @@ class Kind(Enum):
 
     @property
     def airflow_type(self) -> str:
-        """Return the type of an option in Airflow's configuration."""
+        """The type of an option in Airflow's configuration."""
         return self.value[1]
 
     @property
     def unit(self) -> str:
-        """Return a sentence about the unit, empty without one."""
+        """A sentence about the unit, empty without one."""
         return self.value[2]
 
 
@@ -358,6 +358,14 @@ _SETTINGS = (
         "Comma-separated ids of the Dags whose tasks may take savepoints of whole jobs, restore jobs in place, and "
         "remove rows of ended attempts, checkpoints and jobs.",
         default="statecheck_maintenance",
+    ),
+    Setting(
+        "migrate_on_start",
+        Kind.TRUTH,
+        Place.SECTION,
+        "Whether an api-server that starts creates the tables of this package or upgrades them, as ``airflow db "
+        "migrate`` does.",
+        default=True,
     ),
     Setting(
         "read_other_jobs",

@@ -48,7 +48,7 @@ class Reading:
 
     @property
     def p99(self) -> float:
-        """Return the 99th percentile of the completions."""
+        """The 99th percentile of the completions."""
         return sorted(self.completions)[int(0.99 * (len(self.completions) - 1) + 0.999)]
 
 

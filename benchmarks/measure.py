@@ -51,7 +51,7 @@ class Result:
 
     @property
     def is_met(self) -> bool | None:
-        """Return whether the goal is reached, ``None`` without a goal."""
+        """Whether the goal is reached, ``None`` without a goal."""
         return None if self.goal is None else self.ratio >= self.goal
 
     def line(self) -> str:

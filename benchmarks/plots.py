@@ -1,4 +1,6 @@
-"""Chart of ``docs/reference/benchmarks.md``: all ratios on one scale with their goals and the limit of each workload."""
+"""
+Chart of ``docs/reference/benchmarks.md``: all ratios on one scale with their goals and the limit of each workload.
+"""
 
 from __future__ import annotations
 

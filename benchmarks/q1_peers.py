@@ -1,4 +1,6 @@
-"""Peers of Q1 with the same rows sorted by key: DuckDB on Parquet, RocksDB, and binary search in a mapped Arrow file."""
+"""
+Peers of Q1 with the same rows sorted by key: DuckDB on Parquet, RocksDB, and binary search in a mapped Arrow file.
+"""
 
 from __future__ import annotations
 

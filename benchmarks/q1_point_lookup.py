@@ -70,7 +70,7 @@ class Side:
 
     @property
     def distribution(self) -> dict[str, float]:
-        """Return the distribution of all look-ups in microseconds."""
+        """The distribution of all look-ups in microseconds."""
         found = np.array(self.durations)
         quantiles = {"median": 50, "p95": 95, "p99": 99}
         figures = {"total": found.sum(), "min": found.min(), "max": found.max()}

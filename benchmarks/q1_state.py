@@ -47,7 +47,7 @@ class Data:
 
     @property
     def table(self) -> Any:
-        """Return the rows sorted by key as an Arrow table."""
+        """The rows sorted by key as an Arrow table."""
         order = np.argsort(self.ids)
         return pa.table({"id": self.ids[order], "balance": self.balances[order]})
 
@@ -81,7 +81,9 @@ class SavedState:
         return StateProxy(KvStateServer(lambda _: self._storage, cache), lambda _: self._oracle())
 
     def look_up(self, proxy: StateProxy, as_of: AsOf = LATEST) -> Callable[[int], Any]:
-        """Return the look-up of a key in the latest checkpoint, which checks the version of the job, or an earlier one."""
+        """
+        Return the look-up of a key in the latest checkpoint, which checks the version of the job, or an earlier one.
+        """
         job_id = self.job_id
 
         def get(key: int) -> Any:

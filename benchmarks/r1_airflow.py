@@ -42,17 +42,17 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Return the time from the start of the first try to the end of the work."""
+        """The time from the start of the first try to the end of the work."""
         return self._last(END) - next(each.at for each in self.marks if each.name == TRY)
 
     @property
     def is_retried(self) -> bool:
-        """Return whether there was a second try."""
+        """Whether there was a second try."""
         return [each.name for each in self.marks].count(TRY) > 1
 
     @property
     def last_try(self) -> float:
-        """Return the time from the start of the last try to the end of the work."""
+        """The time from the start of the last try to the end of the work."""
         return self._last(END) - self._last(TRY)
 
     def _last(self, name: str) -> float:

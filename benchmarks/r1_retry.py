@@ -39,7 +39,7 @@ class Reading:
 
     @property
     def factor(self) -> float:
-        """Return the duration of the killed run relative to the undisturbed run."""
+        """The duration of the killed run relative to the undisturbed run."""
         return self.killed.seconds / self.undisturbed.seconds
 
 

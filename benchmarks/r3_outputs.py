@@ -28,7 +28,7 @@ class Outputs:
 
     @property
     def checksum(self) -> float:
-        """Return the sum of the scores."""
+        """The sum of the scores."""
         return float(np.sum(self._first[SCORE]))
 
     def add(self, output: Path) -> None:

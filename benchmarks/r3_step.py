@@ -50,7 +50,7 @@ class Side:
 
     @property
     def factors(self) -> list[float]:
-        """Return the durations of the killed runs relative to the undisturbed ones."""
+        """The durations of the killed runs relative to the undisturbed ones."""
         return [killed.seconds / whole.seconds for killed, whole in zip(self.killed, self.undisturbed, strict=True)]
 
     def figures(self, rows: int) -> dict[str, Any]:
@@ -122,7 +122,9 @@ def _results(sides: dict[str, Side], sizes: dict[str, Any]) -> list[Result]:
 
 
 def _against(peer: Side, ours: Side, killed: str, sizes: dict[str, Any]) -> list[Result]:
-    """Return the comparisons with a peer that runs without Airflow and Spark, whose starts are a part of our time only."""
+    """
+    Return the comparisons with a peer that runs without Airflow and Spark, whose starts are a part of our time only.
+    """
     factors = [[mine, other] for mine, other in zip(ours.factors, peer.factors, strict=True)]
     seconds = _pairs(ours.killed, peer.killed)
     return [

@@ -1,4 +1,6 @@
-"""Run the benchmarks and write ``benchmarks/results/*.json`` and the table and chart of ``docs/reference/benchmarks.md``."""
+"""
+Run the benchmarks and write ``benchmarks/results/*.json`` and the table and chart of ``docs/reference/benchmarks.md``.
+"""
 
 from __future__ import annotations
 

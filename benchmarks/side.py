@@ -63,7 +63,7 @@ class Side:
 
     @property
     def is_running(self) -> bool:
-        """Return whether the process is running."""
+        """Whether the process is running."""
         return self._process is not None
 
     def seconds(self, *, within: float | None = None, **request: Any) -> float:

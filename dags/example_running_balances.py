@@ -27,7 +27,8 @@ DAY = Param(
     type="string",
     format="date",
     title="Day",
-    description="The day whose orders a run adds that has no date before 1999, such as one that is started by hand today.",
+    description="The day whose orders a run adds that has no date before 1999, such as one that is started by hand "
+    "today.",
 )
 # The runs of the days go on in their order; after a run of today, none of them could run any more.
 JOB = "customer_balances{{ '' if dag_run.logical_date and dag_run.logical_date.year < 1999 else '/by_hand' }}"

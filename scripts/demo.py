@@ -48,12 +48,12 @@ class Run:
 
     @property
     def report(self) -> Path:
-        """Return the folder of the report."""
+        """The folder of the report."""
         return DEMO / f"report_{self.date}"
 
     @property
     def job(self) -> str:
-        """Return the name of the job."""
+        """The name of the job."""
         return f"test/{DAG}/{datetime.fromisoformat(self.date + 'T00:00:00+00:00').isoformat()}"
 
 

@@ -28,7 +28,9 @@ class Observed(InProcessPlan):
 
 
 def rows_in(path: Path) -> list[Any]:
-    """Return all rows of a SQLite file, without the versions of jobs, which also count the calls that change nothing."""
+    """
+    Return all rows of a SQLite file, without the versions of jobs, which also count the calls that change nothing.
+    """
     with closing(sqlite3.connect(path)) as database:
         database.row_factory = sqlite3.Row
         tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.sessions import start_session
 
 if TYPE_CHECKING:
@@ -22,6 +24,14 @@ CONF = {
     "spark.driver.memory": "2g",
     "spark.python.daemon.module": "tests.worker_daemon",
 }
+
+
+def needs_spark(version: str, what: str) -> pytest.MarkDecorator:
+    """Skip a test on versions of Spark before the one that has what it needs."""
+    from pyspark import __version__
+
+    is_older = [int(number) for number in __version__.split(".")[:2]] < [int(number) for number in version.split(".")]
+    return pytest.mark.skipif(is_older, reason=f"{what} is new in Spark {version}")
 
 
 @functools.cache

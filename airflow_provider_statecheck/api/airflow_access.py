@@ -258,7 +258,9 @@ def _all_dags() -> frozenset[str]:
 
 
 def login_of(user: BaseUser) -> str:
-    """Return a user as a token keeps it, encrypted like the passwords of connections: the auth manager may add secrets."""
+    """
+    Return a user as a token keeps it, encrypted like the passwords of connections: the auth manager may add secrets.
+    """
     claims = json.dumps(get_auth_manager().serialize_user(user))
     return get_fernet().encrypt(claims.encode()).decode()
 

@@ -1,14 +1,12 @@
 """
 Services of the API on Airflow's database: task proofs, liveness, and ends of Dag runs.
 
-A task authenticates with a secret: it writes the hash into its own task state store, to which only the task itself can
-write, and then sends the secret. Workers therefore need no password, with any executor.
+A task authenticates with a secret: it writes the hash to a place to which only the task itself can write, and then
+sends the secret. Workers therefore need no password, with any executor.
 """
 
 from __future__ import annotations
 
-import hmac
-import json
 from collections.abc import Collection
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -19,6 +17,7 @@ from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.api.airflow_dags import AirflowDags
 from airflow_provider_statecheck.api.app import airflow_metrics
+from airflow_provider_statecheck.api.challenges import Challenges, announced_challenges
 from airflow_provider_statecheck.api.holders import TaskDirectory, UserDirectory, no_users
 from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, run_key
@@ -26,7 +25,6 @@ from airflow_provider_statecheck.checkpoint.properties import JobStatus, job_sta
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, SystemClock
 from airflow_provider_statecheck.configuration import StateServingSettings, maintenance_dags, reads_other_jobs
 from airflow_provider_statecheck.exceptions import AccessDeniedError, CheckpointNotFoundError
-from airflow_provider_statecheck.gateway.verbs import CHALLENGE_KEY, challenge_of
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
 from airflow_provider_statecheck.metadata.tables import Caller
 from airflow_provider_statecheck.metadata.unit_of_work import executing
@@ -132,7 +130,14 @@ class EndedRun:
 
 
 class AirflowTasks:
-    """Task instances in Airflow's database; needs access to the ORM."""
+    """
+    Task instances in Airflow's database; needs access to the ORM.
+
+    :param challenges: Challenges of running tasks, by default in the place that this version of Airflow has.
+    """
+
+    def __init__(self, challenges: Challenges | None = None) -> None:
+        self._challenges = challenges or announced_challenges()
 
     def prove(self, ti_id: str, secret: str) -> Caller:
         from airflow.utils.session import create_session
@@ -141,7 +146,7 @@ class AirflowTasks:
         with executing(), create_session(scoped=False) as session:
             _lock_if_sqlite(session)
             ti = _running_task(session, ti_id)
-            _consume_secret(session, ti, secret)
+            self._challenges.consume(session, ti, secret)
             return Caller(
                 dag_id=ti.dag_id, run_id=ti.run_id, task_id=ti.task_id, map_index=ti.map_index, ti_id=str(ti.id)
             )
@@ -306,33 +311,6 @@ def _running_task(session: Session, ti_id: str) -> TaskInstance:
             "task can get a token."
         )
     return ti
-
-
-def _consume_secret(session: Session, ti: TaskInstance, secret: str) -> None:
-    from airflow.state import TaskScope, get_state_backend
-
-    backend = get_state_backend()
-    scope = TaskScope(dag_id=ti.dag_id, run_id=ti.run_id, task_id=ti.task_id, map_index=ti.map_index)
-    written = backend.get(scope, CHALLENGE_KEY, session=session)
-    if written is None or not _is_equal(_text(written), challenge_of(secret)):
-        raise AccessDeniedError(
-            f"Expected the secret that task instance {ti.id} announced in its state store, found another or one that "
-            "was used before; announce a new secret."
-        )
-    backend.delete(scope, CHALLENGE_KEY, session=session)
-
-
-def _is_equal(one: str, other: str) -> bool:
-    # compare_digest() accepts only ASCII strings, and the store may contain any text.
-    return hmac.compare_digest(one.encode(errors="replace"), other.encode())
-
-
-def _text(stored: str) -> str:
-    # The task stores a JSON value; the server returns it as JSON text.
-    try:
-        return str(json.loads(stored))
-    except ValueError:
-        return stored
 
 
 def _uuid(ti_id: str) -> UUID:

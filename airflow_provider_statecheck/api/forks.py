@@ -54,7 +54,7 @@ class ForkingTask:
 
     @property
     def param(self) -> str | None:
-        """Return the param that names the checkpoint; ``None`` if the task takes it from no param, or from several."""
+        """The param that names the checkpoint; ``None`` if the task takes it from no param, or from several."""
         return param_of(self.from_checkpoint, self.params)
 
 
@@ -122,7 +122,7 @@ def preview_fork(services: Services, wanted: UserAction) -> ActionPreview:
     shown = services.actions.preview(wanted)
     _, point = require_fork_point(services.coordinator.describe(wanted.job_id), wanted)
     task, param = _required(point)
-    conf = _conf_of(point)
+    conf = conf_of_run(point)
     return replace(shown, params=_params(task, param, conf), notes=(*shown.notes, *_notes(point, task, conf)))
 
 
@@ -161,7 +161,8 @@ def _required(point: ForkPoint) -> tuple[ForkingTask, str]:
     return task, task.param
 
 
-def _conf_of(point: ForkPoint) -> dict[str, Any] | None:
+def conf_of_run(point: ForkPoint) -> dict[str, Any] | None:
+    """Return the conf of the run that a fork starts from, ``None`` if the run is not known or was deleted."""
     if point.run_id is None:
         return None
     of_run = select(DagRun.conf).where(DagRun.dag_id == point.dag_id, DagRun.run_id == point.run_id)
@@ -192,7 +193,7 @@ def _start(session: Session, point: ForkPoint, wanted: UserAction, params: Mappi
             f"Expected params without {param!r}, which the fork sets to the pointer of the checkpoint, found it; leave "
             "it out."
         )
-    others = _params(task, param, _conf_of(point)) if params is None else params
+    others = _params(task, param, conf_of_run(point)) if params is None else params
     run_id = f"fork__{wanted.request_key}"
     try:
         trigger_dag(

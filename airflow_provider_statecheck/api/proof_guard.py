@@ -18,7 +18,9 @@ _READING = ("GET", "HEAD", "OPTIONS", "DELETE")
 
 
 class ProofGuard:
-    """ASGI middleware that refuses to write a key of this package into the state store of a task with the public API."""
+    """
+    ASGI middleware that refuses to write a key of this package into the state store of a task with the public API.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -26,7 +28,10 @@ class ProofGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward a request, and reply with status 403 if it would write such a key."""
         if scope["type"] == "http" and scope["method"] not in _READING and _is_reserved(scope["path"]):
-            detail = f"Expected a key without the prefix {_PREFIX!r}, found one that only the task itself may write; rename the key."
+            detail = (
+                f"Expected a key without the prefix {_PREFIX!r}, found one that only the task itself may write; rename "
+                "the key."
+            )
             await JSONResponse({"detail": detail}, status_code=403)(scope, receive, send)
             return
         await self._app(scope, receive, send)

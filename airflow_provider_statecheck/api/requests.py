@@ -121,7 +121,9 @@ class _ParsedRequest(Request):
 
 
 class MessageRoute(APIRoute):
-    """A route that first checks the caller, if it depends on it, and then parses the message with the clients' codec."""
+    """
+    A route that first checks the caller, if it depends on it, and then parses the message with the clients' codec.
+    """
 
     @override
     def get_route_handler(self) -> Handler:
@@ -148,7 +150,7 @@ class MessageRoute(APIRoute):
             expected = "a message with the header Content-Type: application/json and without Content-Encoding"
             return rejection(415, f"Expected {expected}, found other headers; correct them.")
         kind = self.dependant.body_params[0].field_info.annotation
-        request.message = await run_in_threadpool(_message, kind, body, limit // _BYTES_PER_VALUE)
+        request.message = await run_in_threadpool(parse_message, kind, body, limit // _BYTES_PER_VALUE)
         return None
 
 
@@ -166,7 +168,14 @@ def _is_json(request: Request) -> bool:
     return is_plain and header.get_content_type() == "application/json"
 
 
-def _message(kind: Any, body: bytes, most_values: int) -> Any:
+def parse_message(kind: Any, body: bytes, most_values: int) -> Any:
+    """
+    Parse a message in JSON with the clients' codec.
+
+    :param most_values: Number of values in the message at most.
+    :raises InvalidConfigurationError: if the body is no JSON, is nested too deeply or has too many values.
+    :raises RequestValidationError: if it is not a message of this kind.
+    """
     try:
         require_bounds(body, most_values=most_values)
         require_flat(body)

@@ -74,42 +74,42 @@ class Services:
 
     @cached_property
     def coordinator(self) -> AttemptCoordinator:
-        """Return the coordinator."""
+        """The coordinator."""
         return AttemptCoordinator(self._store, self.liveness, self.dags)
 
     @cached_property
     def maintenance(self) -> JobMaintenance:
-        """Return the maintenance of jobs."""
+        """The maintenance of jobs."""
         return JobMaintenance(self._store, self.runs, SqlTokenStore(self.engine()), self.clock)
 
     @cached_property
     def savepoints(self) -> JobSavepoints:
-        """Return the savepoints of jobs."""
+        """The savepoints of jobs."""
         return JobSavepoints(self._store)
 
     @cached_property
     def aligned(self) -> AlignedCheckpoints:
-        """Return the rows of coordinators of several operators."""
+        """The rows of coordinators of several operators."""
         return AlignedCheckpoints(self._store)
 
     @cached_property
     def recovery(self) -> JobRecovery:
-        """Return the recovery of rows after a loss of the database."""
+        """The recovery of rows after a loss of the database."""
         return JobRecovery(self._store)
 
     @cached_property
     def rewinding(self) -> JobRewinding:
-        """Return the rewinding of jobs."""
+        """The rewinding of jobs."""
         return JobRewinding(self._store, self.liveness)
 
     @cached_property
     def restoring(self) -> JobRestoring:
-        """Return the restore of jobs in place."""
+        """The restore of jobs in place."""
         return JobRestoring(self._store, self.liveness)
 
     @cached_property
     def actions(self) -> JobActions:
-        """Return the actions of users on the state of jobs."""
+        """The actions of users on the state of jobs."""
         return JobActions(self._store, self.savepoints, self.rewinding)
 
     def actions_in(self, connection: Connection) -> JobActions:
@@ -119,12 +119,12 @@ class Services:
 
     @cached_property
     def tokens(self) -> TokenKeeper:
-        """Return the keeper of the tokens."""
+        """The keeper of the tokens."""
         return TokenKeeper(SqlTokenStore(self.engine()), self.clock)
 
     @cached_property
     def holders(self) -> Holders:
-        """Return what the holders of the tokens may do now."""
+        """What the holders of the tokens may do now."""
         return Holders(
             rows=lambda: self.rows,
             tasks=self.tasks,
@@ -145,18 +145,18 @@ class Services:
 
     @cached_property
     def state_settings(self) -> StateServingSettings:
-        """Return the settings of queryable state."""
+        """The settings of queryable state."""
         return self.read_state_settings()
 
     @cached_property
     def state_rows(self) -> CheckedRows:
-        """Return the rows of jobs for :attr:`state_proxy`."""
+        """The rows of jobs for :attr:`state_proxy`."""
         return CheckedRows(self.rows)
 
     @property
     def state_proxy(self) -> StateProxy:
         """
-        Return the proxy of queryable state. A version check of :attr:`state_rows` precedes each read.
+        The proxy of queryable state. A version check of :attr:`state_rows` precedes each read.
 
         :raises EnvironmentNotReadyError: if this server does not serve state.
         """
@@ -166,7 +166,7 @@ class Services:
     @property
     def job_contents(self) -> JobContents:
         """
-        Return the reads of the contents of checkpoints.
+        The reads of the contents of checkpoints.
 
         :raises EnvironmentNotReadyError: if this server does not serve state.
         """
@@ -213,5 +213,5 @@ class Services:
 
     @cached_property
     def rows(self) -> SqlJobStore:
-        """Return the store of the rows of jobs."""
+        """The store of the rows of jobs."""
         return SqlJobStore(self.engine(), self.clock)

@@ -33,7 +33,8 @@ from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.api.tokens import IssuedToken
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus, RowsVersion
-from airflow_provider_statecheck.checkpoint.store import LARGEST_PAGE, RECENT, CheckpointPage
+from airflow_provider_statecheck.checkpoint.statistics import readable_refusals
+from airflow_provider_statecheck.checkpoint.store import LARGEST_PAGE, RECENT, CheckpointPage, JobView
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
 from airflow_provider_statecheck.gateway.verbs import COORDINATOR, Verb
 from airflow_provider_statecheck.maintenance.actions import ALIGNED, MAINTENANCE, RESTORES, SAVEPOINTS
@@ -179,7 +180,9 @@ def _route(verb: Verb, answer: Callable[..., Any], kinds: dict[str, Any]) -> Cal
     """Return a function with these parameters, as FastAPI reads them from its signature."""
 
     def route(**arguments: Any) -> Any:
-        return answer(**arguments)
+        reply = answer(**arguments)
+        # A caller who may read a job may read its Dags, but perhaps not the Dag of a task that was refused in the job.
+        return readable_refusals(reply, reply.dag_ids.__contains__) if isinstance(reply, JobView) else reply
 
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter(name, keyword, annotation=kind) for name, kind in kinds.items()]

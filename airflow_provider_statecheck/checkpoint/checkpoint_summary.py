@@ -77,7 +77,7 @@ class StepSummary(_Bounded):
     @property
     def parts_text(self) -> str:
         """
-        Return the progress of a step that is computed in parts, such as ``12 parts, 61 %``.
+        The progress of a step that is computed in parts, such as ``12 parts, 61 %``.
 
         Empty for other steps.
         """
@@ -89,7 +89,7 @@ class StepSummary(_Bounded):
 
     @property
     def seconds_saved(self) -> float:
-        """Return the time that the restore of the step has saved; 0 unless the attempt has restored it."""
+        """The time that the restore of the step has saved; 0 unless the attempt has restored it."""
         return self.seconds if self.outcome == StepOutcome.RESTORED else 0.0
 
 

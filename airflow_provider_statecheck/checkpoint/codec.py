@@ -295,7 +295,7 @@ def name_of_form(kind: Any) -> str:
 
 def of_fields(kind: type[Message], values: Mapping[str, Any]) -> Message:
     """
-    Return a dataclass with the given values, each of the class of its field, in a fraction of the time of :func:`decode`.
+    Return a dataclass with values that have the classes of its fields, in a fraction of the time of :func:`decode`.
 
     :raises TypeError: for a value of another class, an unknown name, or a missing value.
     """

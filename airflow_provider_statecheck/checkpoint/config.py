@@ -59,7 +59,7 @@ class ExternalizedCheckpointCleanup(StrEnum):
 
     @property
     def retention_policy(self) -> CheckpointRetentionPolicy:
-        """Return the retention policy for the properties of a checkpoint."""
+        """The retention policy for the properties of a checkpoint."""
         return _POLICIES[self]
 
 
@@ -245,13 +245,13 @@ class CheckpointConfig:
 
     @property
     def retention_policy(self) -> CheckpointRetentionPolicy:
-        """Return the retention of checkpoints after the end of the job."""
+        """The retention of checkpoints after the end of the job."""
         return self.externalized_checkpoint_retention.retention_policy
 
     @property
     def storage_dir(self) -> str | None:
         """
-        Return the directory of checkpoints, which the storage may be given as; ``None`` if neither is set.
+        The directory of checkpoints, which the storage may be given as; ``None`` if neither is set.
 
         :raises InvalidConfigurationError: if both are set to different directories.
         """
@@ -261,7 +261,8 @@ class CheckpointConfig:
         if directory is not None and directory.rstrip("/") != storage.rstrip("/"):
             keys = CheckpointConfig.checkpoint_storage.key, CheckpointConfig.checkpoint_dir.key
             raise InvalidConfigurationError(
-                f"Expected one directory of checkpoints, found different ones in {keys[0]} and {keys[1]}; remove one of "
+                f"Expected one directory of checkpoints, found different ones in {keys[0]} and {keys[1]}; remove one "
+                f"of "
                 "the settings.",
                 key=keys[0],
             )
@@ -269,18 +270,18 @@ class CheckpointConfig:
 
     @property
     def effective_min_pause(self) -> timedelta:
-        """Return the pause between checkpoints, at most a year."""
+        """The pause between checkpoints, at most a year."""
         return min(self.min_pause_between_checkpoints, _LONGEST_PAUSE)
 
     @property
     def effective_interval(self) -> timedelta | None:
-        """Return the interval of periodic checkpoints, at least the minimum pause."""
+        """The interval of periodic checkpoints, at least the minimum pause."""
         interval = self.checkpoint_interval
         return None if interval is None else max(interval, self.effective_min_pause)
 
     @property
     def effective_max_concurrent_checkpoints(self) -> int:
-        """Return the maximum number of checkpoints in progress, which is 1 with a minimum pause."""
+        """The maximum number of checkpoints in progress, which is 1 with a minimum pause."""
         return 1 if self.effective_min_pause > timedelta(0) else self.max_concurrent_checkpoints
 
     def __eq__(self, other: object) -> bool:

@@ -107,7 +107,7 @@ class ConfigOption(Generic[Value]):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Return all keys of the option, the current one first."""
+        """All keys of the option, the current one first."""
         return (self.key, *self.old_keys)
 
     def key_in(self, values: Mapping[str, Any]) -> str | None:

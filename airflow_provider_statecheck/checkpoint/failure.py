@@ -63,17 +63,17 @@ class CheckpointFailureReason(StrEnum):
 
     @property
     def is_pre_flight(self) -> bool:
-        """Return whether the failure occurred before the checkpoint was triggered in any task."""
+        """Whether the failure occurred before the checkpoint was triggered in any task."""
         return self in _PRE_FLIGHT
 
     @property
     def is_tolerated_silently(self) -> bool:
-        """Return whether the failure does not count towards the tolerable number of failures."""
+        """Whether the failure does not count towards the tolerable number of failures."""
         return self not in _COUNTED
 
     @property
     def message(self) -> str:
-        """Return the description of the reason."""
+        """The description of the reason."""
         return _TEXTS.get(self) or self.value.replace("_", " ").capitalize()
 
 

@@ -89,7 +89,7 @@ def is_other_instance(owner: AttemptOwner, other: AttemptOwner) -> bool:
 
 def is_retry_of(attempt: AttemptRecord, earlier: AttemptRecord, has_completed: Callable[[int], bool]) -> bool:
     """
-    Return whether an attempt is a later try of the same task and run, without a clear, a restart or a restore in between.
+    Return whether an attempt is a later try of the same task and run, with no clear, restart or restore in between.
 
     :param has_completed: Whether a checkpoint of the operator was completed in a generation.
     """
@@ -130,10 +130,14 @@ class TaskLiveness(Protocol):
         """Return whether the owner's task is known to be running."""
 
     def is_last_try(self, owner: AttemptOwner) -> bool:
-        """Return whether the owner's try is known to be the last one of its task instance, which was not cleared since."""
+        """
+        Return whether the owner's try is known to be the last one of its task instance, which was not cleared since.
+        """
 
     def earlier_run_of(self, owner: AttemptOwner) -> str | None:
-        """Return the earliest run in which the owner's task is known to run or to start, if it is before the owner's run."""
+        """
+        Return the earliest run in which the owner's task is known to run or to start, if it is before the owner's run.
+        """
 
 
 class UnknownLiveness:

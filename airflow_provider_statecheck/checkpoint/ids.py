@@ -204,11 +204,11 @@ class OfOperator:
 
         @property
         def operator_id(self) -> OperatorId:
-            """Return the id of the operator."""
+            """The id of the operator."""
 
     @property
     def is_of_job(self) -> bool:
-        """Return whether it is of the whole job: of its savepoints, or of a program that leads aligned checkpoints."""
+        """Whether it is of the whole job: of its savepoints, or of a program that leads aligned checkpoints."""
         return self.operator_id == ALIGNED_OPERATOR_ID
 
 
@@ -318,7 +318,9 @@ def temporary_name(name: str) -> str:
 
 
 def epoch_of(name: str) -> int | None:
-    """Return the epoch in a name from :func:`epoch_name`, also of its temporary file, or ``None`` for any other name."""
+    """
+    Return the epoch in a name from :func:`epoch_name`, also of its temporary file, or ``None`` for any other name.
+    """
     temporary = _TEMPORARY.fullmatch(name)
     match = _EPOCH_NAME.fullmatch(temporary.group(1) if temporary else name)
     return int(match.group(1)) if match else None

@@ -118,7 +118,7 @@ def before(operator: OperatorRecord, restore: InPlaceRestore) -> OperatorRecord:
 
 
 def with_generation(view: JobView, operator: OperatorRecord, generation: int) -> OperatorRecord:
-    """Return an operator as the choice of a checkpoint finds it: before the restore that it ends, if that has the generation."""
+    """Return an operator as the choice of a checkpoint finds it: before the restore that the choice ends, if any."""
     restore = waiting_in(view, operator)
     return before(operator, restore) if restore is not None and restore.earlier_generation == generation else operator
 

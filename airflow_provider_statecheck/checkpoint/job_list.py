@@ -127,7 +127,7 @@ class JobsPage:
 
     @property
     def position(self) -> tuple[SortValue, str] | None:
-        """Return the sort value and the name after which the page begins."""
+        """The sort value and the name after which the page begins."""
         return None if self.after is None else _parsed_position(self.after, self.sort)
 
     def following(self, value: SortValue, name: str) -> str:

@@ -74,7 +74,9 @@ def awaited_savepoints(view: JobView) -> tuple[str, ...]:
 
 
 def last_active(view: JobView) -> datetime:
-    """Return the time at which the last attempt of a job was active, regardless of maintenance and savepoints of the job."""
+    """
+    Return the time at which the last attempt of a job was active, regardless of maintenance and savepoints of the job.
+    """
     return max((a.ended_at or a.registered_at for a in view.attempts_of_stages), default=view.job.created_at)
 
 

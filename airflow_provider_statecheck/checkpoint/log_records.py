@@ -53,7 +53,9 @@ class _AssumedLevel(int):
 
 
 class _ScriptHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes lines to stderr, until the program has handlers of its own, which then show the lines by its own levels."""
+    """
+    Writes lines to stderr, until the program has handlers of its own, which then show the lines by its own levels.
+    """
 
     def __init__(self) -> None:
         # That of the base class would keep today's stderr, which a test or a redirection closes.
@@ -63,7 +65,7 @@ class _ScriptHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
     @property
     def stream(self) -> TextIO:
-        """Return the stderr of this moment."""
+        """The stderr of this moment."""
         return sys.stderr
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -133,7 +135,9 @@ def _shown(value: Any) -> Any:
 
 
 def _guarded(error: BaseException, show: Callable[[str], str]) -> BaseException:
-    """Return an error with texts, notes and causes as a function shows them: the error itself if they are so already."""
+    """
+    Return an error with texts, notes and causes as a function shows them: the error itself if they are so already.
+    """
     chain = _chain_of(error)
     texts = [_texts_of(each) for each in chain]
     shown = [[show(text) for text in found] for found in texts]

@@ -37,17 +37,17 @@ class CheckpointType(StrEnum):
 
     @property
     def is_savepoint(self) -> bool:
-        """Return whether the snapshot belongs to the user."""
+        """Whether the snapshot belongs to the user."""
         return self not in (CheckpointType.CHECKPOINT, CheckpointType.FULL_CHECKPOINT)
 
     @property
     def is_synchronous(self) -> bool:
-        """Return whether tasks wait for its completion before they continue."""
+        """Whether tasks wait for its completion before they continue."""
         return self in (CheckpointType.SAVEPOINT_SUSPEND, CheckpointType.SAVEPOINT_TERMINATE)
 
     @property
     def is_terminate(self) -> bool:
-        """Return whether it finishes the job."""
+        """Whether it finishes the job."""
         return self is CheckpointType.SAVEPOINT_TERMINATE
 
 
@@ -65,7 +65,7 @@ class JobStatus(StrEnum):
 
     @property
     def is_globally_terminal(self) -> bool:
-        """Return whether the job has ended permanently."""
+        """Whether the job has ended permanently."""
         return self is not JobStatus.SUSPENDED
 
 
@@ -115,22 +115,22 @@ class CheckpointProperties:
 
     @property
     def is_savepoint(self) -> bool:
-        """Return whether the snapshot belongs to the user."""
+        """Whether the snapshot belongs to the user."""
         return self.snapshot_type.is_savepoint
 
     @property
     def is_synchronous(self) -> bool:
-        """Return whether the snapshot stops the job."""
+        """Whether the snapshot stops the job."""
         return self.snapshot_type.is_synchronous
 
     @property
     def is_terminate(self) -> bool:
-        """Return whether the snapshot finishes the job."""
+        """Whether the snapshot finishes the job."""
         return self.snapshot_type.is_terminate
 
     @property
     def ends_others(self) -> bool:
-        """Return whether it subsumes earlier checkpoints when it is complete, and tasks are notified of it."""
+        """Whether it subsumes earlier checkpoints when it is complete, and tasks are notified of it."""
         return not self.is_savepoint or self.is_synchronous
 
     def discard_on(self, status: JobStatus) -> bool:
@@ -258,7 +258,7 @@ class ClaimRecord:
 
     @property
     def is_disposal(self) -> bool:
-        """Return whether a user has disposed of the snapshot, whose files are then deleted."""
+        """Whether a user has disposed of the snapshot, whose files are then deleted."""
         return not self.operator_id
 
 
@@ -313,13 +313,13 @@ class CheckpointStorageLocationReference:
 
     @property
     def is_default(self) -> bool:
-        """Return whether it is the configured location."""
+        """Whether it is the configured location."""
         return not self.encoded
 
     @property
     def path(self) -> str:
         """
-        Return the decoded path.
+        The decoded path.
 
         :raises InvalidConfigurationError: for the default reference, and for bytes that are not an encoded path.
         """
@@ -393,7 +393,7 @@ class CheckpointMetaData:
 
     @property
     def timestamp_milliseconds(self) -> int:
-        """Return the time of the trigger in milliseconds since 1970."""
+        """The time of the trigger in milliseconds since 1970."""
         return (self.timestamp - _EPOCH) // timedelta(milliseconds=1)
 
 

@@ -170,7 +170,7 @@ class AttemptOwner:
 
     @property
     def is_script(self) -> bool:
-        """Return whether a script or notebook runs the attempt; it is neither retried nor cleared."""
+        """Whether a script or notebook runs the attempt; it is neither retried nor cleared."""
         return not self.airflow and self.logical_task.startswith(SCRIPT_PREFIX)
 
 
@@ -203,7 +203,7 @@ class JobRecord:
 
     @property
     def rows_version(self) -> RowsVersion:
-        """Return the version of the rows of the job."""
+        """The version of the rows of the job."""
         return RowsVersion(self.version, self.seen_at)
 
 
@@ -265,7 +265,7 @@ class AttemptRecord(OfOperator):
 
     @property
     def is_running(self) -> bool:
-        """Return whether the attempt has not ended."""
+        """Whether the attempt has not ended."""
         return self.status is AttemptStatus.RUNNING
 
     def ran_at(self, time: datetime) -> bool:
@@ -347,17 +347,17 @@ class CheckpointRecord(OfOperator):
 
     @property
     def is_of_user(self) -> bool:
-        """Return whether it is a savepoint of a user, in contrast to one from which the operator has started."""
+        """Whether it is a savepoint of a user, in contrast to one from which the operator has started."""
         return self.properties.is_savepoint and not self.properties.unclaimed
 
     @property
     def is_restorable(self) -> bool:
-        """Return whether a restore may choose the checkpoint; a savepoint is restored only on request."""
+        """Whether a restore may choose the checkpoint; a savepoint is restored only on request."""
         return self.status is CheckpointStatus.COMPLETED and not self.is_of_user
 
     @property
     def is_usable(self) -> bool:
-        """Return whether a restore may choose the checkpoint, and none has found it damaged."""
+        """Whether a restore may choose the checkpoint, and none has found it damaged."""
         return self.is_restorable and self.unusable_reason is None
 
     def is_after(self, savepoint: CheckpointRecord) -> bool:
@@ -374,28 +374,30 @@ class CheckpointRecord(OfOperator):
 
     @property
     def is_in_progress(self) -> bool:
-        """Return whether the checkpoint is neither complete nor aborted."""
+        """Whether the checkpoint is neither complete nor aborted."""
         return self.status in (CheckpointStatus.PENDING, CheckpointStatus.FINALIZING)
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the checkpoint was subsumed, disposed or aborted."""
+        """Whether the checkpoint was subsumed, disposed or aborted."""
         return self.status in (CheckpointStatus.SUBSUMED, CheckpointStatus.ABORTED, CheckpointStatus.DISPOSED)
 
     @property
     def is_adoption(self) -> bool:
-        """Return whether it is a snapshot to start from whose restore is not confirmed yet."""
+        """Whether it is a snapshot to start from whose restore is not confirmed yet."""
         return self.status is CheckpointStatus.PENDING and self.properties.unclaimed
 
     @property
     def is_unconfirmed(self) -> bool:
-        """Return whether it is a snapshot to start from whose restore is not confirmed, also if its attempt has ended."""
+        """
+        Whether it is a snapshot to start from whose restore is not confirmed, also if its attempt has ended.
+        """
         return self.is_adoption or (self.status is CheckpointStatus.ABORTED and self.properties.unclaimed)
 
     @property
     def awaits_commit(self) -> bool:
         """
-        Return whether a sink must commit its output.
+        Whether a sink must commit its output.
 
         The sink retracts the output of a skipped checkpoint instead.
         """
@@ -404,7 +406,7 @@ class CheckpointRecord(OfOperator):
 
     @property
     def awaits_discard(self) -> bool:
-        """Return whether its files must be deleted and the deletion is not confirmed."""
+        """Whether its files must be deleted and the deletion is not confirmed."""
         if self.discarded_at is not None or self.properties.unclaimed:
             return False
         if self.status is CheckpointStatus.SUBSUMED:
@@ -434,7 +436,7 @@ class AcknowledgementRecord(OfOperator):
 
     @property
     def is_acknowledged(self) -> bool:
-        """Return whether the operator has acknowledged or does not need to."""
+        """Whether the operator has acknowledged or does not need to."""
         return self.is_finished or self.acknowledged_at is not None
 
 
@@ -458,7 +460,7 @@ class RequestStatus(StrEnum):
 
     @property
     def is_open(self) -> bool:
-        """Return whether the request is queued or running."""
+        """Whether the request is queued or running."""
         return self in (RequestStatus.QUEUED, RequestStatus.RUNNING)
 
 

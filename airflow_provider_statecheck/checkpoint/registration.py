@@ -450,7 +450,9 @@ def _grant(
 
 
 def _missed_stop(tx: JobTransaction, attempt: AttemptRecord) -> CheckpointRecord | None:
-    """Return the complete savepoint with which the stage or its job suspended before an earlier try of the task stopped."""
+    """
+    Return the complete savepoint with which the stage or its job suspended before an earlier try of the task stopped.
+    """
     earlier = tuple(_earlier_tries(tx, attempt))
     if not earlier:
         return None

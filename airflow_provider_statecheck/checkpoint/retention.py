@@ -32,7 +32,7 @@ class Retained(Protocol):
 
     @property
     def properties(self) -> CheckpointProperties:
-        """Return the properties, which determine the owner."""
+        """The properties, which determine the owner."""
 
 
 Checkpoint = TypeVar("Checkpoint", bound=Retained)

@@ -105,7 +105,7 @@ _SHORTEST: Final = 4
 
 
 def secrets_in_settings(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Return the values of settings of Spark, or of variables of an environment, that Spark hides in its own logs and pages."""
+    """Return the values of Spark settings or environment variables that Spark hides in its own logs and pages."""
     chosen = [_compiled(str(settings[_REDACTION]))] if _REDACTION in settings else []
     patterns = [_HIDDEN_SETTING, *filter(None, chosen)]
     for name, value in settings.items():
@@ -144,12 +144,12 @@ class KnownSecrets:
         return text
 
 
-_known = KnownSecrets()
+known_secrets = KnownSecrets()
 
 
 def remember_secrets(secrets: Iterable[str]) -> None:
-    """Let :func:`masked`, the logs of this package and Airflow's maskers replace secrets that this process was given, from now on."""
-    new = _known.add(secrets)
+    """Let :func:`masked`, the logs of this package and Airflow's maskers replace these secrets from now on."""
+    new = known_secrets.add(secrets)
     if not new:
         return
     guard_logs(masked)
@@ -161,7 +161,7 @@ def remember_secrets(secrets: Iterable[str]) -> None:
 
 def masked(text: str) -> str:
     """Return a text without the secrets that this process knows, and without the credentials of URIs."""
-    text = _known.mask(text)
+    text = known_secrets.mask(text)
     for name in MASKERS:
         masker = sys.modules.get(name)
         if masker is not None:
@@ -176,7 +176,9 @@ _SHORTEST_IN_BASE64: Final = 8
 
 
 def _forms_of(secret: str) -> Iterator[str]:
-    """Return how messages quote a secret: as it is, in the notation of Python or JSON, in a URI, and in a header of HTTP."""
+    """
+    Return how messages quote a secret: as it is, in the notation of Python or JSON, in a URI, and in a header of HTTP.
+    """
     yield from (secret, repr(secret)[1:-1], json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1])
     for quoted in (quote(secret, safe=""), quote(secret), quote_plus(secret)):
         yield from (quoted, _ESCAPE.sub(lambda found: found[0].lower(), quoted))

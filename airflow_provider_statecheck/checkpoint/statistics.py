@@ -77,12 +77,12 @@ class CheckpointEntry:
 
     @property
     def is_interrupted(self) -> bool:
-        """Return whether its attempt ended first; it then counts neither as completed nor as failed."""
+        """Whether its attempt ended first; it then counts neither as completed nor as failed."""
         return self.failure_reason == CheckpointFailureReason.ATTEMPT_ENDED.value
 
     @property
     def duration(self) -> timedelta | None:
-        """Return the time from its trigger to its end, or ``None`` while it is in progress."""
+        """The time from its trigger to its end, or ``None`` while it is in progress."""
         return None if self.ended_at is None else self.ended_at - self.triggered_at
 
     @classmethod
@@ -179,7 +179,7 @@ class StatsSummary:
 
     @property
     def average(self) -> float | None:
-        """Return the mean of all values."""
+        """The mean of all values."""
         return self.total / self.count if self.count else None
 
     def percentile(self, percent: float) -> int | None:
@@ -216,7 +216,7 @@ class CheckpointStatsCounts:
 
     @property
     def total(self) -> int:
-        """Return the number of checkpoints of any status."""
+        """The number of checkpoints of any status."""
         return self.completed + self.failed + self.in_progress
 
 
@@ -289,7 +289,7 @@ class OperatorStatistics(CheckpointStats):
 
     @property
     def has_had_state(self) -> bool:
-        """Return whether the operator ever completed or restored a snapshot."""
+        """Whether the operator ever completed or restored a snapshot."""
         return any(counts.completed or counts.restored for counts in (self.checkpoints, self.savepoints))
 
     def has_counted(self, checkpoint_id: int) -> bool:

@@ -85,12 +85,12 @@ class JobView:
 
     @property
     def dag_ids(self) -> tuple[str, ...]:
-        """Return the Dags with attempts in the job, sorted."""
+        """The Dags with attempts in the job, sorted."""
         return tuple(sorted({dag_id for a in self.attempts if (dag_id := a.owner.dag_id) is not None}))
 
     @property
     def is_of_unknown_dag(self) -> bool:
-        """Return whether the Dag of an operator is unknown; see :func:`~job_list.is_of_unknown_dag`."""
+        """Whether the Dag of an operator is unknown; see :func:`~job_list.is_of_unknown_dag`."""
         owned = {a.operator_id for a in self.attempts if a.owner.dag_id is not None}
         # A removed job leaves the counters of its operators, which have no attempts. The operator of the whole job
         # takes its savepoints, and reads what its stages have written.
@@ -99,13 +99,13 @@ class JobView:
 
     @property
     def stages(self) -> tuple[OperatorRecord, ...]:
-        """Return the operators without the one that stands for the whole job."""
+        """The operators without the one that stands for the whole job."""
         return tuple(o for o in self.operators if not o.is_of_job)
 
     @property
     def attempts_of_stages(self) -> tuple[AttemptRecord, ...]:
         """
-        Return the attempts of the stages of the job; all attempts if no stage has one.
+        The attempts of the stages of the job; all attempts if no stage has one.
 
         The operator of the whole job takes its savepoints, and belongs to no run of its stages.
         """
@@ -114,7 +114,7 @@ class JobView:
     @property
     def operator_of_job(self) -> OperatorRecord | None:
         """
-        Return the operator that stands for the whole job.
+        The operator that stands for the whole job.
 
         ``None`` before the first aligned checkpoint or savepoint of the job.
         """
@@ -122,12 +122,12 @@ class JobView:
 
     @property
     def checkpoints_of_job(self) -> tuple[CheckpointRecord, ...]:
-        """Return the aligned checkpoints and the savepoints of the whole job."""
+        """The aligned checkpoints and the savepoints of the whole job."""
         return tuple(c for c in self.checkpoints if c.is_of_job)
 
     @property
     def requests_of_job(self) -> tuple[CheckpointRequest, ...]:
-        """Return the open requests for aligned checkpoints and savepoints of the whole job."""
+        """The open requests for aligned checkpoints and savepoints of the whole job."""
         return tuple(r for r in self.requests if r.is_of_job and r.status.is_open)
 
     def savepoints_asked_of(self, operator_id: OperatorId) -> tuple[CheckpointRequest, ...]:
@@ -234,7 +234,7 @@ class JobTransaction(Protocol):
     @property
     def now(self) -> datetime:
         """
-        Return the time of this transaction.
+        The time of this transaction.
 
         It is never before the time of an earlier transaction of the job or of any of its rows. After a correction of a
         clock that was far ahead, the store has moved the times in the rows back.
@@ -242,7 +242,7 @@ class JobTransaction(Protocol):
 
     @property
     def job(self) -> JobRecord:
-        """Return the job's row."""
+        """The job's row."""
 
     def draw_checkpoint_id(self) -> int:
         """Allocate the next checkpoint id of the job; ids start at 1 and are never reused."""
@@ -302,7 +302,7 @@ class JobTransaction(Protocol):
 
     def discarded_checkpoints(self, wanted: EndedCheckpoints, limit: int | None, skipped: int = 0) -> tuple[int, ...]:
         """
-        Return the ids of checkpoints of a filter whose files were deleted, those whose files were deleted first at first.
+        Return the ids of checkpoints of a filter whose files were deleted, in the order of their deletion.
 
         :param skipped: Number of the first checkpoints to leave out.
         """
@@ -319,7 +319,7 @@ class JobTransaction(Protocol):
 
     def last_checkpoints_of_runs(self, operator_id: OperatorId, generation: int) -> dict[str, int]:
         """
-        Return the last complete checkpoint of each of the newest ``KNOWN_RUNS`` runs in the state of a generation, by run.
+        Return the last complete checkpoint of each of the newest ``KNOWN_RUNS`` runs of a generation, by run.
 
         This looks at all checkpoints of the operator.
         """
@@ -403,7 +403,7 @@ class JobTransaction(Protocol):
 
     def remove_job(self) -> None:
         """
-        Remove all attempts, checkpoints, requests, actions, statistics and tokens of the job, as the last call of the transaction.
+        Remove all rows of the job except its own, as the last call of the transaction.
 
         Only an action may be saved afterwards; it appears again when an attempt creates the job again. The counters of
         epochs, generations and checkpoint ids are retained and hidden. A reader of the removed rows could otherwise

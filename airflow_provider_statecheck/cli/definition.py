@@ -213,7 +213,8 @@ def _read_only_commands() -> tuple[CLICommand, ...]:
             Arg(
                 ("--scope",),
                 metavar="SCOPE",
-                help="Items of the loops around the snapshot, such as days[2026-01-01], if several have a snapshot of this name",
+                help="Items of the loops around the snapshot, such as days[2026-01-01], if several have a snapshot of "
+                "this name",
             ),
             Arg(("--items",), action="store_true", help="List the finished items of loops"),
             ARG_ROWS,
@@ -283,7 +284,8 @@ def _state_commands() -> tuple[ActionCommand, ...]:
             Arg(
                 ("--user-key",),
                 metavar="KEY",
-                help="Key of one entry of a map state: text, or another value in JSON; without it, the whole map is shown",
+                help="Key of one entry of a map state: text, or another value in JSON; without it, the whole map is "
+                "shown",
             ),
             *as_of,
         ),
@@ -321,7 +323,8 @@ def _changing_commands() -> tuple[ActionCommand, ...]:
                 ("--older-than",),
                 type=age,
                 metavar="AGE",
-                help="Minimum age of the database rows to remove, such as 60d; also removes whole jobs whose Dag run is over for that time "
+                help="Minimum age of the database rows to remove, such as 60d; also removes whole jobs whose Dag run "
+                "is over for that time "
                 "(default: 30d)",
             ),
             Arg(("--test-jobs",), action="store_true", help="Also remove whole jobs of test runs"),
@@ -368,12 +371,14 @@ def _changing_commands() -> tuple[ActionCommand, ...]:
                 ("--format",),
                 choices=("canonical", "native"),
                 default="canonical",
-                help="Parquet files for any state backend and other tools, or the files of the state backend (default: canonical)",
+                help="Parquet files for any state backend and other tools, or the files of the state backend "
+                "(default: canonical)",
             ),
             Arg(
                 ("--stop",),
                 choices=("suspend", "terminate"),
-                help="Stop the stages of the job, or with --uid one stage, with the savepoint: at the next boundary (suspend) or at the "
+                help="Stop the stages of the job, or with --uid one stage, with the savepoint: at the next boundary "
+                "(suspend) or at the "
                 "end (terminate)",
             ),
             Arg(
@@ -456,14 +461,16 @@ def _serving_command() -> ActionCommand:
         Arg(
             ("--api-url",),
             metavar="URL",
-            help=f"{SETTINGS['api_url'].help()}; without it, that of the connection statecheck_default or of [statecheck] api_url",
+            help=f"{SETTINGS['api_url'].help()}; without it, that of the connection statecheck_default or of "
+            f"[statecheck] api_url",
         ),
         Arg(
             ("--max-staleness",),
             type=staleness,
             default=0,
             metavar="SECONDS",
-            help="Maximum time since the last version check of a job for which no new check is made; callers are authorized every "
+            help="Maximum time since the last version check of a job for which no new check is made; callers are "
+            "authorized every "
             "5 seconds in any case (default: 0)",
         ),
         ARG_STORAGE,

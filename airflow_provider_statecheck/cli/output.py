@@ -180,7 +180,7 @@ def print_rows(rows: list[Row], output: str) -> None:
 
 def print_values(rows: list[Row], output: str) -> None:
     """
-    Print rows of a user's data as :func:`print_rows`, but without rounding numbers or reading sizes into names of columns.
+    Print rows of a user's data as :func:`print_rows`, without rounding numbers or reading sizes into column names.
 
     :param rows: Rows with equal keys.
     :param output: ``table``, ``plain``, ``json`` or ``yaml``.

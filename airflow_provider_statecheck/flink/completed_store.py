@@ -95,7 +95,7 @@ class CheckpointsCleaner:
 
     @property
     def cleanings(self) -> int:
-        """Return the number of cleanings in progress, which limits new checkpoints."""
+        """The number of cleanings in progress, which limits new checkpoints."""
         return self._cleanings
 
     def clean(self, post_cleanup: Callable[[], None] = no_op) -> None:

@@ -177,22 +177,22 @@ class CheckpointCoordinator:
 
     @property
     def cleaner(self) -> CheckpointsCleaner:
-        """Return the cleaner, which the shutdown of the completed store needs."""
+        """The cleaner, which the shutdown of the completed store needs."""
         return self.components.cleaner
 
     @property
     def job_id(self) -> JobId:
-        """Return the id of the job."""
+        """The id of the job."""
         return self._job_id
 
     @property
     def statistics(self) -> CheckpointStatsTracker:
-        """Return the statistics of the aligned checkpoints."""
+        """The statistics of the aligned checkpoints."""
         return self._statistics
 
     @property
     def is_periodic_checkpointing_started(self) -> bool:
-        """Return whether periodic checkpoints are started."""
+        """Whether periodic checkpoints are started."""
         return self._periodic is not None and self._periodic.is_started
 
     def add_master_hook(self, hook: MasterTriggerRestoreHook[Any]) -> bool:

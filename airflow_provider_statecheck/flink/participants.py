@@ -27,7 +27,7 @@ class MasterStateSerializer(Protocol[Data]):
 
     @property
     def version(self) -> int:
-        """Return the version that ``serialize`` writes."""
+        """The version that ``serialize`` writes."""
 
     def serialize(self, data: Data) -> bytes:
         """Return the data as bytes."""
@@ -46,7 +46,7 @@ class MasterTriggerRestoreHook(Protocol[Data]):
 
     @property
     def identifier(self) -> str:
-        """Return the name of the hook's data, which must be stable across restarts."""
+        """The name of the hook's data, which must be stable across restarts."""
 
     def trigger_checkpoint(self, checkpoint_id: int, timestamp: datetime, executor: Executor) -> Future[Data] | None:
         """
@@ -252,7 +252,7 @@ class OperatorCoordinatorContext(Protocol):
 
     @property
     def operator_id(self) -> OperatorId:
-        """Return the operator."""
+        """The operator."""
 
     def checkpoint(self, checkpoint_id: int, result: Future[bytes | None]) -> None:
         """Complete the future, now or later, with the state, ``None`` for no state, or an error."""

@@ -40,31 +40,31 @@ class ExecutionTask(Protocol):
 
     @property
     def operator_id(self) -> OperatorId:
-        """Return the id of the operator."""
+        """The id of the operator."""
 
     @property
     def uid(self) -> str:
-        """Return the uid of the operator."""
+        """The uid of the operator."""
 
     @property
     def name(self) -> str:
-        """Return the display name of the operator."""
+        """The display name of the operator."""
 
     @property
     def parallelism(self) -> int:
-        """Return the number of subtasks."""
+        """The number of subtasks."""
 
     @property
     def max_parallelism(self) -> int:
-        """Return the number of key groups."""
+        """The number of key groups."""
 
     @property
     def attempt_id(self) -> str:
-        """Return the unique id of the task's attempt."""
+        """The unique id of the task's attempt."""
 
     @property
     def status(self) -> ExecutionStatus:
-        """Return the current status."""
+        """The current status."""
 
     def trigger_checkpoint(self, checkpoint_id: int, timestamp: datetime, options: CheckpointOptions) -> None:
         """Request a snapshot; a repeated call has no effect."""

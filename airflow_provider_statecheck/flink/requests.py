@@ -86,7 +86,7 @@ class CheckpointFuture:
 
     @property
     def checkpoint_id(self) -> int | None:
-        """Return the id of the checkpoint, ``None`` if it was not triggered."""
+        """The id of the checkpoint, ``None`` if it was not triggered."""
         if isinstance(self._ended, CheckpointRecord):
             return self._ended.checkpoint_id
         with as_checkpoint_exception():

@@ -31,7 +31,7 @@ class RestorableTask(Protocol):
 
     @property
     def restore_target(self) -> RestoreTarget:
-        """Return the operator, with the requirements of its state."""
+        """The operator, with the requirements of its state."""
 
     def set_initial_state(
         self, checkpoint_id: int, subtask_states: Mapping[int, OperatorSubtaskState], *, is_finished: bool

@@ -55,7 +55,7 @@ class ResourceVersion:
 
     @property
     def is_existing(self) -> bool:
-        """Return whether the handle exists."""
+        """Whether the handle exists."""
         return self.value >= 0
 
 
@@ -68,7 +68,7 @@ class RetrievableStateHandle:
 
     @property
     def pointer(self) -> FileStateHandle:
-        """Return the pointer to the metadata."""
+        """The pointer to the metadata."""
         return metadata_of(self.record)
 
     def retrieve_state(self) -> CompletedCheckpoint:

@@ -195,7 +195,7 @@ class PeriodicTrigger:
 
     @property
     def is_started(self) -> bool:
-        """Return whether the trigger is started."""
+        """Whether the trigger is started."""
         return self.next_fire_at is not None
 
     def start(self, now: datetime) -> None:

@@ -122,7 +122,7 @@ class AsOf:
 
     @property
     def is_latest(self) -> bool:
-        """Return whether the latest completed checkpoint is read."""
+        """Whether the latest completed checkpoint is read."""
         return self.checkpoint_id is None and self.pointer is None and self.at is None
 
     def matches(self, checkpoint: CheckpointRecord) -> bool:

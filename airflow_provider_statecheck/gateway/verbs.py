@@ -278,7 +278,7 @@ _RESERVED = ("self", "message")
 
 
 def encode_error(error: StateCheckError) -> dict[str, Any]:
-    """Encode an error as JSON, without the secrets that this process knows and without attributes that are not plain values."""
+    """Encode an error as JSON, without known secrets and without attributes that are not plain values."""
     plain = {name: value for name, value in vars(error).items() if _is_plain(value)}
     attributes = {name: masked(value) if isinstance(value, str) else value for name, value in plain.items()}
     return {"code": error.code, "message": masked(str(error)), "attributes": attributes}
@@ -287,11 +287,7 @@ def encode_error(error: StateCheckError) -> dict[str, Any]:
 def decode_error(data: dict[str, Any]) -> StateCheckError:
     """Decode an error from JSON; an unknown code results in a ``CoordinatorError``."""
     kind = _CLASSES.get(str(data["code"]), CoordinatorError)
-    message, attributes = str(data["message"]), _attributes(data)
-    try:
-        return kind(message, **attributes)
-    except TypeError:  # the class requires an attribute that was not sent
-        return CoordinatorError(message, **attributes)
+    return kind(str(data["message"]), **_attributes(data))
 
 
 def _attributes(data: dict[str, Any]) -> dict[str, Any]:

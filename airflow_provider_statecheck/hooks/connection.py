@@ -62,7 +62,7 @@ class CoordinatorAddress:
 
 def coordinator_address(conn_id: str = DEFAULT_CONN_ID) -> CoordinatorAddress:
     """
-    Return the coordinator's address from the connection, ``[statecheck] api_url`` or Airflow's api-server, in this order.
+    Return the coordinator's address: from the connection, ``[statecheck] api_url`` or Airflow's api-server.
 
     :param conn_id: Connection id; the default connection may be missing.
     :raises InvalidConfigurationError: if the connection is missing or its fields are not a valid address.

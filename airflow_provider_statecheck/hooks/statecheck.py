@@ -130,7 +130,7 @@ class StatecheckHook(BaseHook):
 
     def state_client(self) -> StateReads:
         """
-        Return the client of queryable state with all of its reads, such as ``get_kv_state`` for objects of your classes.
+        Return the client of queryable state with all its reads, such as ``get_kv_state`` for objects of your classes.
 
         It reads the checkpoint storage in this process if Airflow's database is accessible, with the credentials of
         ``[statecheck] storage_conn_id``. Otherwise it asks the server with the token of the running task.

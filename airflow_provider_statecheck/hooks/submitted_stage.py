@@ -135,7 +135,7 @@ class SubmittedStage:
             self._checkpoints.log_new()
 
     def was_cleared(self) -> bool:
-        """Return whether the task was cleared after its newest attempt was registered, or that one was removed with its job."""
+        """Return whether the task was cleared after its newest attempt was registered, or its job was removed."""
         newest = self._newest_attempt()
         return newest is None or newest.owner.clear_marker != self.registration.owner.clear_marker
 

@@ -23,7 +23,7 @@ _FIRST_WITH_CHOICE = (3, 4)
 
 def mark_task_state(context: Mapping[str, Any], clear_marker: str) -> TaskState:
     """
-    Write the marker of a try into the state store of its task, and return how the store has kept that of the tries before it.
+    Write the marker of a try into the state store of its task, and return how the store has kept earlier ones.
 
     :param clear_marker: Value that changes when the task is cleared. The marker contains it, so that a try that ended
         before its registration does not hide what a clear did.

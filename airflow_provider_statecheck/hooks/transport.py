@@ -94,7 +94,7 @@ def airflow_gateway(conn_id: str = DEFAULT_CONN_ID) -> StageGateway:
     :param conn_id: Connection to the server, used over HTTP only.
     :raises EnvironmentNotReadyError: if the database is not accessible and no task is running.
     """
-    return _in_process() if is_orm_open() else over_http(task_gateway(conn_id))
+    return in_process_gateway() if is_orm_open() else over_http(task_gateway(conn_id))
 
 
 def over_http(gateway: Gateway) -> Gateway:
@@ -168,7 +168,8 @@ def running_context() -> Mapping[str, Any]:
         ) from error
 
 
-def _in_process() -> StageGateway:
+def in_process_gateway() -> StageGateway:
+    """Return a gateway on Airflow's database, which this process can reach."""
     from airflow import settings
 
     from airflow_provider_statecheck.api.airflow_dags import AirflowDags
@@ -184,8 +185,8 @@ class TaskCredentials:
     """
     Challenge authentication of a task, which needs no secret on the worker.
 
-    The task writes a challenge to its state store through its supervisor and sends the matching secret to the
-    coordinator, which reads the challenge from Airflow's database.
+    The task writes a challenge through its supervisor, to its state store or its rendered fields, and sends the
+    matching secret to the coordinator, which reads the challenge from Airflow's database.
 
     :param ti_id: Id of the running task instance; each try has a new id.
     """
@@ -235,18 +236,34 @@ class LoginCredentials:
 
 def _announce(ti_id: Any, challenge: str) -> None:
     from airflow.sdk.execution_time import task_runner
-    from airflow.sdk.execution_time.comms import SetTaskStateStore
 
-    # Sent as a raw message because a custom state store backend of the worker would replace the value by a reference.
-    expires_at = datetime.now(UTC) + _CHALLENGE_LIFETIME
-    message = SetTaskStateStore(ti_id=ti_id, key=CHALLENGE_KEY, value=challenge, expires_at=expires_at)
     try:
-        task_runner.SUPERVISOR_COMMS.send(message)
+        task_runner.SUPERVISOR_COMMS.send(_announcement(ti_id, challenge))
     except (OSError, EOFError) as error:
         raise CoordinatorError(
             "Expected the supervisor of the task, which vouches for it to the coordinator, found that it has ended; "
             "Airflow starts the next try when the task's heartbeat times out."
         ) from error
+
+
+def _announcement(ti_id: Any, challenge: str) -> Any:
+    try:
+        from airflow.sdk.execution_time.comms import SetTaskStateStore
+    except ImportError:
+        return _rendered_announcement(challenge)
+    # Sent as a raw message because a custom state store backend of the worker would replace the value by a reference.
+    expires_at = datetime.now(UTC) + _CHALLENGE_LIFETIME
+    return SetTaskStateStore(ti_id=ti_id, key=CHALLENGE_KEY, value=challenge, expires_at=expires_at)
+
+
+def _rendered_announcement(challenge: str) -> Any:
+    """Return the rendered fields of the running task with a challenge; Airflow 3.2 has no state store of tasks."""
+    from airflow.sdk.execution_time import task_runner
+    from airflow.sdk.execution_time.comms import SetRenderedFields
+
+    # The message replaces all fields.
+    fields = task_runner._serialize_rendered_fields(running_context()["ti"].task)
+    return SetRenderedFields(rendered_fields=fields | {CHALLENGE_KEY: challenge})
 
 
 def _masked(token: Any) -> str:
@@ -304,14 +321,22 @@ async def job_reader(access: ReadingAccess | None) -> AsyncIterator[JobReader]:
     if access is None:
         yield _InProcessReader(await asyncio.to_thread(airflow_gateway))
         return
-    from airflow.sdk.log import amask_secret
-
     from airflow_provider_statecheck.gateway.http import AsyncJobReader
 
-    await amask_secret(access.token)
+    await _mask_in_triggerer(access.token)
     address = CoordinatorAddress(url=access.url, timeout_seconds=access.timeout_seconds)
     async with await asyncio.to_thread(address.open_async) as client:
         yield AsyncJobReader(access.url, access.token, client)
+
+
+async def _mask_in_triggerer(token: str) -> None:
+    from airflow.sdk import log as masking
+
+    # In Airflow 3.2, mask_secret() sends nothing to the supervisor from a trigger.
+    if hasattr(masking, "amask_secret"):
+        await masking.amask_secret(token)
+    else:
+        masking.mask_secret(token)
 
 
 class _InProcessReader:
@@ -457,7 +482,7 @@ def job_savepoints(
     conn_id: str = DEFAULT_CONN_ID, storage_conn_id: str | None = None, *, target: str | None = None
 ) -> WholeJobSavepoints:
     """
-    Return the service that takes savepoints: with the rows in process if Airflow's database is accessible, else over HTTP.
+    Return the service of savepoints: with the rows in process if Airflow's database is accessible, else over HTTP.
 
     :param conn_id: Connection to the server, used over HTTP only.
     :param storage_conn_id: Connection with the credentials of the storage, by default ``[statecheck] storage_conn_id``.

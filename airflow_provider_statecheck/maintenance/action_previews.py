@@ -37,7 +37,10 @@ from airflow_provider_statecheck.maintenance.action_targets import (
 from airflow_provider_statecheck.maintenance.rewind import RewoundOperator, require_fork_point
 
 _DELETED_LATER = "The files of the rolled-back checkpoints are deleted after a newer checkpoint completes."
-_OTHERS_RESTORE = "Only this operator is not restored from the savepoint of the job any more; its state may then not match that of the others."
+_OTHERS_RESTORE = (
+    "Only this operator is not restored from the savepoint of the job any more; its state may then not match that of "
+    "the others."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +111,8 @@ def _stop_preview(view: JobView, wanted: UserAction) -> ActionPreview:
         )
     return ActionPreview(
         action=wanted.action,
-        effect=f"{_name(attempt)} copies its next completed checkpoint to a savepoint and stops. Its task fails without a retry.",
+        effect=f"{_name(attempt)} copies its next completed checkpoint to a savepoint and stops. Its task fails "
+        f"without a retry.",
         notes=(
             "Clear the task to resume from its last checkpoint, or start another job from the savepoint.",
             "If the savepoint fails, the stage does not stop.",
@@ -206,7 +210,8 @@ def disposal_preview(view: JobView, savepoint: CheckpointRecord) -> ActionPrevie
     """Return the effect of disposing of a savepoint."""
     return ActionPreview(
         action=JobAction.DISPOSE,
-        effect="The next attempt of the operator, the next 'airflow statecheck gc' or the maintenance Dag deletes the savepoint.",
+        effect="The next attempt of the operator, the next 'airflow statecheck gc' or the maintenance Dag deletes the "
+        "savepoint.",
         deleted=_affected(view, [savepoint]),
         notes=("Jobs that start from this savepoint afterwards fail.",),
     )
@@ -263,7 +268,10 @@ def _removal_notes(view: JobView) -> Iterator[str]:
     yield "A later run of the job starts without state. Savepoints stay where they are; note their pointers."
     yield from (f"{each[0].upper()}{each[1:]}; that output is dropped." for each in open_commits(view))
     if any(each.status.is_open for each in view.requests):
-        yield "Open requests for savepoints are dropped unless 'airflow statecheck gc' or the maintenance Dag takes them before."
+        yield (
+            "Open requests for savepoints are dropped unless 'airflow statecheck gc' or the maintenance Dag takes them "
+            "before."
+        )
     earlier = open_removal(view)
     if earlier is not None:
         yield f"This replaces the request of {earlier.requested_by}."

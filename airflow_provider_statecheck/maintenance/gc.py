@@ -48,7 +48,7 @@ from airflow_provider_statecheck.storage.uris import is_filesystem_known, redact
 
 log = logging.getLogger(__name__)
 
-_IDS_PER_MESSAGE = 10_000
+IDS_PER_MESSAGE = 10_000
 """Number of checkpoint ids in a message; the API limits the size of messages."""
 _JOB_CHECKPOINT = re.compile(r"/[0-9a-f]{32}/chk-\d+$")
 
@@ -82,7 +82,7 @@ class CollectedJob(JobReport):
 
     @property
     def deleted_bytes(self) -> int:
-        """Return the total number of deleted bytes."""
+        """The total number of deleted bytes."""
         return sum(self.deleted.values())
 
 
@@ -265,8 +265,8 @@ class _Collection:
         ]
 
     def _confirm(self, deleted: tuple[int, ...]) -> None:
-        for begin in range(0, len(deleted), _IDS_PER_MESSAGE):
-            ids = deleted[begin : begin + _IDS_PER_MESSAGE]
+        for begin in range(0, len(deleted), IDS_PER_MESSAGE):
+            ids = deleted[begin : begin + IDS_PER_MESSAGE]
             self.gateway.confirm_discards(self.view.job.job_id, ids)
 
 
@@ -293,7 +293,7 @@ class DeletionLog:
 
     @property
     def directories(self) -> dict[str, int]:
-        """Return the number of deleted bytes by directory."""
+        """The number of deleted bytes by directory."""
         return {directory: sum(files.values()) for directory, files in self._files.items()}
 
     def delete_file(self, uri: str) -> None:
@@ -309,7 +309,8 @@ class DeletionLog:
 
     def delete_directory(self, uri: str) -> None:
         """Delete a directory recursively and record the sizes of its files."""
-        self._storage.require_deletable(uri)
+        if self._dry_run:
+            self._storage.require_deletable(uri)
         files = self._storage.list_files(uri)
         if not self._dry_run:
             self._storage.delete_directory(uri)
@@ -366,7 +367,7 @@ class PrunedJob(JobReport):
 
     @property
     def has_changes(self) -> bool:
-        """Return whether anything was deleted or retained with a reason, or failed."""
+        """Whether anything was deleted or retained with a reason, or failed."""
         counts = (self.is_removed, self.checkpoints, self.attempts, self.deleted_bytes)
         return any((*counts, self.kept, self.problems, self.unreachable))
 

@@ -127,7 +127,7 @@ class RetireJob:
     @property
     def is_by_user(self) -> bool:
         """
-        Return whether a user selected this job.
+        Whether a user selected this job.
 
         Other jobs must belong to a test run or be named after a run that ended.
         """
@@ -395,7 +395,7 @@ def each_job(
     side_by_side: int = 1,
 ) -> Iterator[Report]:
     """
-    Call ``work`` for each job and yield its reports in order, skipping jobs that were removed since ``job_ids`` was read.
+    Call ``work`` for each job and yield its reports in order, without jobs that were removed in the meantime.
 
     No job stops the others, whatever its rows and files contain: the report of one that fails says why.
 
@@ -513,7 +513,9 @@ def _open_generation(tx: JobTransaction, operator: OperatorRecord) -> None:
 
 
 def ended_attempts(view: JobView) -> tuple[AttemptRecord, ...]:
-    """Return the newest attempt of each operator with checkpoints to settle, if it ended and its job is named after a run."""
+    """
+    Return the newest attempt of each operator with checkpoints to settle, if it ended and its job is named after a run.
+    """
     if is_test_job(view.job.name) or not owners_of_run(view):
         return ()
     # The coordinator of aligned checkpoints shuts down their store at the end of its job.

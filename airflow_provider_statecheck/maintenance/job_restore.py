@@ -122,13 +122,15 @@ class RestoredJob:
 
     @property
     def tasks_to_run(self) -> tuple[str, ...]:
-        """Return how the tasks of the operators run again: commands of Airflow, or a text where none can name the runs."""
+        """
+        How the tasks of the operators run again: commands of Airflow, or a text where none can name the runs.
+        """
         return tuple(tasks_to_run(self.operators))
 
 
 def read_savepoint(open_storage: Callable[[str], CheckpointStorage], pointer: str, job: JobRecord) -> JobSavepoint:
     """
-    Read and verify a savepoint from which a job can be restored in place: every byte that the metadata has a checksum of.
+    Read a savepoint for a restore in place, and verify every byte that its metadata has a checksum of.
 
     :param open_storage: Opens the storage of a URI.
     :raises CheckpointNotFoundError: if there is nothing at the pointer.
@@ -455,7 +457,9 @@ def _action_key(request: RestoreJob, operator: OperatorRecord) -> str:
 
 
 def tasks_to_run(operators: Iterable[RestoredOperator]) -> Iterator[str]:
-    """Return how the tasks of restored operators run again: commands of Airflow, or a text where none can name the runs."""
+    """
+    Return how the tasks of restored operators run again: commands of Airflow, or a text where none can name the runs.
+    """
     ranges: dict[tuple[str, str, str], set[str]] = defaultdict(set)
     for operator in operators:
         owner = None if operator.newest is None else operator.newest.owner

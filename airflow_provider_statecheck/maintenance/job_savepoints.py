@@ -431,7 +431,9 @@ def _request_in(view: JobView, request_key: str) -> CheckpointRequest:
 
 
 def _unstopped_by(view: JobView, request: CheckpointRequest) -> tuple[str, ...]:
-    """Return the uids of the stages that ran at the trigger of a completed savepoint of a suspended job, and still run."""
+    """
+    Return the uids of the stages that ran at the trigger of a completed savepoint of a suspended job, and still run.
+    """
     taken = view.checkpoint(request.checkpoint_id)
     is_stop = request.properties.snapshot_type is CheckpointType.SAVEPOINT_SUSPEND
     if taken is None or taken.completed_at is None or not is_stop or not request.is_of_job:

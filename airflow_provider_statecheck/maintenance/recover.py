@@ -154,7 +154,8 @@ class Recoveries:
             return RecoveredJob(job=names[0], job_id=found.job_id, problems=(known,))
         if not is_here:
             # Rows of its savepoints alone would keep the job from a recovery of its checkpoints.
-            problem = f"it has savepoints but no files in {redact(storage.base_uri)}; recover it from its checkpoint directory"
+            base = redact(storage.base_uri)
+            problem = f"it has savepoints but no files in {base}; recover it from its checkpoint directory"
             return RecoveredJob(job=names[0], job_id=found.job_id, problems=(problem,))
         return self._recover_named(storage, found, own, names[0])
 
@@ -274,7 +275,7 @@ class FoundCheckpoint:
 
     @property
     def metadata_uri(self) -> str:
-        """Return the URI of the metadata file."""
+        """The URI of the metadata file."""
         return f"{self.location}/{METADATA_FILE}"
 
 

@@ -106,7 +106,7 @@ class Member:
 
     @property
     def attempt_id(self) -> str:
-        """Return what the row of the awaited acknowledgement says about the member."""
+        """What the row of the awaited acknowledgement says about the member."""
         return f"{self.uid}/{self.generation}/{self.epoch}/{'running' if self.is_running else 'ended'}"
 
 
@@ -229,7 +229,9 @@ class MemberChoice:
             raise _declined(f"checkpoint {lost} of stage {member.uid!r} was rolled back while the savepoint was taken")
 
     def _rolled_back(self, member: Member) -> int | None:
-        """Return a checkpoint from before the trigger that a restart or a rewind has rolled back since, if there is one."""
+        """
+        Return a checkpoint from before the trigger that a restart or a rewind has rolled back since, if there is one.
+        """
         rows = [c for c in self._own(member) if c.generation == member.generation]
         newest = max((c.checkpoint_id for c in rows if c.is_restorable), default=0)
         restored = [a.restored_from for a in self._view.attempts_of(member.operator_id) if a.epoch > member.epoch]

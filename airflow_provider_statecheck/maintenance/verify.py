@@ -114,7 +114,7 @@ class Verification:
 
     @property
     def is_restorable(self) -> bool:
-        """Return whether a restore can use the checkpoint."""
+        """Whether a restore can use the checkpoint."""
         return not self.problems
 
 

@@ -1,4 +1,4 @@
-"""DB manager with which ``airflow db migrate`` creates and upgrades the tables."""
+"""DB manager that creates and upgrades the tables."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from airflow.utils.db_manager import BaseDBManager
 
+from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError
 from airflow_provider_statecheck.metadata.provider_tables import ProviderTables
 from airflow_provider_statecheck.metadata.tables import METADATA, VERSION_TABLE
 from airflow_provider_statecheck.overriding import override
@@ -26,6 +27,37 @@ class StatecheckDBManager(BaseDBManager):
     alembic_file = (_HERE / "alembic.ini").as_posix()
     supports_table_dropping = True
     revision_heads_map = REVISION_HEADS
+
+    def bring_up_to_date(self) -> bool:
+        """
+        Create the tables, or upgrade them to this version, if they are not of this version.
+
+        :return: Whether the tables changed.
+        :raises EnvironmentNotReadyError: if a newer version has upgraded the tables.
+        """
+        if self.check_migration():  # type: ignore[no-untyped-call]
+            return False
+        self.upgradedb()
+        return True
+
+    @override
+    def upgradedb(self, *args: Any, **options: Any) -> None:
+        """
+        Upgrade the tables, with the arguments of the base class.
+
+        :raises EnvironmentNotReadyError: if a newer version has upgraded the tables.
+        """
+        self._require_known_revision()
+        super().upgradedb(*args, **options)  # type: ignore[no-untyped-call]
+
+    def _require_known_revision(self) -> None:
+        found: str | None = self.get_current_revision()  # type: ignore[no-untyped-call]
+        known = [script.revision for script in self.get_script_object().walk_revisions()]
+        if found is not None and found not in known:
+            raise EnvironmentNotReadyError(
+                f"Expected tables statecheck_* of revision {known[0]} or earlier, found {found} of a newer version of "
+                "airflow-provider-statecheck; install that version again, or downgrade the tables with it."
+            )
 
     @override
     def downgrade(self, to_revision: str, from_revision: str | None = None, show_sql_only: bool = False) -> None:

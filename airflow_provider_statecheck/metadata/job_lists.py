@@ -257,7 +257,9 @@ def _overview(row: Row[Any], dag_ids: list[str]) -> JobOverview:
 
 
 def _readable(values: Mapping[str, Any]) -> tuple[dict[str, Any], CorruptRowError | None]:
-    """Return values of the row of a job with stand-ins for those that cannot be read, and the error of the first one."""
+    """
+    Return values of the row of a job with stand-ins for those that cannot be read, and the error of the first one.
+    """
     bad = [*JOBS.bad_columns(values), *JOB_FIGURES.bad_columns(values)]
     shown = {name: _STAND_INS.get(name) for name in bad}
     if "name" in bad:

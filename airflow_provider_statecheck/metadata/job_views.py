@@ -230,7 +230,9 @@ class FiguresOfTransition:
             self._add_failure(failure_of_checkpoint(record))
 
     def attempts_removed(self, operator_id: OperatorId) -> None:
-        """Take note that ended attempts of an operator were removed, and remove the Dags that have no attempt any more."""
+        """
+        Take note that ended attempts of an operator were removed, and remove the Dags that have no attempt any more.
+        """
         owners = self._rows.values(ATTEMPTS, "owner", statements.OWNERS_OF_OPERATOR, operator_id=operator_id)
         kept = {dag_id for owner in owners if (dag_id := owner.dag_id) is not None}
         self._rows.execute(statements.remove_other_dags(operator_id, kept))

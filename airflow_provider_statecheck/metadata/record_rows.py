@@ -278,7 +278,7 @@ class Form:
 
     @property
     def description(self) -> str:
-        """Return which values fit, for an error."""
+        """Which values fit, for an error."""
         names = " or ".join("nothing" if each is NoneType else name_of_form(each) for each in self.classes)
         return f"{names} from 0 to {self.highest}" if self.highest else names
 
@@ -298,7 +298,9 @@ def given(column: Column[Any]) -> ColumnElement[bool]:
 
 
 def keys(**values: object) -> dict[str, object]:
-    """Return the parameters of a statement by their names, which for conditions of :func:`given` are those of columns."""
+    """
+    Return the parameters of a statement by their names, which for conditions of :func:`given` are those of columns.
+    """
     return {_KEY + name: each for name, each in values.items()}
 
 
@@ -460,7 +462,7 @@ def keeping_bad_values(opened: AbstractContextManager[Connection]) -> Iterator[C
 
 @contextmanager
 def driver_keeping_bad_values(driver: Any) -> Iterator[None]:
-    """Let a connection of SQLite or psycopg2 return what it cannot convert as a :class:`BadValue`, until the end of the block."""
+    """Let a connection of SQLite or psycopg2 return what it cannot convert as a :class:`BadValue`, within the block."""
     if isinstance(driver, sqlite3.Connection):
         known = driver.text_factory
         driver.text_factory = _text

@@ -108,7 +108,7 @@ class SqlJobStore:
     @contextmanager
     def transaction(self, job_id: JobId, *, create_as: str | None = None) -> Iterator[SqlJobTransaction]:
         if create_as is not None:
-            self._ensure_job(job_id, create_as)
+            self.ensure_job(job_id, create_as)
         with executing():
             opened = self._connect()
         with opened as connection:
@@ -228,7 +228,8 @@ class SqlJobStore:
             transition.pass_time()
         return transition
 
-    def _ensure_job(self, job_id: JobId, name: str) -> None:
+    def ensure_job(self, job_id: JobId, name: str) -> None:
+        """Add the row of a job that has none, in a transaction of its own."""
         with executing(), self._connect() as connection:
             if connection.execute(JOBS.by_key, keys(job_id=job_id)).one_or_none() is not None:
                 return

@@ -118,7 +118,7 @@ class TokenRecord:
 
     @property
     def attempt(self) -> AttemptRef | None:
-        """Return the attempt that the token is bound to."""
+        """The attempt that the token is bound to."""
         if self.job_id is None or self.operator_id is None or self.epoch is None:
             return None
         return AttemptRef(job_id=self.job_id, operator_id=self.operator_id, epoch=self.epoch)
@@ -126,7 +126,7 @@ class TokenRecord:
     @property
     def task(self) -> Caller:
         """
-        Return the task instance that the token was issued to.
+        The task instance that the token was issued to.
 
         :raises AccessDeniedError: if it was issued to a user.
         """
@@ -137,7 +137,8 @@ class TokenRecord:
         )
 
 
-def _caller_of(values: dict[str, Any]) -> Caller | UserCaller:
+def caller_of(values: dict[str, Any]) -> Caller | UserCaller:
+    """Return the caller whose fields the row of a token has."""
     # Their fields tell them apart; ``decode`` would need a tag.
     return cast("Caller | UserCaller", of_fields(UserCaller if "user" in values else Caller, values))
 
@@ -200,7 +201,7 @@ def _type_of(name: str, kind: Any) -> TypeEngine[Any]:
         return Integer() if name in SMALL_NUMBERS else BigInteger()
     if kind in _PLAIN:
         return _PLAIN[kind]()
-    return JsonOf(_caller_of if kind == Caller | UserCaller else json_reader(kind))
+    return JsonOf(caller_of if kind == Caller | UserCaller else json_reader(kind))
 
 
 _PLAIN: dict[Any, type[TypeEngine[Any]]] = {bool: Flag, float: Float, datetime: UtcDateTime}

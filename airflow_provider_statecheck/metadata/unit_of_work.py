@@ -78,7 +78,7 @@ class Write(NamedTuple):
 
     @property
     def shape(self) -> Shape:
-        """Return the table and the columns of the write."""
+        """The table and the columns of the write."""
         return Shape(self.table, tuple(self.values), self.known is None)
 
     def parameters(self, number: int) -> dict[str, Any]:

@@ -263,7 +263,7 @@ class CheckpointedOperator(BaseOperator):
 
 def prepare_stage(task: CheckpointedOperator, context: Mapping[str, Any]) -> PreparedStage:
     """
-    Resolve the storage, the registration and the driver settings of a try, and set the link to the page of its checkpoints.
+    Resolve the storage, the registration and the driver settings of a try, and set the link to its page.
 
     :raises InvalidConfigurationError: if a setting is out of range, a mapped task has no key, or a fork has no job.
     """

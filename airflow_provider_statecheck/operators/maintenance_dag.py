@@ -50,8 +50,8 @@ Maintain the checkpoints of all jobs.
 * `prune` deletes rows, jobs of test runs and jobs of ended runs that are older than a month, every day.
 * `verify` reads the retained checkpoints of all jobs on Sundays, and fails if one of them cannot be restored.
 
-The tasks run one after the other, independent of each other's result. They call the coordinator over HTTP, which accepts
-maintenance calls from the Dags in `[statecheck] maintenance_dags`.
+The tasks run one after the other, independent of each other's result. They call the coordinator over HTTP, which
+accepts maintenance calls from the Dags in `[statecheck] maintenance_dags`.
 """
 
 

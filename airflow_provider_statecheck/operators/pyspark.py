@@ -168,8 +168,8 @@ class CheckpointedPySparkOperator(PySparkOperator, StageCallable):  # type: igno
         try:
             with self._interruptible():
                 self._prepared = self.prepare(context)
-                self._target = SessionTarget.of(self.conn_id, self.config_kwargs)
-                self._target.check_environment()
+                self.session_target = SessionTarget.of(self.conn_id, self.config_kwargs)
+                self.session_target.check_environment()
                 return super().execute(context)
         except A_RETRY_CANNOT_HELP as error:
             raise AirflowFailException(masked(str(error))) from error
@@ -189,7 +189,7 @@ class CheckpointedPySparkOperator(PySparkOperator, StageCallable):  # type: igno
     def _session(self) -> Iterator[Any]:
         from airflow_provider_statecheck.spark.driver.session import run_interruptibly
 
-        spark = run_interruptibly(None, self._target.start, f"{self.dag_id}-{self.task_id}")
+        spark = run_interruptibly(None, self.session_target.start, f"{self.dag_id}-{self.task_id}")
         try:
             yield spark
         finally:

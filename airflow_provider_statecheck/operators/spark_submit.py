@@ -197,8 +197,8 @@ class CheckpointedStageSubmitOperator(CheckpointedSparkSubmitOperator):
 
     Other arguments are those of
     :class:`~airflow_provider_statecheck.operators.spark_submit.CheckpointedSparkSubmitOperator`, without
-    ``application``, ``application_args`` and ``overhead_budget``; ``renamed_uids`` also names functions of the stage whose uid has
-    changed.
+    ``application``, ``application_args`` and ``overhead_budget``; ``renamed_uids`` also names functions of the stage
+    whose uid has changed.
 
     :param stage: Location of the stage as ``module:attribute``, which the driver imports. A callable there is called
         without arguments and returns the stage. (templated)

@@ -35,7 +35,7 @@ class StatecheckPlugin(AirflowPlugin):
     # Every Airflow process loads the plugin, so the properties import the modules that only some processes need.
     @property
     def fastapi_apps(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Return the app of the API."""
+        """The app of the API."""
         from airflow_provider_statecheck.api.airflow_app import create_airflow_app
         from airflow_provider_statecheck.hooks.connection import guarded_storage_opener
 
@@ -45,19 +45,21 @@ class StatecheckPlugin(AirflowPlugin):
 
     @property
     def fastapi_root_middlewares(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Return the guard of the proofs of tasks."""
+        """The guard of the proofs of tasks, and the upgrade of the tables when the api-server starts."""
         from airflow_provider_statecheck.api.proof_guard import ProofGuard
+        from airflow_provider_statecheck.api.table_upgrade import TableUpgrade
 
-        return [{"middleware": ProofGuard, "args": [], "kwargs": {}, "name": "statecheck proofs of tasks"}]
+        middlewares = {"statecheck proofs of tasks": ProofGuard, "statecheck tables": TableUpgrade}
+        return [{"middleware": each, "args": [], "kwargs": {}, "name": name} for name, each in middlewares.items()]
 
     @property
     def listeners(self) -> list[Any]:  # type: ignore[override]
-        """Return this module, which has the listeners."""
+        """The module, which has the listeners."""
         return [sys.modules[__name__]]
 
     @property
     def external_views(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Return the views in the navigation, and the tabs of Dags, runs and task instances."""
+        """The views in the navigation, and the tabs of Dags, runs and task instances."""
         from airflow_provider_statecheck.operators.links import pages_root
 
         # Pages in frames must have the origin of Airflow's page, so their addresses are paths.

@@ -51,12 +51,12 @@ class StageContents:
 
     @property
     def error(self) -> StateCheckError | None:
-        """Return the error of the metadata, or ``None``."""
+        """The error of the metadata, or ``None``."""
         return self.loaded if isinstance(self.loaded, StateCheckError) else None
 
     @property
     def contents(self) -> CheckpointContents:
-        """Return the contents; raises :attr:`error`."""
+        """The contents; raises :attr:`error`."""
         if isinstance(self.loaded, StateCheckError):
             raise self.loaded.with_traceback(None)
         return self.loaded
@@ -64,7 +64,7 @@ class StageContents:
     @cached_property
     def listing(self) -> ContentsListing:
         """
-        Return all contents. What is damaged or missing is listed as unreadable.
+        All contents. What is damaged or missing is listed as unreadable.
 
         :raises StorageError: if the storage fails.
         """

@@ -107,13 +107,13 @@ class KvStateLocation:
 
     @cached_property
     def first_address(self) -> KvStateAddress:
-        """Return the address of the first registered key group; all addresses are of one checkpoint and one state."""
+        """The address of the first registered key group; all addresses are of one checkpoint and one state."""
         return next(filter(None, self.addresses))
 
     @cached_property
     def key_serializer(self) -> KeySerializer:
         """
-        Return the serializer of the keys.
+        The serializer of the keys.
 
         :raises UnsupportedStateError: if this release does not support the type of a key column.
         """
@@ -122,7 +122,7 @@ class KvStateLocation:
     @cached_property
     def user_key_serializer(self) -> TypeSerializer[Any] | None:
         """
-        Return the serializer of the keys of a map state; ``None`` for other states.
+        The serializer of the keys of a map state; ``None`` for other states.
 
         :raises UnsupportedStateError: if this release does not support the type.
         """
@@ -145,7 +145,7 @@ class KvStateLocationRegistry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the registered names in the order of their registration."""
+        """The registered names in the order of their registration."""
         return tuple(self._entries)
 
     def owner_of(self, name: str) -> str | None:
@@ -255,7 +255,7 @@ class NamedState:
 
     @property
     def claim(self) -> Claim:
-        """Return what distinguishes the state from others that claim its queryable name."""
+        """What distinguishes the state from others that claim its queryable name."""
         _, address = self.registrations[0]
         return self.name, self.uid, address.content.schema.name
 
@@ -339,7 +339,7 @@ class StageStates:
 
     @property
     def has_late_names(self) -> bool:
-        """Return whether a state that was registered after ``open`` has a queryable name, as far as it is known."""
+        """Whether a state that was registered after ``open`` has a queryable name, as far as it is known."""
         return bool(self._late)
 
     def _named(self) -> Iterator[NamedState]:

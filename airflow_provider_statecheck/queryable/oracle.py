@@ -56,7 +56,7 @@ class KvStateLocationOracle(Protocol):
 
     @property
     def version(self) -> int:
-        """Return the version of the known locations; it grows with each change of the job."""
+        """The version of the known locations; it grows with each change of the job."""
 
     def request_kv_state_location(self, name: str, *, as_of: AsOf = LATEST, refresh: bool = False) -> KvStateLocation:
         """
@@ -74,7 +74,7 @@ class KvStateLocationOracle(Protocol):
 
     @property
     def metadata_bytes(self) -> int:
-        """Return the size in bytes of the metadata of the checkpoints that are held between calls."""
+        """The size in bytes of the metadata of the checkpoints that are held between calls."""
 
     def names(self, *, as_of: AsOf = LATEST) -> tuple[QueryableName, ...]:
         """
@@ -115,12 +115,12 @@ class CheckpointLocationOracle:
 
     @property
     def metadata_bytes(self) -> int:
-        """Return the size of the held metadata; see :attr:`KvStateLocationOracle.metadata_bytes`."""
+        """The size of the held metadata; see :attr:`KvStateLocationOracle.metadata_bytes`."""
         return sum(each.metadata_bytes for each in (self._latest, *self._earlier.values()))
 
     @property
     def version(self) -> int:
-        """Return the version of the job's rows at the last check; 0 before the first."""
+        """The version of the job's rows at the last check; 0 before the first."""
         return 0 if self._version is None else self._version.number
 
     def request_kv_state_location(self, name: str, *, as_of: AsOf = LATEST, refresh: bool = False) -> KvStateLocation:
@@ -209,7 +209,7 @@ class LoadedStages:
 
     @property
     def is_outrun(self) -> bool:
-        """Return whether files were missing, which happens if newer checkpoints were completed meanwhile."""
+        """Whether files were missing, which happens if newer checkpoints were completed meanwhile."""
         return any(isinstance(problem, UnknownKvStateIdError) for problem in self.problems.values())
 
 
@@ -242,12 +242,12 @@ class LoadedLocations:
 
     @property
     def has_problems(self) -> bool:
-        """Return whether a checkpoint could not be read."""
+        """Whether a checkpoint could not be read."""
         return bool(self._problems)
 
     @property
     def metadata_bytes(self) -> int:
-        """Return the size in bytes of the metadata that is held, before it was decoded."""
+        """The size in bytes of the metadata that is held, before it was decoded."""
         return sum(stage.record.metadata_size for stage in self._stages)
 
     def loaded(self, operators: Sequence[OperatorRecord], records: Sequence[CheckpointRecord]) -> LoadedStages:

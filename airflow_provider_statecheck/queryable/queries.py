@@ -196,7 +196,7 @@ class StateReply:
     @property
     def value(self) -> Any:
         """
-        Return the value of the only key.
+        The value of the only key.
 
         :raises UnknownKeyOrNamespaceError: if the key has no state.
         """
@@ -205,7 +205,7 @@ class StateReply:
 
     @property
     def found(self) -> dict[Any, Any]:
-        """Return the values by their keys, without the keys that have no state."""
+        """The values by their keys, without the keys that have no state."""
         return {key: value for key, value in zip(self.keys, self.values, strict=True) if value is not ABSENT}
 
     def present(self) -> StateReply:

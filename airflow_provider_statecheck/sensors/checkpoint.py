@@ -78,7 +78,7 @@ class CheckpointSensor(BaseSensorOperator):
 
     @cached_property
     def hook(self) -> StatecheckHook:
-        """Return the hook of the coordinator."""
+        """The hook of the coordinator."""
         return StatecheckHook(self.statecheck_conn_id)
 
     @override

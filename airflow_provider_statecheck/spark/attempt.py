@@ -154,7 +154,7 @@ class StageAttempt:
 
     def load_before(self, restored: RestoredStage) -> RestoredStage | None:
         """
-        Load the checkpoint with which the run began that took a loaded one: the last one of the previous run, or a snapshot.
+        Load the checkpoint with which the run of a loaded one began: the last one of the run before, or a snapshot.
 
         :return: ``None`` if no such checkpoint is among the candidates.
         :raises NoRestorableCheckpointError: if there are such checkpoints but none is readable.
@@ -227,7 +227,7 @@ class StageAttempt:
 
     @property
     def begins_from_savepoint(self) -> bool:
-        """Return whether the attempt restores a savepoint for the first time."""
+        """Whether the attempt restores a savepoint for the first time."""
         return any(candidate.is_adoption for candidate in self.grant.candidates)
 
     def take_checkpoint(self, content: CheckpointContent) -> CheckpointRecord | None:

@@ -58,7 +58,7 @@ class FailureHistory:
 
     @property
     def mean_time_between_failures(self) -> float:
-        """Return the expected time between two failures, in seconds."""
+        """The expected time between two failures, in seconds."""
         return (_PRIOR_SECONDS + self.seconds) / (1 + self.failures)
 
 
@@ -140,12 +140,12 @@ class AutoInterval:
 
     @property
     def seconds(self) -> float:
-        """Return the time from a completed checkpoint to the next, in seconds."""
+        """The time from a completed checkpoint to the next, in seconds."""
         return min(max(self._optimum, SHORTEST_SECONDS), LONGEST_SECONDS)
 
     @property
     def reason(self) -> str:
-        """Return the interval and the figures that it is computed from, for the log."""
+        """The interval and the figures that it is computed from, for the log."""
         return f"every {readable_seconds(self.seconds)}{self._limit_text}: {self._cost_text}, {self._failures_text}"
 
     @property
@@ -212,7 +212,7 @@ class Pace:
 
     @property
     def interval_seconds(self) -> float | None:
-        """Return the wanted time between two checkpoints; ``None`` if there is no limit."""
+        """The wanted time between two checkpoints; ``None`` if there is no limit."""
         return self._wait or None
 
     def allows(self) -> bool:

@@ -81,7 +81,7 @@ class CheckpointContent:
 
     @property
     def size_bytes(self) -> int:
-        """Return the size of all files that the checkpoint references."""
+        """The size of all files that the checkpoint references."""
         snapshot_bytes = sum(handle.size_bytes for handle in self.snapshots)
         return snapshot_bytes + sum(state.state_size for state in self.operator_states)
 
@@ -304,7 +304,7 @@ def decline(
 
 class JobStop:
     """
-    Holds a stage until the savepoint with which its job stops has ended: the stage stops with it, or continues if it failed.
+    Holds a stage until the savepoint that stops its job has ended: the stage stops, or continues if it failed.
 
     :param pause: Waits for a number of seconds; by default until :meth:`release` at the latest.
     :param missed: Savepoint with which the stage or its job stops or has stopped, if an earlier try failed before it

@@ -92,7 +92,7 @@ def _connect_tree(df: DataFrame) -> str:
 
 
 def _named(text: str, names: Sequence[str]) -> str:
-    """Return the text of a plan in which ids of columns are replaced by their own names, which expressions write in any case."""
+    """Return the text of a plan with the names of columns in place of their ids; expressions write them in any case."""
     own = {name.lower(): name for name in names} | {name: name for name in names}
     pattern = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
     columns = re.compile(rf"(?<!\w)({pattern})#\d+L?(?!\w)", re.IGNORECASE)
@@ -166,7 +166,9 @@ def _source(path: str, by_path: Mapping[str, str]) -> str:
 
 
 def comparable(uri: str) -> str:
-    """Return a URI as plans of Hadoop and of Spark Connect are compared: without a trailing slash, local ones with three."""
+    """
+    Return a URI as plans of Hadoop and of Spark Connect are compared: without a trailing slash, local ones with three.
+    """
     # Hadoop writes file:/x instead of file:///x.
     return _LOCAL_SCHEME.sub("file:///", uri).rstrip("/")
 

@@ -57,7 +57,7 @@ class RestoredStage:
 
     @property
     def damaged(self) -> tuple[SnapshotHandle, ...]:
-        """Return the damaged snapshots of the checkpoint, which must be recomputed."""
+        """The damaged snapshots of the checkpoint, which must be recomputed."""
         return tuple(handle for handle in self.document.snapshots if handle.uri not in self.manifests)
 
     def confirmation(
@@ -108,7 +108,7 @@ def _newest(
     for candidate in grant.candidates:
         checkpoint = _as_restored(candidate, registration)
         try:
-            return _load(storage, checkpoint, skipped, damaged, omits_damaged=omits_damaged), skipped
+            return load_candidate(storage, checkpoint, skipped, damaged, omits_damaged=omits_damaged), skipped
         except UnknownVersionError:
             raise
         except UNREADABLE as error:
@@ -123,7 +123,7 @@ def _as_restored(candidate: CheckpointRecord, registration: RegisterAttempt) -> 
     return as_adopted(candidate, registration.retention, claim=source.mode is RestoreMode.CLAIM)
 
 
-def _load(
+def load_candidate(
     storage: CheckpointStorage,
     candidate: CheckpointRecord,
     skipped: tuple[SkippedCheckpoint, ...],
@@ -131,6 +131,16 @@ def _load(
     *,
     omits_damaged: bool,
 ) -> RestoredStage:
+    """
+    Load one candidate, after all its files are verified.
+
+    :param damaged: URIs of snapshots that an earlier attempt failed to read.
+    :param omits_damaged: Whether damaged snapshots are left out.
+    :raises CorruptStateError: if a file is damaged.
+    :raises CheckpointNotFoundError: if a file is missing.
+    :raises UnknownVersionError: if another release wrote a file.
+    :raises StorageError: if the storage does not answer.
+    """
     document = load_document(storage, candidate)
     find = _intact_manifest if omits_damaged else read_verified_manifest
     # A snapshot that an earlier attempt failed to read may pass the checks here and fail again later.

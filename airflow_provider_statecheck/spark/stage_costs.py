@@ -55,7 +55,7 @@ class StageCosts:
 
     @property
     def elapsed_seconds(self) -> float:
-        """Return the time of all tries in seconds; that of an earlier try ends with its last checkpoint."""
+        """The time of all tries in seconds; that of an earlier try ends with its last checkpoint."""
         return self._elapsed_before + self._monotonic() - self._begin
 
     @contextmanager

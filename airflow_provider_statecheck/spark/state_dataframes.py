@@ -24,6 +24,7 @@ from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFra
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN, shuffled
 from airflow_provider_statecheck.spark.tables.alignment import positional
 from airflow_provider_statecheck.spark.tables.schemas import arrow_schema
+from airflow_provider_statecheck.spark.versions import from_arrow_schema
 from airflow_provider_statecheck.state.descriptors import StateDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates, StateContent
@@ -151,8 +152,6 @@ class StateReading:
 
         :raises UnsupportedStateError: for a type that Spark does not support.
         """
-        from pyspark.sql.pandas.types import from_arrow_schema
-
         return from_arrow_schema(spark_arrow_schema(StateReader(self.storage, self.content, **self.view).schema))
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:

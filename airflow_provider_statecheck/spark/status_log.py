@@ -218,7 +218,7 @@ _ShouldStop = Callable[[CheckpointRecord], bool]
 
 
 def _has_stopped(savepoint: CheckpointRecord, attempt: AttemptRecord, should_stop: Iterable[_ShouldStop]) -> bool:
-    """Return whether an attempt has stopped with a completed savepoint of its stage, which it or an earlier try should take."""
+    """Return whether an attempt has stopped with a completed savepoint that it or an earlier try should take."""
     completed = savepoint.completed_at
     if savepoint.properties.snapshot_type is not CheckpointType.SAVEPOINT_SUSPEND or completed is None:
         return False
@@ -326,12 +326,12 @@ class StageProgress:
 
     @property
     def percent(self) -> int | None:
-        """Return the finished percentage of the input, 100 only at the end; ``None`` if the total is unknown."""
+        """The finished percentage of the input, 100 only at the end; ``None`` if the total is unknown."""
         return self._percent_of(self._finished)
 
     @property
     def seconds_left(self) -> float | None:
-        """Return the estimated time to the end at the current rate; ``None`` without a total or a rate."""
+        """The estimated time to the end at the current rate; ``None`` without a total or a rate."""
         if self._total is None or not self._rate.per_second:
             return None
         return max(self._total - self._finished, 0) / self._rate.per_second
@@ -367,7 +367,7 @@ class SmoothedRate:
 
     @property
     def per_second(self) -> float:
-        """Return the rate per second, zero before any time has passed."""
+        """The rate per second, zero before any time has passed."""
         return self._amount / self._seconds if self._seconds > 0 else 0.0
 
 

@@ -322,12 +322,12 @@ class StageSteps(StageCheckpointer):
 
     @property
     def salt(self) -> str:
-        """Return the fingerprints of the enclosing loops, without the run."""
+        """The fingerprints of the enclosing loops, without the run."""
         return "\n".join(self._salts[1:])
 
     @property
     def verifies_fingerprints(self) -> bool:
-        """Return whether a step with another fingerprint is recomputed."""
+        """Whether a step with another fingerprint is recomputed."""
         return self._attempt.grant.verify_fingerprints
 
     def restorable(self, step: StepKey, fingerprint: str, *, is_loop: bool = False) -> LiveSnapshot | None:

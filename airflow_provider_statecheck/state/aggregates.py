@@ -41,7 +41,7 @@ class AggregateSchema:
 
     @property
     def text(self) -> str:
-        """Return the aggregate for messages."""
+        """The aggregate for messages."""
         if self.function is None:
             return f"{self.name}, {'not a count' if self.is_nullable else 'a count'}"
         return f"{self.name}={self.function}({self.expression}){' of results' if self.of_results else ''}"

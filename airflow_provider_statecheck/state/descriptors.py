@@ -62,12 +62,12 @@ class StateTtlConfig:
 
     @property
     def is_enabled(self) -> bool:
-        """Return whether values expire."""
+        """Whether values expire."""
         return self.update_type is not UpdateType.DISABLED
 
     @property
     def ttl_ms(self) -> int:
-        """Return the time to live in milliseconds."""
+        """The time to live in milliseconds."""
         return self.ttl // _MILLISECOND
 
     def is_expired(self, last_access_ms: int, now_ms: int) -> bool:
@@ -142,7 +142,7 @@ class StateDescriptor(Generic[T]):
     @property
     def serializer(self) -> TypeSerializer[T]:
         """
-        Return the serializer of a value, a list element or a map value.
+        The serializer of a value, a list element or a map value.
 
         :raises UnsupportedStateError: if the type cannot be stored in state.
         """
@@ -152,12 +152,12 @@ class StateDescriptor(Generic[T]):
 
     @property
     def key_serializer(self) -> TypeSerializer[Any] | None:
-        """Return the serializer of the user keys; ``None`` unless the state is a map."""
+        """The serializer of the user keys; ``None`` unless the state is a map."""
         return None
 
     @property
     def is_serializer_initialized(self) -> bool:
-        """Return whether the serializer is set."""
+        """Whether the serializer is set."""
         return self._serializer is not None
 
     def initialize_serializer_unless_set(self, serializer: Any = None) -> None:
@@ -187,7 +187,7 @@ class StateDescriptor(Generic[T]):
 
     @property
     def is_queryable(self) -> bool:
-        """Return whether the state can be queried from outside the stage."""
+        """Whether the state can be queried from outside the stage."""
         return self.queryable_name is not None
 
     def set_queryable(self, queryable_name: str) -> None:
@@ -238,7 +238,7 @@ class ValueStateDescriptor(StateDescriptor[T]):
 
     @property
     def default(self) -> T | None:
-        """Return a copy of the default, or ``None``."""
+        """A copy of the default, or ``None``."""
         return None if self._default is None else self.serializer.copy(self._default)
 
 
@@ -331,7 +331,7 @@ class FoldingStateDescriptor(StateDescriptor[Acc]):
 
     @property
     def initial(self) -> Acc:
-        """Return a copy of the initial accumulator."""
+        """A copy of the initial accumulator."""
         return self.serializer.copy(self._initial)
 
 
@@ -361,7 +361,7 @@ class MapStateDescriptor(StateDescriptor[T]):
     @property
     def key_serializer(self) -> TypeSerializer[Any]:
         """
-        Return the serializer of the user keys.
+        The serializer of the user keys.
 
         :raises UnsupportedStateError: if the type cannot be stored in state.
         """

@@ -35,38 +35,38 @@ class NamedSnapshot:
 
     @property
     def name(self) -> str:
-        """Return the name of the step."""
+        """The name of the step."""
         return self.handles[0].name
 
     @property
     def scope(self) -> Scope:
-        """Return the enclosing loops and their items, outermost first."""
+        """The enclosing loops and their items, outermost first."""
         return self.handles[0].scope
 
     @property
     def parts(self) -> int:
-        """Return the number of parts; 0 for a snapshot in one piece."""
+        """The number of parts; 0 for a snapshot in one piece."""
         return len(self.handles) if self.handles[0].part else 0
 
     @property
     def is_complete(self) -> bool:
-        """Return whether all parts of the step are finished."""
+        """Whether all parts of the step are finished."""
         return not self.parts or all(handle.of_parts == self.parts for handle in self.handles)
 
     @property
     def size_bytes(self) -> int:
-        """Return the size of all files."""
+        """The size of all files."""
         return sum(handle.size_bytes for handle in self.handles)
 
     @property
     def rows(self) -> int | None:
-        """Return the number of rows; ``None`` if it is unknown."""
+        """The number of rows; ``None`` if it is unknown."""
         counts = [handle.rows for handle in self.handles]
         return None if None in counts else sum(count for count in counts if count is not None)
 
     @property
     def seconds(self) -> float:
-        """Return the time spent on computing and writing the step."""
+        """The time spent on computing and writing the step."""
         return round(sum(handle.seconds for handle in self.handles), 3)
 
 
@@ -233,17 +233,17 @@ class LoopProgress(RecordsByStep[_Loop]):
 
     @property
     def finished_items(self) -> int:
-        """Return the number of finished items of all loops."""
+        """The number of finished items of all loops."""
         return sum(len(each.finished) for each in self._records.values())
 
     @property
     def loops(self) -> Mapping[StepKey, tuple[str, ...]]:
-        """Return the finished items of each loop, both in order."""
+        """The finished items of each loop, both in order."""
         return {loop: tuple(sorted(each.finished)) for loop, each in self._sorted() if each.finished}
 
     @property
     def counts(self) -> Mapping[StepKey, tuple[int, int | None]]:
-        """Return the number of finished items of each loop, and of all its items if this try has reached it."""
+        """The number of finished items of each loop, and of all its items if this try has reached it."""
         return self._counts(lambda each: len(each.finished))
 
     def seconds(self, loop: StepKey) -> float:
@@ -334,12 +334,12 @@ class Iterations(RecordsByStep[Iteration]):
 
     @property
     def loops(self) -> Mapping[StepKey, Iteration]:
-        """Return the newest snapshotted iteration of each loop, in the order of the loops."""
+        """The newest snapshotted iteration of each loop, in the order of the loops."""
         return dict(self._sorted())
 
     @property
     def counts(self) -> Mapping[StepKey, tuple[int, int | None]]:
-        """Return the newest snapshotted iteration of each loop, and its last one if this try has reached the loop."""
+        """The newest snapshotted iteration of each loop, and its last one if this try has reached the loop."""
         return self._counts(lambda reached: reached.number)
 
     def expect(self, loop: StepKey, total: int) -> None:
@@ -384,7 +384,7 @@ class PartedStep:
 
     @property
     def last_number(self) -> int:
-        """Return the largest number of a finished part, 0 if there is none."""
+        """The largest number of a finished part, 0 if there is none."""
         return max(self.finished, default=0)
 
 

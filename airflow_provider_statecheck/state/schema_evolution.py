@@ -66,7 +66,7 @@ class StateSchema:
 
     @property
     def expires(self) -> bool:
-        """Return whether values have a time to live."""
+        """Whether values have a time to live."""
         return self.ttl_ms is not None
 
 
@@ -120,7 +120,7 @@ class Verdict:
 
     @property
     def line(self) -> str:
-        """Return the verdict as one log line."""
+        """The verdict as one log line."""
         types = " -> ".join(dict.fromkeys(filter(None, (self.old, self.new))))
         reason = f": {self.reason}" if self.reason else ""
         name = self.name if self.scope == KEY else f"{self.scope} state {self.name!r}"
@@ -255,7 +255,9 @@ def custom_types(state: StateSchema) -> frozenset[str]:
 
 
 def are_comparable(a: StateSchema, b: StateSchema) -> bool:
-    """Return whether equal values of a state are equal in the columns of both schemas, so that neither needs a migration."""
+    """
+    Return whether equal values of a state are equal in the columns of both schemas, so that neither needs a migration.
+    """
     if a.kind is not b.kind:
         return False
     if (a.key, a.value) == (b.key, b.value):

@@ -107,7 +107,7 @@ class EffectDiscards:
     """Executes the discards among the open effects of an operator."""
 
     def __init__(self, storage: CheckpointStorage, documents: DocumentCache) -> None:
-        self._storage = storage
+        self.storage = storage
         self._documents = documents
         self.in_use: frozenset[int] = frozenset()
         """Checkpoints that the last call could not delete, because others reference files in their directories."""
@@ -145,7 +145,7 @@ class EffectDiscards:
             return False
 
     def _delete(self, checkpoint: CheckpointRecord, keep: AbstractSet[str] | None) -> bool:
-        document, discarder = self._read(checkpoint), StorageDiscarder.of_checkpoint(self._storage, checkpoint)
+        document, discarder = self._read(checkpoint), StorageDiscarder.of_checkpoint(self.storage, checkpoint)
         if document is not None and _is_written_by_another(checkpoint, document):
             return self._delete_unreferenced(checkpoint, document, keep, discarder)
         if self._is_of_unknown_owner(checkpoint):
@@ -182,7 +182,7 @@ class EffectDiscards:
         )
         # Files of the checkpoint's epoch that the metadata in its directory does not name.
         referenced = {uri.rpartition("/")[2] for uri in document_uris(document)}
-        names = self._storage.allowing(checkpoint.location).list_files(checkpoint.location)
+        names = self.storage.allowing(checkpoint.location).list_files(checkpoint.location)
         of_epoch = (name for name in names if epoch_of(name) == checkpoint.epoch and name not in referenced)
         own = [f"{checkpoint.location}/{name}" for name in of_epoch]
         unneeded = [] if keep is None else [uri for uri in own if canonical_uri(uri) not in keep]
@@ -199,7 +199,7 @@ class EffectDiscards:
             return is_aborted or any(_is_below(uri, checkpoint.location) for uri in named)
         # The metadata of a checkpoint that waits is deleted before. The attempt continues after an aborted checkpoint,
         # and a later checkpoint may reference the state that its tasks have written.
-        storage = self._storage.allowing(checkpoint.location)
+        storage = self.storage.allowing(checkpoint.location)
         return not is_aborted or bool(storage.list_files(checkpoint.location))
 
     def _wait(self, checkpoint: CheckpointRecord) -> bool:
@@ -213,13 +213,13 @@ class EffectDiscards:
     def _is_of_unknown_owner(self, checkpoint: CheckpointRecord) -> bool:
         # The row of an unfinished checkpoint has no checksum that tells its own metadata from that of another
         # coordinator.
-        storage = self._storage.allowing(checkpoint.location)
+        storage = self.storage.allowing(checkpoint.location)
         return checkpoint.metadata_uri is None and has_unreadable_metadata(storage, checkpoint.location)
 
     def _read(self, checkpoint: CheckpointRecord) -> CheckpointDocument | None:
         # Files of a checkpoint without readable metadata become orphans, which the sweep deletes.
         if checkpoint.metadata_uri is None:
-            return find_document(self._storage.allowing(checkpoint.location), checkpoint.location)
+            return find_document(self.storage.allowing(checkpoint.location), checkpoint.location)
         try:
             return self._documents.load(checkpoint)
         except UnknownVersionError:

@@ -257,12 +257,13 @@ class CheckpointStorage:
         """
         if limit is not None and size > limit:
             raise _changed_error(uri, f"at most {limit} bytes", f"a record of {size} bytes")
-        found = self.size(uri)
-        if found != size:
-            raise _changed_error(uri, f"{size} bytes", f"{found} bytes")
         about_to_hold(size)
-        # A range read bounds the memory if the file grows. Object stores reject a range read of an empty file.
-        return self.read_range(uri, 0, size) if size else b""
+        found = self._read(uri, lambda filesystem, path: _read_if_sized(filesystem, path, size), seconds_for(size))
+        if isinstance(found, int):
+            raise _changed_error(uri, f"{size} bytes", f"{found} bytes")
+        if found is None:
+            raise _not_found_error(uri)
+        return found
 
     def read_verified(self, uri: str, *, size: int, sha256: str, limit: int | None = None) -> bytes:
         """
@@ -294,8 +295,7 @@ class CheckpointStorage:
 
     def size_or_none(self, uri: str) -> int | None:
         """Return the size of a file in bytes, or ``None`` if it is missing or is a directory."""
-        info = self._info(uri)
-        return None if info is None or info["type"] == "directory" else int(info["size"])
+        return _size_or_none(self._info(uri))
 
     def list_files(self, directory: str) -> dict[str, int]:
         """
@@ -533,6 +533,19 @@ def _read_range(filesystem: Any, path: str, start: int, end: int) -> bytes:
     with file_operations.open_file(filesystem, path) as file:
         file.seek(start)
         return bytes(file.read(end - start))
+
+
+def _read_if_sized(filesystem: Any, path: str, size: int) -> bytes | int | None:
+    """Return the content of a file of this size, the size of another one, or ``None`` for a missing file."""
+    found = _size_or_none(_info_or_none(filesystem, path))
+    if found != size:
+        return found
+    # A range read bounds the memory if the file grows. Object stores reject a range read of an empty file.
+    return _read_range(filesystem, path, 0, size) if size else b""
+
+
+def _size_or_none(info: dict[str, Any] | None) -> int | None:
+    return None if info is None or info["type"] == "directory" else int(info["size"])
 
 
 def _info_or_none(filesystem: Any, path: str) -> dict[str, Any] | None:

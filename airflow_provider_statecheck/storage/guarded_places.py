@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.storage.locations import AllowedLocations, resolved
@@ -52,16 +52,16 @@ class GuardedPlaces:
         """
         Return the result of a call to the host of a URI in an allowed location.
 
-        Most calls check the location themselves. Those that may take long do not, because the check would get their
-        deadline.
+        One call checks the location and acts, because each one needs a thread; the check has the deadline of a short
+        call.
 
         :param probe: As for :meth:`ask`.
         :raises LocationNotAllowedError: as :meth:`require`.
         :raises StorageError: as :meth:`require` and :meth:`ask`.
         """
-        for place in self._own(uri) if is_local(uri) and seconds <= CALL_SECONDS else ():
-            # One call for both, because each one needs a thread.
-            done = self.ask(uri, partial(_if_covered, place, uri, action), seconds, probe=probe)
+        for place in self._own(uri) if is_local(uri) else ():
+            covered = _Covered(place, uri, action)
+            done = self.ask(uri, covered.act, seconds, probe=probe, has_begun=covered.has_begun)
             if done is not None:
                 return done[0]
         self.require(uri)
@@ -74,17 +74,19 @@ class GuardedPlaces:
         seconds: float = CALL_SECONDS,
         *,
         probe: Callable[[], object] | None = None,
+        has_begun: Callable[[], bool] = lambda: True,
     ) -> Result:
         """
         Return the result of a call to the host of a URI, or raise its error.
 
+        :param has_begun: As for :meth:`HostPatience.call`.
         :param probe: As for :meth:`HostPatience.call`; by default a look at the location of a local file.
         :raises StorageError: if the host does not answer in time, or did not recently.
         """
         host = self.allowed.host_of(uri)
         if probe is None and is_local(uri):
             probe = partial(look_at, host)
-        return self.patience.call(host, action, seconds, probe=probe)
+        return self.patience.call(host, action, seconds, probe=probe, has_begun=has_begun)
 
     def _covers(self, uri: str) -> bool:
         # A location that contains the URI by its name is asked first, and usually alone.
@@ -117,9 +119,23 @@ def look_at(host: str) -> None:
     os.statvfs(os.path.realpath(host.partition("://")[2] or "/"))
 
 
-def _if_covered(place: str, uri: str, action: Callable[[], Result]) -> tuple[Result] | None:
-    """Return the result of a call, or ``None`` if the location does not contain the URI, after resolving symbolic links."""
-    return (action(),) if _only(place).covers(uri) else None
+@dataclass(slots=True)
+class _Covered(Generic[Result]):
+    """A call that is made if a location contains a URI."""
+
+    place: str
+    uri: str
+    action: Callable[[], Result]
+    _is_inside: bool = False
+
+    def has_begun(self) -> bool:
+        """Return whether the location was found to contain the URI."""
+        return self._is_inside
+
+    def act(self) -> tuple[Result] | None:
+        """Return the result, or ``None`` if the location does not contain the URI, after resolving symbolic links."""
+        self._is_inside = _only(self.place).covers(self.uri)
+        return (self.action(),) if self._is_inside else None
 
 
 def _only(place: str) -> AllowedLocations:

@@ -113,7 +113,7 @@ class AllowedLocations:
 
     def host_of(self, uri: str) -> str:
         """
-        Return what a URI shares a host with: the bucket or host, or the location that contains a local file by its name.
+        Return what a URI shares a host with: its bucket or host, or the location that contains a local file by name.
 
         A local file in no location shares its topmost directory.
         """

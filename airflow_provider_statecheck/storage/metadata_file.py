@@ -100,17 +100,17 @@ class CheckpointDocument:
 
     @property
     def is_of_several(self) -> bool:
-        """Return whether it covers several operators, as a savepoint of the whole job does."""
+        """Whether it covers several operators, as a savepoint of the whole job does."""
         return self.uid == ALIGNED_UID
 
     @property
     def stages(self) -> tuple[CheckpointDocument, ...]:
-        """Return the parts of a savepoint of the whole job; itself for any other checkpoint."""
+        """The parts of a savepoint of the whole job; itself for any other checkpoint."""
         return self.parts or (self,)
 
     @property
     def empty_uids(self) -> frozenset[str]:
-        """Return the uids of the stages of a savepoint of the whole job that had no checkpoint."""
+        """The uids of the stages of a savepoint of the whole job that had no checkpoint."""
         if not self.is_of_several:
             return frozenset()
         stateless = {state.uid for state in self.operator_states if not state.has_state}

@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -70,11 +70,14 @@ class HostPatience:
         seconds: float = CALL_SECONDS,
         *,
         probe: Callable[[], object] | None = None,
+        has_begun: Callable[[], bool] = lambda: True,
     ) -> Result:
         """
         Return the result of a call, or raise its error.
 
         :param host: Name of the host for the error, without credentials.
+        :param has_begun: Whether the call has come to the part that may take long; what precedes that has the deadline
+            of a short call.
         :param probe: Short call to the same host that does not depend on the job, for which an error is an answer, too.
             By default a host whose call takes too long is not asked again for some time.
         :raises StorageError: if it does not answer in time, or did not recently.
@@ -82,12 +85,15 @@ class HostPatience:
         self._require_not_silent(host)
         goes_on = self.is_of_user and seconds > CALL_SECONDS
         seconds = min(seconds, self.longest_seconds)
+        short = min(seconds, CALL_SECONDS)
         answer = _started(action)
         try:
-            while not answer.done():
-                wait([answer], seconds)
-                if not answer.done() and (error := self._silence(host, seconds, probe, goes_on=goes_on)):
-                    raise error
+            if not _has_ended(answer, short):
+                rest, goes_on = (seconds - short, goes_on) if has_begun() else (0.0, False)
+                while not _has_ended(answer, rest):
+                    if error := self._silence(host, seconds if has_begun() else short, probe, goes_on=goes_on):
+                        raise error
+                    rest = seconds
             return answer.result()
         finally:
             if answer.done():
@@ -102,7 +108,8 @@ class HostPatience:
                 None
                 if goes_on
                 else StorageError(
-                    f"Expected an answer of {host} within {seconds:g} seconds, found that it answers other calls only; a "
+                    f"Expected an answer of {host} within {seconds:g} seconds, found that it answers other calls "
+                    f"only; a "
                     "directory may be too large, or a link may lead elsewhere. Check the storage and the network."
                 )
             )
@@ -182,6 +189,13 @@ class _Caller(threading.Thread):
 
 _IDLE: list[_Caller] = []
 os.register_at_fork(after_in_child=_IDLE.clear)
+
+
+def _has_ended(answer: Future[Result], seconds: float) -> bool:
+    # Less work than ``concurrent.futures.wait``, which is for several.
+    with suppress(TimeoutError):
+        answer.exception(seconds)
+    return answer.done()
 
 
 def _answer(action: Callable[[], Result], answer: Future[Result]) -> None:

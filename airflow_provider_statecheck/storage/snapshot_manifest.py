@@ -81,7 +81,7 @@ class SnapshotManifest:
 
     @property
     def size_bytes(self) -> int:
-        """Return the total size of the files."""
+        """The total size of the files."""
         return sum(file.size_bytes for file in self.files)
 
     def fingerprint(self) -> str:

@@ -63,7 +63,7 @@ class FaultMode(StrEnum):
 
     @property
     def is_kill(self) -> bool:
-        """Return whether the process ends."""
+        """Whether the process ends."""
         return self in (FaultMode.KILL, FaultMode.KILL_AFTER)
 
 

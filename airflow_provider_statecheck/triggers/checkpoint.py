@@ -61,7 +61,7 @@ class CheckpointCondition:
 
     @property
     def job_id(self) -> JobId:
-        """Return the id of the job."""
+        """The id of the job."""
         return job_id_of(self.job)
 
     def find(self, view: JobView) -> dict[str, Any] | None:

@@ -1,4 +1,6 @@
-"""Peer of R3: Daft with its checkpoint, which skips rows whose keys are in the checkpoint and commits to Iceberg once."""
+"""
+Peer of R3: Daft with its checkpoint, which skips rows whose keys are in the checkpoint and commits to Iceberg once.
+"""
 
 from __future__ import annotations
 

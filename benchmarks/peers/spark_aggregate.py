@@ -1,4 +1,6 @@
-"""Peer of K1: ``groupBy.agg`` in Spark Structured Streaming with one file per batch and the trigger ``availableNow``."""
+"""
+Peer of K1: ``groupBy.agg`` in Spark Structured Streaming with one file per batch and the trigger ``availableNow``.
+"""
 
 from __future__ import annotations
 

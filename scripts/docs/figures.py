@@ -41,13 +41,15 @@ def figures_list() -> str:
         (
             f"**Cost without a failure.** {_overhead('R3', 'undisturbed vs a plain write')} for this step, "
             f"{_overhead('O1', 'checkpoints at the automatic interval')} for a stage of a minute, which takes one "
-            f"checkpoint at the automatic interval ({_source('O1')}), and {_overhead('R1', 'undisturbed vs SparkSubmitOperator')} for a job that saves "
+            f"checkpoint at the automatic interval ({_source('O1')}), and "
+            f"{_overhead('R1', 'undisturbed vs SparkSubmitOperator')} for a job that saves "
             f"all rows after four of five shuffles ({_source('R1')}): save steps that take long, not all."
         ),
         (
             "**Against peers.** A keyed Python function runs "
             f"{_ratio('K2', 'l_suppkey vs transformWithStateInPandas')} times as fast as `transformWithStateInPandas` "
-            f"with 10 thousand keys ({_source('K2')}). Killed and resumed, in units of its own undisturbed time, the step above is "
+            f"with 10 thousand keys ({_source('K2')}). Killed and resumed, in units of its own undisturbed time, the "
+            f"step above is "
             f"{_ratio('R3', 'killed at 90% and retried, in undisturbed times vs Daft')} times as fast as Daft and "
             f"{_ratio('R3', 'killed at 90% and retried, in undisturbed times vs Ray Data')} times as fast as Ray Data."
         ),
@@ -109,7 +111,8 @@ def retry_picture(colors: Colors) -> str:
     return "\n".join(
         [
             (
-                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
+                f'height="{HEIGHT}" '
                 'font-family="system-ui, sans-serif" font-size="14" role="img">'
             ),
             f"<title>{escape(title)}</title>",

@@ -109,7 +109,8 @@ def _show_addresses(folder: Path, services: list[Service], choices: Mapping[str,
     say(f"Your own Dags  {dags}, read every few seconds")
     say(f"Data, logs     {folder}/data, {folder}/logs")
     say(
-        'Command line   make cli ARGS="jobs", for airflow statecheck with the database and the store of this installation'
+        'Command line   make cli ARGS="jobs", for airflow statecheck with the database and the store of this '
+        "installation"
     )
     say("Next: make status, make logs, make down; docs/operate/docker.md has experiments with failures.")
 

@@ -43,7 +43,7 @@ class Service:
 
     @property
     def is_job(self) -> bool:
-        """Return whether the service is expected to end."""
+        """Whether the service is expected to end."""
         return not self.check
 
 

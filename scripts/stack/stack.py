@@ -16,7 +16,7 @@ from scripts.stack.supervision import SERVICES, Process, StackError, Supervisor
 
 CHOICES = "statecheck-stack.json"
 """File with the settings of ``up``; ``down`` deletes only folders that contain it."""
-_POLL_SECONDS = 0.5
+POLL_SECONDS = 0.5
 _CHECK_SECONDS = 30
 _FINE = ("healthy", "done")
 
@@ -150,7 +150,7 @@ class Stack:
                 elif _has_ended(service, process) or time.monotonic() > deadline:
                     self._say_failed(service, process, health)
                     return False
-            time.sleep(_POLL_SECONDS if waiting else 0)
+            time.sleep(POLL_SECONDS if waiting else 0)
         return True
 
     def _started(self, service: Service) -> Process:

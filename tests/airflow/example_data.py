@@ -1,4 +1,6 @@
-"""Real data for the example Dags, and little of it: 156 aircraft of the year's flights, and a hundredth of TPC-H's orders."""
+"""
+Real data for the example Dags, and little of it: 156 aircraft of the year's flights, and a hundredth of TPC-H's orders.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-Runs example Dags in one process, as the lines of its standard input say: ``<dag_id> <date> <number that fails> <params>``.
+Runs example Dags in one process, as lines of standard input say: ``<dag_id> <date> <number that fails> <params>``.
 
 The number is that of an increment of a stage, of a part of a step, or of an addition; with 0, none fails.
 
@@ -42,7 +42,7 @@ def fail_once(dag: Any, number: int) -> None:
         delays.add = failing_once(delays.add, number)
     elif hasattr(task, "stage"):
         source = task.stage.input
-        source._load = failing_once(source._load, number)
+        source.load = failing_once(source.load, number)
     else:
         StageSnapshots.write_part = failing_once(StageSnapshots.write_part, number)  # type: ignore[method-assign]
 

@@ -1,4 +1,6 @@
-"""What the example Dags give, run as their readers would run them, against the same computed in a few lines of Python."""
+"""
+What the example Dags give, run as their readers would run them, against the same computed in a few lines of Python.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,9 @@ def deployment(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
-    """Folder of the screenshots: that of the variable SCREENSHOTS, as ``docs/start/tour``, or else one that is forgotten."""
+    """
+    Folder of the screenshots: that of the variable SCREENSHOTS, as ``docs/start/tour``, or else one that is forgotten.
+    """
     return Path(os.environ.get("SCREENSHOTS", tmp_path))
 
 

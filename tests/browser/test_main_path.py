@@ -1,4 +1,6 @@
-"""What a user of Airflow sees of a job whose driver is killed: from the navigation to the steps that the retry restored."""
+"""
+What a user of Airflow sees of a job whose driver is killed: from the navigation to the steps that the retry restored.
+"""
 
 from __future__ import annotations
 

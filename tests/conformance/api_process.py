@@ -55,7 +55,9 @@ SECRET = "the secret that the test's tasks know"
 
 
 class ServedFolder:
-    """A folder that is served: its database, the time, the runs whose task runs, and Dags, as the test wrote them into files."""
+    """
+    A folder that is served: its database, the time, the running runs, and Dags, as the test wrote them into files.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

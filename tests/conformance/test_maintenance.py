@@ -104,14 +104,14 @@ class SqlContract(MaintenanceContract):
 
     def test_a_registration_that_meets_the_removal_of_its_job_begins_anew(self, store, monkeypatch):
         attempt = self.run(TEST)
-        ensure = store._ensure_job
+        ensure = store.ensure_job
 
         def remove_after(job_id, name):
             ensure(job_id, name)
             with store.transaction(job_id) as tx:
                 tx.remove_job()
 
-        monkeypatch.setattr(store, "_ensure_job", remove_after)
+        monkeypatch.setattr(store, "ensure_job", remove_after)
         grant = self.coordinator.register(make_registration(job_name=TEST, owner=make_owner(run_id="run-1")))
         assert (grant.attempt.epoch, grant.is_restore) == (attempt.epoch + 1, False)
 

@@ -1,4 +1,6 @@
-"""State that is read as data is what the backend itself would give, whichever backend wrote it and at any parallelism."""
+"""
+State that is read as data is what the backend itself would give, whichever backend wrote it and at any parallelism.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""How many statements checkpoints take: no more for other operators, history or subtasks, linear in aligned operators."""
+"""
+How many statements checkpoints take: no more for other operators, history or subtasks, linear in aligned operators.
+"""
 
 from __future__ import annotations
 
@@ -401,7 +403,9 @@ def add_history(
     runs: int = 0,
     status: CheckpointStatus = CheckpointStatus.SUBSUMED,
 ) -> None:
-    """Add checkpoints of an unknown run, or of several runs in turn, that ended two months ago and whose bytes are gone."""
+    """
+    Add checkpoints of an unknown run, or of several runs in turn, that ended two months ago and whose bytes are gone.
+    """
     [model] = stage.coordinator.checkpoints(stage.attempt.job_id, CheckpointPage(limit=1))
     past = model.triggered_at - timedelta(days=60)
     ended = replace(

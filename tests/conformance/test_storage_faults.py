@@ -1,4 +1,4 @@
-"""Checkpoint storage over an S3 server that answers late, not at all, with errors, or carries out what it does not confirm."""
+"""Checkpoint storage over an S3 server that answers late, not at all, with errors, or does what it does not confirm."""
 
 from __future__ import annotations
 
@@ -73,6 +73,11 @@ def file(storage: CheckpointStorage, checkpoint: str, store: ObjectStore) -> str
     storage.write_bytes(uri, b"state")
     store.faults.requests.clear()
     return uri
+
+
+def filesystem_of(storage: CheckpointStorage) -> Any:
+    """Return the filesystem that the storage uses."""
+    return storage.locate(storage.base_uri)[0]
 
 
 class TestPassingFaults:
@@ -164,7 +169,7 @@ class TestLostReplies:
         self, storage: CheckpointStorage, checkpoint: str, store: ObjectStore, overwrite: bool, tries: int
     ) -> None:
         """Whether we make the whole upload again, or s3fs completes the one that is complete."""
-        storage._fs.retries = tries
+        filesystem_of(storage).retries = tries
         data = bytes(LARGE)
         store.faults.inject(Fault.REPLY_LOST, method="POST", key="uploadId=")
         storage.write_bytes(f"{checkpoint}/f", data, overwrite=overwrite)
@@ -201,7 +206,7 @@ class TestDeleting:
         store: ObjectStore,
     ) -> None:
         """As s3fs has it: what a batch says of single keys is dropped."""
-        monkeypatch.setattr(storage._fs, "_bulk_delete", deletes_nothing)
+        monkeypatch.setattr(filesystem_of(storage), "_bulk_delete", deletes_nothing)
         store.faults.inject(Fault.DENIED, method="DELETE")
         with pytest.raises(StorageError, match=r"Access Denied.*Check the credentials"):
             storage.delete_directory(checkpoint)
@@ -210,7 +215,7 @@ class TestDeleting:
     def test_what_a_batch_left_is_deleted_singly(
         self, storage: CheckpointStorage, checkpoint: str, file: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(storage._fs, "_bulk_delete", deletes_nothing)
+        monkeypatch.setattr(filesystem_of(storage), "_bulk_delete", deletes_nothing)
         storage.delete_directory(checkpoint)
         assert not storage.exists(file)
 
@@ -219,7 +224,7 @@ class TestDeleting:
     ) -> None:
         """Hadoop writes objects whose names end with a slash."""
         marker = f"{checkpoint}/data/".removeprefix("s3://")
-        storage._fs.call_s3("put_object", Bucket=marker.partition("/")[0], Key=marker.partition("/")[2])
+        filesystem_of(storage).call_s3("put_object", Bucket=marker.partition("/")[0], Key=marker.partition("/")[2])
         assert storage.list_files(checkpoint) == {"there": 5}
         storage.delete_directory(checkpoint)
         assert not storage.exists(checkpoint)

@@ -27,7 +27,9 @@ from tests.messages import complete_checkpoint, make_acknowledgement, make_owner
 
 
 class AcrossRunsContract(RunsOfAJob):
-    """The state of a job with a name of its own stands at one run, goes on to later ones, and can be taken back by one."""
+    """
+    The state of a job with a name of its own stands at one run, goes on to later ones, and can be taken back by one.
+    """
 
     @pytest.fixture
     def liveness(self) -> RunningTasks:

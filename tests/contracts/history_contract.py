@@ -1,5 +1,5 @@
 """
-The part of a coordinator's contract that is about history: how it is listed, its figures, and that it does not grow for ever.
+The part of a coordinator's contract about history: how it is listed, its figures, and that it stays bounded.
 """
 
 from __future__ import annotations

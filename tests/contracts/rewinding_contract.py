@@ -33,7 +33,9 @@ from tests.messages import ManualClock, complete_checkpoint, make_owner, present
 
 
 class RewindingContract(RunsWithTasks):
-    """The state of a job is taken back over several runs at once, and stands where it stood before the first of them."""
+    """
+    The state of a job is taken back over several runs at once, and stands where it stood before the first of them.
+    """
 
     @pytest.fixture(autouse=True)
     def _rewinding(self, _coordinator: None, store: JobStore) -> None:

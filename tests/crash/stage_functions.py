@@ -87,7 +87,7 @@ class OrderedQuantity(KeyedProcessFunction[int, Any, Any]):
 
 
 class CountedSink(ParquetSink):
-    """A sink each of whose driver's calls on storage is a point at which a fault can come, and whose tasks can end the driver."""
+    """A sink whose driver can meet a fault at each of its calls on storage, and whose tasks can end the driver."""
 
     def __init__(self, path: str, plan: FaultPlan, kill: DriverKill | None) -> None:
         super().__init__(path)

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
-from airflow_provider_statecheck.spark.restore import _load
+from airflow_provider_statecheck.spark.restore import load_candidate
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument
 from airflow_provider_statecheck.testing.faults import READING_CALLS, FaultMode
@@ -55,7 +55,7 @@ def _undisturbed(tries: Tries) -> dict[str, Any]:
 
 
 def _loaded(storage: CheckpointStorage, checkpoint: CheckpointRecord) -> CheckpointDocument:
-    return _load(storage, checkpoint, (), frozenset(), omits_damaged=False).document
+    return load_candidate(storage, checkpoint, (), frozenset(), omits_damaged=False).document
 
 
 def _check_recomputed(work: Path, once: Counter[str]) -> None:

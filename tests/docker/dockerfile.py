@@ -48,7 +48,9 @@ def copies(stage: list[Instruction]) -> list[tuple[str, str]]:
 
 
 def let_through(path: str) -> bool:
-    """Tell whether the build sees a path of the repository: the last pattern that matches it or a folder above decides."""
+    """
+    Tell whether the build sees a path of the repository: the last pattern that matches it or a folder above decides.
+    """
     seen = True
     for line in (DOCKER / "Dockerfile.dockerignore").read_text().splitlines():
         pattern = line.strip()

@@ -60,7 +60,7 @@ def eventually(what: str, holds: Callable[[], bool]) -> None:
 def _no_time_is_lost(monkeypatch):
     """A process counts as running from its first moment, and the next look comes soon."""
     monkeypatch.setattr(supervision, "_SETTLED_SECONDS", 0)
-    monkeypatch.setattr("scripts.stack.stack._POLL_SECONDS", 0.05)
+    monkeypatch.setattr("scripts.stack.stack.POLL_SECONDS", 0.05)
 
 
 @pytest.fixture

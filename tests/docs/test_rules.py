@@ -17,6 +17,8 @@ PAGES = sorted(
         *(ROOT / "docs" / f"{name}.md" for name in ("operate/security", "reference/runs", "reference/state-handles")),
     ]
 )
+SECURITY = ROOT / "docs" / "operate" / "security.md"
+_PATH = re.compile(r"`([\w/]+\.py(?:::\w+)?)`")
 _CODE = re.compile(r"`([^`]+)`")
 _NAME = re.compile(r"(?:Test\w+|\w+)")
 _PLACES = ("tests", "tests/unit", "tests/unit/checkpoint", "tests/unit/storage", "airflow_provider_statecheck")
@@ -36,8 +38,8 @@ def names_of_modules() -> frozenset[str]:
     )
 
 
-def named_in(page: Path) -> list[tuple[str, str]]:
-    """Return what stands in code in the last column of each table whose head says that it has tests, with its line."""
+def rows_with_tests(page: Path) -> list[str]:
+    """Return the lines of each table whose head says that its last column has tests."""
     rows, has_tests, before = list[str](), False, ""
     for line in page.read_text().splitlines():
         if line.startswith("|--"):
@@ -45,7 +47,12 @@ def named_in(page: Path) -> list[tuple[str, str]]:
         elif line.startswith("|") and before.startswith("|") and has_tests:
             rows.append(line)
         before = line
-    return [(name, row) for row in rows for name in _CODE.findall(_last_of(row))]
+    return rows
+
+
+def named_in(page: Path) -> list[tuple[str, str]]:
+    """Return what stands in code in the last column of each such line, with the line."""
+    return [(name, row) for row in rows_with_tests(page) for name in _CODE.findall(_last_of(row))]
 
 
 def _last_of(row: str) -> str:
@@ -71,6 +78,27 @@ def test_every_test_that_a_table_of_rules_names_is_there(page: Path) -> None:
     assert named, f"{page.name} names no test"
     missing = sorted({name for name, _ in named if not is_there(name)})
     assert missing == []
+
+
+def test_every_test_that_the_threat_model_names_is_in_the_file_that_it_names_and_no_line_is_without_one() -> None:
+    rows = rows_with_tests(SECURITY)
+    assert [row for row in rows if not _PATH.search(_last_of(row))] == []
+    named = [found for row in rows for found in _PATH.findall(_last_of(row))]
+    missing = [name for name in named if not _is_in_its_file(name)]
+    assert missing == []
+
+
+def test_every_section_about_protections_names_its_tests() -> None:
+    sections = re.findall(r"^## (.+)$", SECURITY.read_text(), re.MULTILINE)
+    begin, end = sections.index("Token exchange"), sections.index("Tests of these sections")
+    listed = {cells[0].partition("]")[0].lstrip("[") for cells in cells_of(SECURITY, "Section")[1:]}
+    assert listed == {*sections[begin:end]}
+
+
+def _is_in_its_file(name: str) -> bool:
+    path, _, test = name.partition("::")
+    file = ROOT / "tests" / path
+    return file.exists() and (not test or bool(re.search(rf"(?:def|class) {test}\b", file.read_text())))
 
 
 def cells_of(page: Path, first_column: str) -> list[list[str]]:

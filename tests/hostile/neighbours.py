@@ -1,4 +1,4 @@
-"""Two Dags with a job each on one Airflow, and holders of all kinds of credentials, who have rights on one of the Dags only."""
+"""Two Dags with a job each on one Airflow, and holders of all kinds of credentials with rights on one Dag only."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from airflow_provider_statecheck.exceptions import LocationNotAllowedError, Stor
 from airflow_provider_statecheck.hooks import connection
 from airflow_provider_statecheck.hooks.connection import guarded_storage_opener
 from airflow_provider_statecheck.state.arrow.run_files import LocalFiles, RunBytes
+from airflow_provider_statecheck.storage import file_operations, patience
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.locations import AllowedLocations
 from airflow_provider_statecheck.storage.patience import CALL_SECONDS, DIRECTORY_SECONDS, HostPatience
@@ -171,9 +172,9 @@ def test_a_call_that_takes_too_long_makes_no_host_silent_that_answers_another_on
 class _Recording(HostPatience):
     """Patience that notes the deadlines of its calls."""
 
-    def call(self, host: str, action: Any, seconds: float = CALL_SECONDS, *, probe: Any = None) -> Any:
+    def call(self, host: str, action: Any, seconds: float = CALL_SECONDS, **others: Any) -> Any:
         self.deadlines = [*getattr(self, "deadlines", []), seconds]
-        return super().call(host, action, seconds, probe=probe)
+        return super().call(host, action, seconds, **others)
 
 
 @pytest.mark.parametrize("scheme", ["file", "memory"])
@@ -188,18 +189,37 @@ def test_calls_whose_time_grows_with_a_directory_have_the_long_deadline(scheme: 
         assert max(getattr(patience, "deadlines", [300])) == 300, call
 
 
-def test_the_check_of_a_place_does_not_get_the_deadline_of_a_long_call(dead: Mount) -> None:
-    asked: list[float] = []
-
-    class Recorded(HostPatience):
-        def call(self, host: str, action: Any, seconds: float = CALL_SECONDS, *, probe: Any = None) -> Any:
-            asked.append(seconds)
-            return super().call(host, action, 0.05, probe=probe)
-
-    storage = guarded(dead, Recorded())
-    with pytest.raises(StorageError, match="/dead"):
+@pytest.mark.parametrize("is_of_user", [False, True])
+def test_the_check_of_a_place_does_not_get_the_deadline_of_a_long_call(
+    dead: Mount, monkeypatch: pytest.MonkeyPatch, *, is_of_user: bool
+) -> None:
+    monkeypatch.setattr(patience, "CALL_SECONDS", 0.05)
+    monkeypatch.setattr(patience, "PROBE_SECONDS", 0.05)
+    storage = guarded(dead, HostPatience(is_of_user=is_of_user))
+    # The place answers a short call, and the check of a link in it does not.
+    with pytest.raises(StorageError, match=r"within 0\.05 seconds, found that it answers other calls only"):
+        storage.list_files(f"{storage.base_uri}/link")
+    with pytest.raises(StorageError, match=r"/dead within 0\.05 seconds, found none"):
         storage.list_files(dead.uri)
-    assert asked == [CALL_SECONDS]
+
+
+def test_what_follows_the_check_of_a_place_has_the_deadline_of_a_long_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "CALL_SECONDS", 0.05)
+    storage = CheckpointStorage.open(str(tmp_path))
+    listed = file_operations.list_files
+
+    def slow(directory: Path) -> dict[str, int]:
+        threading.Event().wait(0.2)
+        return listed(directory)
+
+    monkeypatch.setattr(file_operations, "list_files", slow)
+    (tmp_path / "f").write_bytes(b"x")
+    places = AllowedLocations.only([storage.base_uri])
+    assert storage.guarded(places, HostPatience()).list_files(storage.base_uri) == {"f": 1}
+    with pytest.raises(StorageError, match=r"within 0\.1 seconds"):
+        storage.guarded(places, HostPatience(longest_seconds=0.1)).list_files(storage.base_uri)
 
 
 def test_a_long_call_of_a_user_goes_on_while_its_host_answers_and_ends_once_it_does_not() -> None:

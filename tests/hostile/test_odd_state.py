@@ -1,4 +1,4 @@
-"""State whose checksums are right and whose values are of any type is corrupt, incompatible or unsupported, and nothing else."""
+"""State with right checksums and values of any type is corrupt, incompatible or unsupported, and nothing else."""
 
 from __future__ import annotations
 

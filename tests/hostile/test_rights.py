@@ -8,6 +8,7 @@ own Dag, of another Dag, and of none.
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -20,16 +21,18 @@ from sqlalchemy import Engine
 
 from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
+from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import EndSavepoint, FinishAttempt
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus, CheckpointRecord
 from airflow_provider_statecheck.checkpoint.store import no_such_job
-from airflow_provider_statecheck.exceptions import AccessDeniedError
+from airflow_provider_statecheck.exceptions import AccessDeniedError, ConcurrentAttemptError
 from airflow_provider_statecheck.gateway.verbs import decode_error
 from airflow_provider_statecheck.maintenance.gc import JobReport
 from airflow_provider_statecheck.maintenance.job_maintenance import each_job
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.overriding import override
 from tests.hostile.neighbours import (
     COMPLETED,
     FOREIGN,
@@ -268,6 +271,34 @@ def test_a_token_by_login_ends_with_the_right_on_a_job_that_another_dag_joins_an
     expected = (200, 200) if holder == "joined_attempt" else (404, 403)
     assert (read.status_code, written.status_code) == expected, written.text
     assert (SECRET_UID in read.text) is (holder == "joined_attempt")
+
+
+class _EveryTaskRuns(UnknownLiveness):
+    """Airflow of which every task still runs."""
+
+    @override
+    def is_running(self, owner: AttemptOwner) -> bool:
+        return True
+
+
+def test_a_reader_of_a_job_learns_nothing_of_a_task_of_another_dag_that_was_refused_in_it(there: Neighbours) -> None:
+    coordinator, job = AttemptCoordinator(SqlJobStore(there.engine), _EveryTaskRuns()), job_id_of(OWN)
+    for dag_id in (MINE, THEIRS):
+        owner = replace(there.owner(dag_id), logical_task=f"{dag_id}/refused", label=f"task {dag_id}.refused")
+        with pytest.raises(ConcurrentAttemptError):
+            coordinator.register(make_registration(job_name=OWN, uid="loaded", owner=owner))
+    reads = [("GET", f"/v1/jobs/{job}", holder, None) for holder in READ.own]
+    settles = [("POST", "/v1/maintenance/settle", holder, {"job_id": job, "dry_run": True}) for holder in MAINTAIN.own]
+    for method, path, holder, body in (*reads, *settles):
+        told = accepted(there.ask(method, path, there.tokens[holder], body))
+        refused = json.dumps([row["content"].get("refusals", []) for row in told["statistics"]])
+        assert f"{MINE}.refused" in refused, holder
+        assert THEIRS not in refused, holder
+    for holder, is_told in (("viewer", False), ("editor", False), ("administrator", True)):
+        page = there.ask("GET", f"/jobs/{job}/operators/{operator_id_of('loaded')}", there.tokens[holder])
+        assert f"{MINE}.refused" in page.text
+        assert (f"{THEIRS}.refused" in page.text) is is_told
+    there.restore()
 
 
 @pytest.mark.parametrize("named", [OWN, "archive"])

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from airflow_provider_statecheck.api.requests import _message
+from airflow_provider_statecheck.api.requests import parse_message
 from airflow_provider_statecheck.checkpoint.codec import LONGEST_TEXT
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
@@ -227,7 +227,7 @@ def test_pieces_of_state_that_are_too_large_for_a_server_are_refused_before_they
 ):
     storage, handle = _sparse(tmp_path, 400 * MIB)
     handle = ByteStreamStateHandle("x", b"few bytes") if is_inline else handle
-    monkeypatch.setattr(RunBytes, "_read_ranges", lambda *_: pytest.fail("read"))
+    monkeypatch.setattr(CheckpointStorage, "reading", lambda *_: pytest.fail("read"))
     with bounded_decoding(), pytest.raises(RequestLimitError, match="declared"):
         RunBytes(storage).read(handle, pieces)
 
@@ -266,7 +266,7 @@ def test_a_message_of_many_small_values_costs_no_seconds():
     for values in ("[" + "1," * 400_000 + "1]", "[" + "[]," * 300_000 + "[]]", "[" * 5000 + "]" * 5000):
         body = f'{{"attempt": {values}, "request_key": "{new_key()}"}}'.encode()
         with pytest.raises(InvalidConfigurationError, match="too many values"):
-            _message(TriggerCheckpoint, body, 65_536)
+            parse_message(TriggerCheckpoint, body, 65_536)
     assert time.process_time() - began < 1
 
 
@@ -282,7 +282,7 @@ def test_a_text_in_json_without_an_end_is_searched_once(piece, end):
     with pytest.raises(CorruptStateError):
         read_json(nested + piece * (_LONG // len(piece)) + end, "file:///x")
     with pytest.raises(InvalidConfigurationError):
-        _message(TriggerCheckpoint, nested + piece * (_LONG // len(piece)) + end, 2 * _LONG)
+        parse_message(TriggerCheckpoint, nested + piece * (_LONG // len(piece)) + end, 2 * _LONG)
 
 
 _ADDRESSES = [

@@ -3,6 +3,9 @@ Airflow's own commands, each in a process forked from one that has Airflow loade
 
 ``python -m tests.integration.airflow_commands`` reads a JSON list of arguments per line and answers each with the
 command's exit status; what the command printed is in the file that its first argument names.
+
+``start-api-servers 3`` is no command of Airflow: three processes start the api-server's app at once, and print the
+status of our health check.
 """
 
 from __future__ import annotations
@@ -13,9 +16,12 @@ import os
 import sys
 import traceback
 from pathlib import Path
+from typing import NoReturn
 
 
 def _run(arguments: list[str]) -> int:
+    if arguments[0] == "start-api-servers":
+        return _start_api_servers(int(arguments[1]))
     from airflow.__main__ import main
 
     sys.argv = ["airflow", *arguments]
@@ -30,6 +36,33 @@ def _run(arguments: list[str]) -> int:
         traceback.print_exc()
         return 1
     return 0
+
+
+def _start_api_servers(count: int) -> int:
+    children = []
+    for _ in range(count):
+        child = os.fork()
+        if child == 0:
+            _start_api_server()
+        children.append(child)
+    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+
+
+def _start_api_server() -> NoReturn:
+    status = 1
+    try:
+        from airflow.api_fastapi.app import create_app
+        from fastapi.testclient import TestClient
+
+        with TestClient(create_app()) as server:
+            sys.stdout.write(f"health {server.get('/statecheck/v1/health').status_code}\n")
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def _child(output: Path, arguments: list[str]) -> None:

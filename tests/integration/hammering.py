@@ -1,4 +1,6 @@
-"""What one of several processes does to one job: stages that begin, save, die and are replaced, savepoints and cleaning."""
+"""
+What one of several processes does to one job: stages that begin, save, die and are replaced, savepoints and cleaning.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -48,7 +48,7 @@ from airflow_provider_statecheck.spark.driver.settings import DriverSettings
 from airflow_provider_statecheck.spark.stages.endpoints import Endpoints
 from airflow_provider_statecheck.spark.stages.stage import Stage
 from airflow_provider_statecheck.spark.stages.stage_run import StageRun
-from airflow_provider_statecheck.spark.stages.stage_state import SINK, driver_state
+from airflow_provider_statecheck.spark.stages.stage_state import PLACE, SINK, driver_state
 from airflow_provider_statecheck.spark.stages.starting import start_of
 from airflow_provider_statecheck.state.reading.checkpoint_contents import source_ledger
 from airflow_provider_statecheck.state.reading.checkpoint_states import STAGE
@@ -80,8 +80,8 @@ def rows_in(uri: str) -> list[Row]:
     return [(row["position"], row["version"]) for row in pq.ParquetFile(uri.removeprefix("file://")).read().to_pylist()]
 
 
-def load_rows(reader: StageOutputReader, splits: Any) -> list[Row]:
-    return [row for s in splits for file in reader._commits[s.item.name].files for row in rows_in(file.uri)]
+def load_rows(_: StageOutputReader, uris: Sequence[str]) -> list[Row]:
+    return [row for uri in uris for row in rows_in(uri)]
 
 
 @dataclass
@@ -306,8 +306,9 @@ class Body:
     def commit(self, sink: Any, commits: Any, completed: CheckpointRecord) -> Iterator[None]:
         if self.life.world.chance.random() < 0.2:
             # The driver commits, and dies before it confirms.
-            for each in sorted(commits._open):
-                sink.commit(each, commits._open[each])
+            for checkpoint_id, committables in commits.encode().items():
+                if checkpoint_id != PLACE:
+                    sink.commit(int(checkpoint_id), committables)
             yield
         if commits.has_open:
             commits.commit(completed.checkpoint_id)
@@ -522,7 +523,7 @@ class World:
         if life.exists() and life.days and self.chance.random() < 0.5:
             uid = self.chance.choice((None, *UIDS))
             day = self.chance.randint(1, max(life.days.values()))
-            rewound = self.stage.actions._rewinding.rewind(
+            rewound = self.stage.rewinding.rewind(
                 RewindJob(job_id=life.job_id, run_key=f"2026-01-{day:02d}T00:00:00+00:00", uid=uid)
             )
             self.say(

@@ -18,7 +18,7 @@ SEEDS, STEPS = 12, 150
 def test_no_row_is_lost_or_counted_twice_whatever_happens_to_a_pipeline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(StageOutputReader, "load", load_rows)
+    monkeypatch.setattr(StageOutputReader, "load_files", load_rows)
     world = World(tmp_path, seed)
     try:
         for _ in range(STEPS):

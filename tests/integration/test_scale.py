@@ -1,15 +1,18 @@
-"""Lists and maintenance at the sizes that the documentation promises: 2,000 jobs, 100,000 checkpoints, operators or rows."""
+"""
+Lists and maintenance at the sizes that the documentation promises: 2,000 jobs, 100,000 checkpoints, operators or rows.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from fsspec.implementations.local import LocalFileSystem
@@ -45,6 +48,24 @@ pytestmark = pytest.mark.soak
 JOBS_COUNT, OF_EACH, OLD_ROWS = 2_000, 50, 100_000
 LIST_SECONDS, LIST_SECONDS_OF_OPERATORS, COLLECT_SECONDS, WAIT_SECONDS = 0.3, 1.0, 10.0, 0.5
 _TOGETHER = 5_000
+_SAMPLE_SECONDS = 0.05
+Result = TypeVar("Result")
+
+
+def slowdown() -> float:
+    """Return how many times longer work takes now than on a quiet machine, because others use its cores."""
+    began, used = time.perf_counter(), time.thread_time()
+    while time.thread_time() - used < _SAMPLE_SECONDS:
+        sum(range(1_000))
+    return (time.perf_counter() - began) / (time.thread_time() - used)
+
+
+def timed(work: Callable[[], Result]) -> tuple[Result, float]:
+    """Return the result of a piece of work, and how many seconds it takes on a quiet machine, as in the goals."""
+    before, began = slowdown(), time.perf_counter()
+    result = work()
+    took = time.perf_counter() - began
+    return result, took * 2 / (before + slowdown())
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.db)])
@@ -121,9 +142,9 @@ def test_lists_of_2000_jobs_are_fast_for_every_reader(
             page = JobsPage(sort=sort, readable_dag_ids=readable)
             counts, readings = {}, []
             for _ in range(4):
-                began = time.perf_counter()
-                counts = store.job_overviews(page).counts
-                readings.append(time.perf_counter() - began)
+                found, took = timed(partial(store.job_overviews, page))
+                counts = found.counts
+                readings.append(took)
             assert sum(counts.values()) >= JOBS_COUNT - 1
             # Without the first one, for which the statement is compiled.
             assert min(readings[1:]) < limit, (sort, len(readable or ()), readings)
@@ -150,16 +171,14 @@ def test_collection_of_200_jobs_waits_for_their_storage_side_by_side(tmp_path: P
     # As in the command, whose calls have deadlines.
     configured = AllowedLocations.only([storage.base_uri])
     remote = CheckpointStorage(_Remote(), storage.base_uri).guarded(configured, HostPatience())
-    began = time.perf_counter()
-    reports = list(
-        each_job(
-            map(job_id_of, names),
-            lambda job_id: collect_job(stage.maintenance, job_id, lambda _: remote),
-            CollectedJob,
-            side_by_side=SIDE_BY_SIDE,
-        )
+    collected = partial(
+        each_job,
+        map(job_id_of, names),
+        lambda job_id: collect_job(stage.maintenance, job_id, lambda _: remote),
+        CollectedJob,
+        side_by_side=SIDE_BY_SIDE,
     )
-    took = time.perf_counter() - began
+    reports, took = timed(lambda: list(collected()))
     assert [len(report.deleted) for report in reports] == [4] * 200
     assert took < COLLECT_SECONDS
     engine.dispose()
@@ -174,11 +193,13 @@ def test_checkpoints_of_a_stage_wait_briefly_while_100000_old_rows_are_removed(e
     complete_checkpoint(coordinator, attempt)
     add_old_rows(engine, coordinator, attempt)
     maintenance = JobMaintenance(SqlJobStore(engine), UnknownRuns(), NoTokens(), SystemClock())
+    before = slowdown()
     with live_stage(coordinator, attempt) as waits:
         report = prune_job(maintenance, attempt.job_id, PruneRequest(), CheckpointStorage.open)
+    slow = (before + slowdown()) / 2
     assert report.checkpoints == OLD_ROWS - OLD_ROWS // 50, "all but the last of each run"
     waits.sort()
-    assert waits[int(len(waits) * 0.99)] < WAIT_SECONDS, waits[-20:]
+    assert waits[int(len(waits) * 0.99)] / slow < WAIT_SECONDS, (slow, waits[-20:])
 
 
 def add_old_rows(engine: Engine, coordinator: AttemptCoordinator, attempt: AttemptRef) -> None:
@@ -199,7 +220,7 @@ def live_stage(coordinator: AttemptCoordinator, attempt: AttemptRef) -> Iterator
     waits: list[float] = []
     has_ended = threading.Event()
 
-    def timed(call: Any, *arguments: Any) -> Any:
+    def waited(call: Any, *arguments: Any) -> Any:
         began = time.perf_counter()
         result = call(*arguments)
         waits.append(time.perf_counter() - began)
@@ -207,10 +228,10 @@ def live_stage(coordinator: AttemptCoordinator, attempt: AttemptRef) -> Iterator
 
     def take() -> None:
         while not has_ended.wait(0.05):
-            pending = timed(coordinator.trigger, TriggerCheckpoint(attempt=attempt, request_key=new_key()))
-            reply = timed(coordinator.acknowledge, make_acknowledgement(attempt, pending.checkpoint_id))
+            pending = waited(coordinator.trigger, TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+            reply = waited(coordinator.acknowledge, make_acknowledgement(attempt, pending.checkpoint_id))
             gone = tuple(discard.checkpoint_id for discard in reply.effects.discards)
-            timed(coordinator.confirm_discards, attempt, gone)
+            waited(coordinator.confirm_discards, attempt, gone)
 
     stage = threading.Thread(target=take)
     stage.start()

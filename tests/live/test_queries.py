@@ -1,4 +1,6 @@
-"""Queries of a job's state: by a task, by users of Airflow, and with a read token, at the api-server of a whole Airflow."""
+"""
+Queries of a job's state: by a task, by users of Airflow, and with a read token, at the api-server of a whole Airflow.
+"""
 
 from __future__ import annotations
 

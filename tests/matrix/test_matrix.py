@@ -1,4 +1,6 @@
-"""One pipeline, killed in its second half, on every Spark and every store: the retry ends right and computes nothing twice."""
+"""
+One pipeline, killed in its second half, on every Spark and store: the retry ends right and computes nothing twice.
+"""
 
 from __future__ import annotations
 

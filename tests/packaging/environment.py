@@ -32,7 +32,9 @@ class WheelEnvironment:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Environment variables of its processes, with nothing that the tests' own processes have of Python or Airflow."""
+        """
+        Environment variables of its processes, with nothing that the tests' own processes have of Python or Airflow.
+        """
         path = os.pathsep.join((str(self.python.parent), "/usr/local/bin", "/usr/bin", "/bin"))
         return {name: os.environ[name] for name in _KEPT if name in os.environ} | {"PATH": path}
 

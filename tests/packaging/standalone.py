@@ -1,4 +1,6 @@
-"""``airflow standalone`` of an environment with the wheel: all of Airflow on SQLite, with the password that it generates."""
+"""
+``airflow standalone`` of an environment with the wheel: all of Airflow on SQLite, with the password that it generates.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def running_standalone(folder: Path, environment: WheelEnvironment) -> Iterator[
 
 
 def _settings(folder: Path, dags: Path, url: str, port: int) -> dict[str, str]:
-    """Return what a user would leave as it is, but for ports and folders of its own and the rights of the checkpoints."""
+    """
+    Return what a user would leave as it is, but for ports and folders of its own and the rights of the checkpoints.
+    """
     return {
         "AIRFLOW__API__HOST": "127.0.0.1",
         "AIRFLOW__API__PORT": str(port),

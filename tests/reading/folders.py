@@ -161,7 +161,8 @@ _PARTITIONS = (
 MESSAGES: tuple[tuple[str, str], ...] = (
     (
         (
-            "optional group pairs (MAP) { repeated group key_value { optional binary key (STRING); optional int32 value; "
+            "optional group pairs (MAP) { repeated group key_value { optional binary key (STRING); optional int32 "
+            "value; "
             "} }"
         ),
         "map",

@@ -1,4 +1,6 @@
-"""What checkpointing may cost: steps that are written only where it pays, a budget, room on the disk, and files to read."""
+"""
+What checkpointing may cost: steps that are written only where it pays, a budget, room on the disk, and files to read.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,8 @@ def test_a_step_is_written_where_computing_it_takes_longer_and_a_retry_decides_t
     assert lines == [
         "Step cheap is not written: computing took 1.90 s < 2.00 s = 2 x 1.00 s for writing",
         (
-            "Step costly is written: computing took 1.80 s and 1.90 s of unwritten steps before it >= 2.00 s = 2 x 1.00 s "
+            "Step costly is written: computing took 1.80 s and 1.90 s of unwritten steps before it >= 2.00 s = 2 x "
+            "1.00 s "
             "for writing"
         ),
         "Step last is not written: computing took 0.20 s < 2.00 s = 2 x 1.00 s for writing",

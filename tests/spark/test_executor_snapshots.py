@@ -22,7 +22,7 @@ from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFra
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotWriter, build_manifest, verify_files
 from tests.object_store import SECRET
-from tests.shared_spark import setting
+from tests.shared_spark import needs_spark, setting
 from tests.soak import every_nth
 from tests.spark.test_dataframe_snapshots import TYPES, as_text
 
@@ -86,6 +86,7 @@ def test_files_are_ordinary_parquet_to_spark_and_pyarrow(spark, storage, frames,
     assert as_text(plain) == as_text(stored)
 
 
+@needs_spark("4.1", "the type time")
 def test_time_of_day_survives_where_spark_has_it(spark, storage, frames):
     with setting(spark, "spark.sql.timeType.enabled", "true"):
         df = spark.sql("select time'12:34:56.123456' t, array(named_struct('t', time'00:00:00.000001')) n")

@@ -75,7 +75,8 @@ def report(error):
     seconds = time.monotonic() - began
     running = list(spark.sparkContext.statusTracker().getActiveJobsIds())
     usable = None if running else spark.range(11).count()
-    print(json.dumps({"error": type(error).__name__, "seconds": seconds, "running": running, "usable": usable}), flush=True)
+    found = {"error": type(error).__name__, "seconds": seconds, "running": running, "usable": usable}
+    print(json.dumps(found), flush=True)
 
 try:
     RUN

@@ -199,7 +199,9 @@ def test_changed_code_is_computed_from_the_beginning(tries):
 
 
 def test_a_step_inside_is_computed_again_when_what_comes_before_it_changed(tries):
-    """Where snapshots of the loop are put off, the plan inside begins at rows of which nothing tells where they are from."""
+    """
+    Where snapshots of the loop are put off, the plan inside begins at rows of which nothing tells where they are from.
+    """
     tries.seconds_per_file = 100.0
 
     def refine(checkpoint: StageContext, initial: DataFrame, *, fails: bool) -> list[int]:

@@ -89,7 +89,9 @@ class Pipeline:
         return self.tries.folder / self.job / name
 
     def take_savepoint_while_reporting(self) -> JobSavepoint:
-        """Run the first day, take a savepoint in the middle of ``report``, run the second day, and return the savepoint."""
+        """
+        Run the first day, take a savepoint in the middle of ``report``, run the second day, and return the savepoint.
+        """
         key, commits = new_key(), 0
 
         def go_on() -> None:

@@ -1,4 +1,6 @@
-"""What a step that is computed in parts promises: results, retries, changed input and code, failures, and what is seen."""
+"""
+What a step that is computed in parts promises: results, retries, changed input and code, failures, and what is seen.
+"""
 
 from __future__ import annotations
 

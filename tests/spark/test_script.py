@@ -20,7 +20,8 @@ from airflow_provider_statecheck import Count, DataFrameSource, Stage, StageCont
 
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 spark = SparkSession.builder.config(map=json.loads(os.environ["SPARK_CONF"])).getOrCreate()
-HOW = {"checkpoint_dir": os.environ["FOLDER"] + "/checkpoints", "metadata": "sqlite:///" + os.environ["FOLDER"] + "/rows.db"}
+FOLDER = os.environ["FOLDER"]
+HOW = {"checkpoint_dir": f"{FOLDER}/checkpoints", "metadata": f"sqlite:///{FOLDER}/rows.db"}
 """
 STEPS = (
     BEGIN
@@ -97,7 +98,8 @@ def test_a_script_that_was_killed_is_told_so_by_its_next_start(start: Start, scr
     status, log = start(script)
     assert status == 0, log
     assert (
-        f"Attempt 2 of job {job} restores a checkpoint: started again after an attempt that never closed and was probably "
+        f"Attempt 2 of job {job} restores a checkpoint: started again after an attempt that never closed and was "
+        f"probably "
         f"killed\n"
     ) in log
     assert "cleared" not in log

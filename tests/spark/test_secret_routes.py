@@ -1,4 +1,6 @@
-"""A secret in the errors of a driver without Airflow, looked for in its log, rows, files and in what Spark tells of its jobs."""
+"""
+A secret in the errors of a driver without Airflow, looked for in its log, rows, files and the jobs that Spark shows.
+"""
 
 from __future__ import annotations
 

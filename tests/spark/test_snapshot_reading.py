@@ -15,9 +15,10 @@ from airflow_provider_statecheck.spark.driver.session import HadoopFilesystems
 from airflow_provider_statecheck.spark.snapshots.columns import to_transfer_columns
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames
 from airflow_provider_statecheck.spark.state_dataframes import read_snapshot as read_with_spark
+from airflow_provider_statecheck.spark.versions import is_at_least
 from airflow_provider_statecheck.state.reading.snapshot_reader import read_snapshot
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotWriter
-from tests.shared_spark import setting
+from tests.shared_spark import needs_spark, setting
 from tests.soak import every_nth
 from tests.spark.test_dataframe_snapshots import TYPES, as_text
 from tests.written_snapshots import SnapshotJob, flip
@@ -74,6 +75,12 @@ def test_both_forms_have_the_rows_of_the_dataframe(spark, job, writer, name):
     if (writer, name) == SHREDDED:
         pytest.skip("only Spark reads the shredded variants of its own writer")
     df = spark.sql(QUERIES[name])
+    if (
+        writer is SnapshotWriter.SPARK
+        and not is_at_least(spark, "4.2")
+        and any("void" in kind for _, kind in df.dtypes)
+    ):
+        pytest.skip("Spark stores void since version 4.2")
     pointer = saved(job, df, writer)
     with_spark = read_with_spark(spark, pointer, "step")
     assert as_text(with_spark) == as_text(df)
@@ -91,6 +98,7 @@ def test_types_are_those_that_spark_gives_to_arrow(spark, job, writer):
         assert read_snapshot(saved(job, df, writer), "step").schema.types == df.toArrow().schema.types
 
 
+@needs_spark("4.1", "the type time")
 def test_time_of_day_is_read(spark, job, writer):
     with setting(spark, "spark.sql.timeType.enabled", "true"):
         pointer = saved(job, spark.sql("select time'12:34:56.123456' t"), writer)
@@ -98,6 +106,7 @@ def test_time_of_day_is_read(spark, job, writer):
         assert row["t"].isoformat() == "12:34:56.123456"
 
 
+@needs_spark("4.2", "void in a part of a stored column")
 def test_shredded_variants_and_untyped_maps_need_spark(spark, job):
     df = spark.sql("""select 1 a, parse_json('{"a":1}') v, map() m""")
     pointer = saved(job, df, SnapshotWriter.SPARK)

@@ -43,7 +43,9 @@ frames = {
     "grouped": base.groupBy("k").applyInPandas(lambda part: part, "k int, v string"),
     "snapshot": table.join(base, table["_c0"] == base["k"]),
 }
-builders = {f"build {name}": (lambda frame=frame: helper(frame.where(tag("v") == "yes"))) for name, frame in frames.items()}
+builders = {
+    f"build {name}": (lambda frame=frame: helper(frame.where(tag("v") == "yes"))) for name, frame in frames.items()
+}
 snapshots = {sys.argv[1]: sys.argv[2]}
 print(json.dumps({
     name: step_fingerprint(step, version="1", snapshots=snapshots) for name, step in {**frames, **builders}.items()

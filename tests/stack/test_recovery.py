@@ -46,7 +46,8 @@ def check_restored(run: Run) -> None:
     checkpoint = next(c for c in run.view().checkpoints if c.checkpoint_id == second.restored_from)
     assert checkpoint.counts["snapshots"] == 5
     assert checkpoint.counts["items"] >= FIRST_ITEMS
-    told = f"Checkpoint {second.restored_from} of job '{run.job}', operator 'delay_features', attempt 2: restored; 5 snapshots"
+    of_attempt = f"of job '{run.job}', operator 'delay_features', attempt 2"
+    told = f"Checkpoint {second.restored_from} {of_attempt}: restored; 5 snapshots"
     assert told in run.log()
     assert run.log().count("Step features computed") == 1
 

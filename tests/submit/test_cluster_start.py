@@ -21,7 +21,8 @@ from beside import VALUE
 from pyspark import SparkContext
 properties = SparkContext._jvm.java.lang.System
 print("RESULT", json.dumps({
-    "argv": sys.argv, "file": __file__, "name": __name__, "value": VALUE, "package": airflow_provider_statecheck.__file__,
+    "argv": sys.argv, "file": __file__, "name": __name__, "value": VALUE,
+    "package": airflow_provider_statecheck.__file__,
     **{name: properties.getProperty(name) for name in ("spark.jars", "spark.files", "spark.submit.pyFiles")},
 }))
 """

@@ -1,4 +1,6 @@
-"""The types of Spark, each with values that are easily lost: null, the smallest, the largest, and those that two forms have."""
+"""
+The types of Spark, each with values that are easily lost: null, the smallest, the largest, and those of two forms.
+"""
 
 from __future__ import annotations
 

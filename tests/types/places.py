@@ -163,7 +163,7 @@ def snapshot_by_executors(frame: DataFrame, folder: Path) -> DataFrame:
     data = folder / "out" / "step" / "data"
     data.mkdir(parents=True)
     uri = f"file://{data}"
-    manifest = frames._write_on_executors(frame, uri)
+    manifest = frames.write_on_executors(frame, uri)
     return frames.read(frame.sparkSession, [StoredSnapshot(uri.removesuffix("/data"), manifest)])
 
 

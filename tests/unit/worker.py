@@ -112,6 +112,6 @@ def in_worker(served: ServedJobs, monkeypatch: pytest.MonkeyPatch) -> ServedJobs
 def with_database(served: ServedJobs, monkeypatch: pytest.MonkeyPatch) -> ServedJobs:
     """Make this process one that has the database open and no server."""
     monkeypatch.setenv("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "sqlite:///airflow.db")
-    monkeypatch.setattr(transport, "_in_process", lambda: served.coordinator)
+    monkeypatch.setattr(transport, "in_process_gateway", lambda: served.coordinator)
     served.url = "http://127.0.0.1:9"
     return served

@@ -51,7 +51,8 @@ class WrittenStage:
         self.coordinator = AttemptCoordinator(self.store)
         self.runs = KnownRuns()
         self.savepoints = JobSavepoints(self.store)
-        self.actions = JobActions(self.store, self.savepoints, JobRewinding(self.store, UnknownLiveness()))
+        self.rewinding = JobRewinding(self.store, UnknownLiveness())
+        self.actions = JobActions(self.store, self.savepoints, self.rewinding)
         self.maintenance = JobMaintenance(self.store, self.runs, NoTokens(), self.clock)
 
     def attempt(self, job: str = JOB, *, driver: Mapping[str, Any] | None = None, **changes: Any) -> StageAttempt:

@@ -332,7 +332,9 @@ class World:
         return CountingAttempt(attempt, stage, self.input.read)
 
     def open_source(self, run: Run, body: Any) -> Plan | None:
-        """Open the source and return the plan of the model that the attempt has chosen, or ``None`` if it is refused."""
+        """
+        Open the source and return the plan of the model that the attempt has chosen, or ``None`` if it is refused.
+        """
         permitted = self.model.plans(run, self.input.files(run))
         try:
             body.open_source()

@@ -75,12 +75,12 @@ class CheckpointRow:
 
     @property
     def kind(self) -> str:
-        """Return what the snapshot is, in words."""
+        """What the snapshot is, in words."""
         return self.record.properties.snapshot_type.value.replace("_", " ")
 
     @property
     def trigger(self) -> str:
-        """Return what triggered the checkpoint."""
+        """What triggered the checkpoint."""
         if self.record.properties.unclaimed:
             return "restore"
         if self.record.properties.is_savepoint:
@@ -89,25 +89,25 @@ class CheckpointRow:
 
     @property
     def status(self) -> str:
-        """Return the status, or that a restore has found the checkpoint unusable."""
+        """The status, or that a restore has found the checkpoint unusable."""
         is_unusable = self.record.unusable_reason is not None and self.record.status is CheckpointStatus.COMPLETED
         return "unusable" if is_unusable else self.record.status.value
 
     @property
     def duration(self) -> timedelta | None:
-        """Return the duration; ``None`` while the checkpoint is in progress."""
+        """The duration; ``None`` while the checkpoint is in progress."""
         is_over = self.record.completed_at is not None or self.record.ended_at is not None
         return duration_of(self.record) if is_over else None
 
     @property
     def pointer(self) -> str | None:
-        """Return the pointer for a restore; ``None`` if nothing can be restored from the checkpoint."""
+        """The pointer for a restore; ``None`` if nothing can be restored from the checkpoint."""
         is_kept = self.record.status is CheckpointStatus.COMPLETED and self.record.unusable_reason is None
         return self.record.location if is_kept else None
 
     @property
     def failure(self) -> str:
-        """Return the reason of the failure with its cause; empty without a failure."""
+        """The reason of the failure with its cause; empty without a failure."""
         named = (self.record.failure_reason or "").replace("_", " ")
         return ": ".join(filter(None, (named, self.record.failure_message or self.record.unusable_reason or "")))
 
@@ -130,12 +130,12 @@ class OperatorSection:
 
     @property
     def anchor(self) -> str:
-        """Return the id of the section in the page."""
+        """The id of the section in the page."""
         return f"operator-{self.row.record.operator_id}"
 
     @property
     def without_checkpoint(self) -> str:
-        """Return why there is no checkpoint to restore, and where the next attempt starts."""
+        """Why there is no checkpoint to restore, and where the next attempt starts."""
         if self.row.status != AttemptStatus.FINISHED:
             return "A retry starts from the beginning."
         completed = self.statistics.counts.completed
@@ -149,7 +149,7 @@ class OperatorSection:
 
     @property
     def restored(self) -> CheckpointSummary | None:
-        """Return what the newest attempt has restored; ``None`` if it has restored nothing."""
+        """What the newest attempt has restored; ``None`` if it has restored nothing."""
         newest = self.row.attempt
         return newest.restored_summary if newest and newest.restored_from is not None else None
 
@@ -167,7 +167,7 @@ class ShownJob:
 
     @property
     def is_changing(self) -> bool:
-        """Return whether an attempt has not ended or may be retried, or a request of a user is open."""
+        """Whether an attempt has not ended or may be retried, or a request of a user is open."""
         shown = {row.record.operator_id for row in self.rows}
         savepoints = (r.status for r in self.view.requests if r.operator_id in shown and r.properties.is_savepoint)
         actions = (a.status for a in self.view.actions if a.operator_id is None or a.operator_id in shown)
@@ -204,23 +204,23 @@ class ShownJob:
 
     @property
     def now(self) -> datetime:
-        """Return the time of the view."""
+        """The time of the view."""
         return self.view.read_at
 
     @property
     def is_running(self) -> bool:
-        """Return whether an attempt has not ended."""
+        """Whether an attempt has not ended."""
         return any(row.status == AttemptStatus.RUNNING for row in self.rows)
 
     @property
     def removals(self) -> tuple[RequestedAction, ...]:
-        """Return the newest requests to remove the job, and their withdrawals, in descending order."""
+        """The newest requests to remove the job, and their withdrawals, in descending order."""
         removals = (each for each in reversed(self.view.actions) if _is_of_removal(each))
         return tuple(requested_action(self.view, each) for each in islice(removals, REQUESTS_ON_PAGE))
 
     @property
     def awaits_removal(self) -> bool:
-        """Return whether a request to remove the job waits to be carried out."""
+        """Whether a request to remove the job waits to be carried out."""
         return any(each.status is RequestStatus.QUEUED and each.action is JobAction.PRUNE for each in self.view.actions)
 
 
@@ -306,28 +306,28 @@ class OperatorRow:
 
     @property
     def status(self) -> str:
-        """Return the status of the newest attempt."""
+        """The status of the newest attempt."""
         return "idle" if self.attempt is None else self.attempt.status.value
 
     @property
     def is_stage(self) -> bool:
-        """Return whether a stage runs the operator, in contrast to the coordinator of aligned checkpoints."""
+        """Whether a stage runs the operator, in contrast to the coordinator of aligned checkpoints."""
         return not self.record.is_of_job
 
     @property
     def can_be_saved(self) -> bool:
-        """Return whether a savepoint can be taken: of a running attempt, or as a copy of the newest checkpoint."""
+        """Whether a savepoint can be taken: of a running attempt, or as a copy of the newest checkpoint."""
         return self.status == AttemptStatus.RUNNING or self.newest is not None
 
     @property
     def next_restore(self) -> int | None:
-        """Return the checkpoint that a retry restores: the one that a user chose, or the newest one."""
+        """The checkpoint that a retry restores: the one that a user chose, or the newest one."""
         newest = None if self.newest is None else self.newest.checkpoint_id
         return newest if self.record.next_restore is None else self.record.next_restore
 
     @property
     def failed_attempt(self) -> AttemptRecord | None:
-        """Return the newest attempt, if it failed."""
+        """The newest attempt, if it failed."""
         return self.attempt if self.attempt is not None and self.attempt.status is AttemptStatus.FAILED else None
 
     def is_working(self, now: datetime) -> bool:
@@ -369,12 +369,12 @@ class OperatorsTable:
 
     @property
     def count(self) -> int:
-        """Return the number of operators that match the filter."""
+        """The number of operators that match the filter."""
         return sum(self.counts.values())
 
     @property
     def has_more(self) -> bool:
-        """Return whether operators follow on another page."""
+        """Whether operators follow on another page."""
         return self.query.page * OPERATORS_ON_PAGE < self.count
 
 

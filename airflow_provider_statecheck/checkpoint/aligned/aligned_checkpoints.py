@@ -316,7 +316,9 @@ class AlignedCheckpoints(StoredJobs):
         return RequestOutcome(request=found, checkpoint=self._store.checkpoint(job_id, found.checkpoint_id))
 
     def owns(self, leader: AttemptRef, location: str) -> bool:
-        """Return whether the job took or claimed a savepoint, according to its rows, and no other one has claimed it."""
+        """
+        Return whether the job took or claimed a savepoint, according to its rows, and no other one has claimed it.
+        """
         claim = self._store.claim(location)
         if claim is not None:
             return claim.job_id == leader.job_id

@@ -29,7 +29,7 @@ class MemberCheckpoint(Protocol):
 
     @property
     def named_bytes(self) -> int:
-        """Return the size of all files that the part references, in bytes."""
+        """The size of all files that the part references, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -64,7 +64,7 @@ class CompletedCheckpoint:
 
     @property
     def state_size(self) -> int:
-        """Return the size of all referenced state in bytes."""
+        """The size of all referenced state in bytes."""
         states = sum(state.state_size for state in self.operator_states.values())
         return states + sum(part.named_bytes for part in self.parts)
 
@@ -96,7 +96,7 @@ class AlignedStorage(Protocol):
 
     @property
     def has_default_savepoint_location(self) -> bool:
-        """Return whether a default directory for savepoints is configured."""
+        """Whether a default directory for savepoints is configured."""
 
     def initialize_base_locations_for_checkpoint(self) -> None:
         """

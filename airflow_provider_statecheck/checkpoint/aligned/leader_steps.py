@@ -147,7 +147,7 @@ class LeaderSteps(ABC):
             self.try_finalize(acknowledged.finalizing)
 
     def acknowledgement(self, checkpoint_id: int, attempt_id: str | None, **fields: Any) -> AcknowledgeAligned:
-        """Return the message of an acknowledgement, after which this process finalizes the checkpoint if it is the last."""
+        """Return the message of an acknowledgement; after the last one, this process finalizes the checkpoint."""
         return AcknowledgeAligned(
             leader=self.leader,
             checkpoint_id=checkpoint_id,

@@ -123,7 +123,7 @@ def complete(
     rows: AlignedCheckpoints, leader: AttemptRef, state: CompletedCheckpoint, version: int | None = None
 ) -> CheckpointRecord:
     """
-    Complete the row of a checkpoint whose metadata is on storage, add that of a restored one, or replace its properties.
+    Complete the row of a checkpoint with metadata on storage, add that of a restored one, or replace its properties.
 
     :param version: Version of the row whose properties are replaced.
     """
@@ -159,7 +159,9 @@ def completed_elsewhere(
 
 
 def delete_merged_manifests(storage: AlignedStorage, acknowledged: AcknowledgedCheckpoint) -> None:
-    """Delete the manifests of a completed savepoint: its metadata has their content, and its directory is the user's."""
+    """
+    Delete the manifests of a completed savepoint: its metadata has their content, and its directory is the user's.
+    """
     if acknowledged.checkpoint.properties.is_savepoint:
         for uri in filter(None, (a.manifest_uri for a in acknowledged.acknowledgements)):
             delete_manifest(storage, uri)

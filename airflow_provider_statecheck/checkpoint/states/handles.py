@@ -118,7 +118,7 @@ class ByteStreamStateHandle:
 
     @property
     def state_size(self) -> int:
-        """Return the size of the state in bytes."""
+        """The size of the state in bytes."""
         return len(self.data)
 
 
@@ -139,7 +139,7 @@ class FileStateHandle:
 
     @property
     def state_size(self) -> int:
-        """Return the size of the state in bytes."""
+        """The size of the state in bytes."""
         return self.size
 
 
@@ -160,7 +160,7 @@ class SegmentFileStateHandle:
 
     @property
     def state_size(self) -> int:
-        """Return the size of the state in bytes."""
+        """The size of the state in bytes."""
         return self.length
 
 
@@ -183,7 +183,7 @@ class KeyedStateHandle:
 
     @property
     def state_size(self) -> int:
-        """Return the size of the state in bytes, including files of earlier checkpoints."""
+        """The size of the state in bytes, including files of earlier checkpoints."""
         streams = [handle for _, handle in (*self.shared, *self.private)]
         return sum(s.state_size for s in streams) + (self.meta.state_size if self.meta else 0)
 
@@ -216,7 +216,7 @@ class OperatorStateHandle:
 
     @property
     def state_size(self) -> int:
-        """Return the size of the state in bytes."""
+        """The size of the state in bytes."""
         return self.stream.state_size
 
 
@@ -230,17 +230,17 @@ class OperatorSubtaskState:
 
     @property
     def has_state(self) -> bool:
-        """Return whether the subtask has state."""
+        """Whether the subtask has state."""
         return bool(self.handles)
 
     @property
     def state_size(self) -> int:
-        """Return the size of the state in bytes."""
+        """The size of the state in bytes."""
         return sum(handle.state_size for handle in self.handles)
 
     @property
     def handles(self) -> tuple[KeyedStateHandle | OperatorStateHandle, ...]:
-        """Return the handles of all state."""
+        """The handles of all state."""
         return (*self.managed_operator, *self.raw_operator, *self.managed_keyed)
 
 
@@ -268,12 +268,12 @@ class OperatorState:
 
     @property
     def has_state(self) -> bool:
-        """Return whether a subtask or the operator coordinator has state."""
+        """Whether a subtask or the operator coordinator has state."""
         return self.coordinator_state is not None or any(state.has_state for state in self.subtask_states.values())
 
     @property
     def state_size(self) -> int:
-        """Return the size of the state in bytes."""
+        """The size of the state in bytes."""
         own = self.coordinator_state.state_size if self.coordinator_state else 0
         return own + sum(state.state_size for state in self.subtask_states.values())
 

@@ -160,7 +160,9 @@ class ItemEnumerator(SplitEnumerator):
         return _encoded(self._planned[increment.number])
 
     def describe(self, increment: Increment) -> tuple[str, ...]:
-        """Return the names of the items of an increment, with the rows that it reads of each as far as they are known."""
+        """
+        Return the names of the items of an increment, with the rows that it reads of each as far as they are known.
+        """
         return tuple(self._described(split) for split in _item_splits(increment))
 
     @override

@@ -341,6 +341,8 @@ def _null_collections(values: Any) -> int:
 
 
 def parquet_limits(schema: Any, target: str, *, partition_by: Sequence[str]) -> TargetLimits:
-    """Return what a directory of Parquet files cannot hold: other values have no directory that all readers understand."""
+    """
+    Return what a directory of Parquet files cannot hold: other values have no directory that all readers understand.
+    """
     partitions = pa.schema([schema.field(name) for name in partition_by])
     return TargetLimits(target=target, limits=limits_of(partitions, (OUTSIDE_OF_YEARS, MALFORMED)))

@@ -123,7 +123,7 @@ class SinkContext:
 
     @property
     def lineage(self) -> str:
-        """Return the identifier of the sink of the job across all attempts."""
+        """The identifier of the sink of the job across all attempts."""
         return lineage_of(self.job_id, self.uid)
 
     def options(self, own: HiddenOptions | None) -> dict[str, Any]:
@@ -178,7 +178,7 @@ class TaskCommittable(ABC):
     @property
     @abstractmethod
     def has_output(self) -> bool:
-        """Return whether the task has written rows."""
+        """Whether the task has written rows."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the committable as plain JSON values."""

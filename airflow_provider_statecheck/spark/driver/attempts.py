@@ -117,13 +117,14 @@ def begin_submitted(handover: Handover, spark: SparkSession | None = None) -> tu
 
     :param spark: Session that computes the steps; by default the running one, else a new one.
     """
-    session = spark or _session()
+    session = spark or running_session()
     _hide_from_workers(session)
     mask_settings(session)
-    return session, _repeat_registration(session, handover)
+    return session, repeat_registration(session, handover)
 
 
-def _repeat_registration(spark: SparkSession, handover: Handover) -> StageAttempt:
+def repeat_registration(spark: SparkSession, handover: Handover) -> StageAttempt:
+    """Register with the coordinator as the task did, and return the attempt, which is the task's."""
     from airflow_provider_statecheck.gateway.http import GivenToken, HttpClient, HttpGateway
     from airflow_provider_statecheck.gateway.verbs import OUTAGE_PAUSES_SECONDS, retrying
 
@@ -162,7 +163,8 @@ def _hide_from_workers(spark: SparkSession) -> None:
         context.environment[HANDOVER_VARIABLE] = ""
 
 
-def _session() -> SparkSession:
+def running_session() -> SparkSession:
+    """Return the session of this process, a new one if it has none."""
     from pyspark.sql import SparkSession
 
     return SparkSession.builder.getOrCreate()

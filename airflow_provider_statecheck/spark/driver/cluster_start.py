@@ -28,7 +28,8 @@ def content(path, digest):
     if os.path.isfile(path):
         with open(path, 'rb') as file: data = file.read(1 << 28)
     if hashlib.sha256(data).hexdigest() != digest:
-        sys.exit(f'Expected the file {path} as the task wrote it, found other content, which was not run; let only the user of the task write to package_dir, and submit again.')
+        sys.exit(f'Expected the file {path} as the task wrote it, found other content, which was not run; let only the '
+                 'user of the task write to package_dir, and submit again.')
     return data
 _, launcher, launcher_digest, package, package_digest, *given = sys.argv
 content(os.path.basename(launcher), launcher_digest)
@@ -70,7 +71,7 @@ def run(launcher: str, package: str, given: Sequence[str]) -> None:
 
         main()
     else:
-        _run_script(given[0])
+        run_script(given[0])
 
 
 def _settle_files(launcher: str, package: str) -> None:
@@ -91,7 +92,8 @@ def _change(properties: Any, name: str, *, without: str = "", added: str = "") -
     properties.setProperty(name, ",".join([*kept, *filter(None, [added])]))
 
 
-def _run_script(application: str) -> None:
+def run_script(application: str) -> None:
+    """Run a Python file as the main program, with the modules of its folder."""
     parts = urlsplit(application)
     path = unquote(parts.path) if parts.scheme else application
     # Python does the same for a script on its command line, unless PYTHONSAFEPATH is set.

@@ -8,7 +8,9 @@ snapshots would be lost.
 
 from __future__ import annotations
 
+import base64
 import errno
+import hashlib
 import importlib
 import importlib.util
 import logging
@@ -216,11 +218,35 @@ def imported_pyspark_version() -> str | None:
         return None
 
 
+def has_own_files(distribution: str) -> bool:
+    """
+    Return whether the Python files of an installed distribution are those that it was installed with.
+
+    ``pyspark`` and ``pyspark-client`` install the same files, and an installer that works in parallel can mix them.
+    """
+    found = metadata.distribution(distribution)
+    return all(
+        file.hash is None or file.hash.value == _digest(Path(str(found.locate_file(file))))
+        for file in found.files or ()
+        if file.suffix == ".py"
+    )
+
+
+def _digest(path: Path) -> str | None:
+    """Return the digest of a file in the notation of installed distributions, ``None`` if the file is missing."""
+    try:
+        digest = hashlib.sha256(path.read_bytes()).digest()
+    except OSError:
+        return None
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
 def check_environment(
     *,
     needs_java: bool = True,
     installed: Callable[[str], str | None] = installed_version,
     imported: Callable[[], str | None] = imported_pyspark_version,
+    is_whole: Callable[[str], bool] = has_own_files,
     java: Callable[[], str | None] = java_version_text,
 ) -> None:
     """
@@ -229,12 +255,13 @@ def check_environment(
     :param needs_java: Whether the session starts a JVM; Spark Connect needs only pyspark-client.
     :param installed: Function that returns the version of a distribution.
     :param imported: Function that returns the version of the importable package.
+    :param is_whole: Function that returns whether no other distribution replaced files of one.
     :param java: Function that returns the output of ``java -version``.
     :raises EnvironmentNotReadyError: if a requirement is missing or has an incompatible version.
     """
     full, client = installed("pyspark"), installed("pyspark-client")
     _check_present(full, client, needs_java=needs_java)
-    _check_equal(full, client, imported())
+    _check_equal(full, client, imported(), is_whole)
     # spark-submit starts the JVM before Python.
     if needs_java and "PYSPARK_GATEWAY_PORT" not in os.environ:
         _check_java(java())
@@ -247,10 +274,11 @@ def _check_present(full: str | None, client: str | None, *, needs_java: bool) ->
         )
 
 
-def _check_equal(full: str | None, client: str | None, imported: str | None) -> None:
+def _check_equal(full: str | None, client: str | None, imported: str | None, is_whole: Callable[[str], bool]) -> None:
     found = {name: v for name, v in (("pyspark", full), ("pyspark-client", client)) if v is not None}
     versions = set(found.values())
-    if versions == {imported}:
+    if versions == {imported} or (imported == full and is_whole("pyspark")):
+        # A client of another version does no harm if pyspark has overwritten all its files.
         return
     # Both distributions install the package pyspark; with different versions, every Python UDF fails with an obscure
     # error. The client is published later, so the older version is available for both.

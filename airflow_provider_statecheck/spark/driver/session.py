@@ -147,7 +147,8 @@ def _launch_jvm(conf: Mapping[str, str]) -> None:
 
 
 def _quieten_py4j() -> None:
-    # A dead JVM makes each of its calls log a traceback; the error itself reaches the caller. A level of the program wins.
+    # A dead JVM makes each of its calls log a traceback; the error itself reaches the caller. A level of the program
+    # wins.
     py4j = logging.getLogger("py4j")
     if py4j.level == logging.NOTSET:
         py4j.setLevel(logging.CRITICAL)
@@ -176,7 +177,9 @@ def give_workers_this_python(spark: SparkSession) -> None:
 
 
 def mask_settings(spark: SparkSession) -> None:
-    """Let texts of this process hide the secret settings of a session, which may come from files that only Spark has read."""
+    """
+    Let texts of this process hide the secret settings of a session, which may come from files that only Spark has read.
+    """
     remember_secrets(secrets_in_settings(spark.conf.getAll))
     if not is_connect(spark):
         # The settings of the session have those that were changed since the start of Spark, and lack some of Spark
@@ -404,7 +407,9 @@ class _Work(Generic[Result]):
         self._call = call
 
     def in_thread(self, spark: SparkSession | None) -> threading.Thread:
-        """Return an unstarted thread with the caller's context variables, and its Spark properties if there is a session."""
+        """
+        Return an unstarted thread with the caller's context variables, and its Spark properties if there is a session.
+        """
         run = functools.partial(contextvars.copy_context().run, self._run)
         if spark is None:
             return threading.Thread(target=run, daemon=True, name="statecheck-start")
@@ -497,7 +502,9 @@ class TaggedJobs:
             return frame.collect()
 
     def each(self, frame: DataFrame) -> Iterator[Any]:
-        """Yield the rows of one partition after another, each of which is a job; the rest is not computed if it ends."""
+        """
+        Yield the rows of one partition after another, each of which is a job; the rest is not computed if it ends.
+        """
         with self.tagged():
             yield from frame.toLocalIterator()
 

@@ -193,7 +193,7 @@ class DriverSettings(StageSettings):
 
     @property
     def pacing(self) -> PacingArguments:
-        """Return the settings of a context of steps."""
+        """The settings of a context of steps."""
         return PacingArguments(
             overhead_budget=self.overhead_budget,
             checkpoint_interval=self.checkpoint_interval,

@@ -88,7 +88,7 @@ def write_package(folder: Path) -> ShippedFile:
     """
     if _ROOT.parent.is_file():
         return ShippedFile.written(folder / _ROOT.parent.name, _ROOT.parent.read_bytes())
-    data = _package_bytes()
+    data = package_bytes()
     digest = hashlib.sha256(data).hexdigest()
     return ShippedFile.written(folder / f"{_ROOT.name}-{version(_DISTRIBUTION)}-{digest}.zip", data)
 
@@ -128,7 +128,8 @@ def _write(path: Path, data: bytes) -> None:
 
 
 @cache
-def _package_bytes() -> bytes:
+def package_bytes() -> bytes:
+    """Return this package as a zip file; equal files give equal bytes."""
     files = sorted(path for path in _ROOT.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     return _archive({path.relative_to(_ROOT.parent).as_posix(): path.read_bytes() for path in files})
 

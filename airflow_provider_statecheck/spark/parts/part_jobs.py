@@ -1,5 +1,5 @@
 """
-Spark jobs of the parts of a step, and the size of the next part from measured times.
+Spark jobs of the parts of a step.
 
 A part is one job that writes a snapshot of its own. Two parts run at a time, so that no core idles while the last tasks
 of one end. Only the main thread changes the progress and takes checkpoints.
@@ -28,11 +28,12 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.spark.connectors.enumerator import ItemEnumerator, Pieces
 from airflow_provider_statecheck.spark.connectors.source import Increment, SizeUnit
 from airflow_provider_statecheck.spark.driver.session import TaggedJobs, cores_of, is_server_lost
+from airflow_provider_statecheck.spark.parts.part_sizes import PartSizes
 from airflow_provider_statecheck.spark.parts.row_wise_plan import marked, require_row_wise
 from airflow_provider_statecheck.spark.snapshots.columns import parse_schema
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import LiveSnapshot
 from airflow_provider_statecheck.spark.stage_costs import disk_failures_named
-from airflow_provider_statecheck.spark.status_log import SmoothedRate, StageProgress
+from airflow_provider_statecheck.spark.status_log import StageProgress
 from airflow_provider_statecheck.spark.steps import StageSteps, built
 from airflow_provider_statecheck.spark.tables.alignment import aligned, differences_of
 from airflow_provider_statecheck.state.progress import BadPart, PartedStep, StepKey, describe
@@ -42,63 +43,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 log = logging.getLogger(__name__)
-
-
-LONGEST_SECONDS = 60.0
-SHORTEST_SECONDS = 3.0
-_PARTS_OF_A_STEP = 20
-"""
-A part takes at most this fraction of the estimated time of the step, so that a failure loses little of a short one.
-"""
-_FIRST_PARTS = 200
-_FIRST_BYTES = 32 * 1024 * 1024
-_LARGEST_GROWTH = 4.0
-"""The first parts are small and mostly measure the start of a Spark job; their rate is too low to rely on."""
-_WINDOW_SECONDS = 60.0
-
-
-class PartSizes:
-    """
-    Chooses the amount of input of each part.
-
-    The time of the step that a part takes is the checkpoint interval, a twentieth of the estimated time of the step, or
-    a minute, whichever is the least, but at least three seconds. Its Spark job takes longer, because another one runs
-    at the same time.
-
-    :param total: Amount of all input that is left: bytes, or items if their sizes are unknown.
-    :param is_bytes: Whether amounts are in bytes.
-    :param interval_seconds: Checkpoint interval; ``None`` if there is none.
-    """
-
-    def __init__(self, total: int, *, is_bytes: bool, interval_seconds: float | None) -> None:
-        self._total = total
-        self._longest = min(LONGEST_SECONDS, interval_seconds or LONGEST_SECONDS)
-        first = total // _FIRST_PARTS
-        self.amount = max(1, min(first, _FIRST_BYTES) if is_bytes else first)
-        """Amount of the next part."""
-        self._rate = SmoothedRate(_WINDOW_SECONDS)
-
-    def observe(self, amount: int, seconds: float) -> None:
-        """
-        Adapt the size to a finished part.
-
-        :param amount: Amount of the part.
-        :param seconds: Time since the part before it had finished.
-        """
-        self._rate.observe(amount, seconds)
-        if self._rate.per_second > 0:
-            wanted = self._rate.per_second * self.wanted_seconds
-            # A part may be larger than its amount, because it has a file or row group for each core.
-            self.amount = max(1, int(min(wanted, max(self.amount, amount) * _LARGEST_GROWTH)))
-
-    @property
-    def wanted_seconds(self) -> float:
-        """Return the wanted time of a part."""
-        if not self._rate.per_second:
-            return SHORTEST_SECONDS
-        estimate = self._total / self._rate.per_second
-        return max(SHORTEST_SECONDS, min(self._longest, estimate / _PARTS_OF_A_STEP))
-
 
 AT_ONCE = 2
 _SHOWN_CHARACTERS, _SHOWN_PARTS = 300, 5

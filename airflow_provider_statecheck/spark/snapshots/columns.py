@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, UnsupportedStateError
 from airflow_provider_statecheck.lazy import pa
+from airflow_provider_statecheck.spark.versions import is_at_least
 from airflow_provider_statecheck.storage.snapshot_manifest import column_name
 
 if TYPE_CHECKING:
@@ -167,13 +168,33 @@ def stored_schema(transferred: Any) -> Any:
 
 
 def to_file_columns(df: DataFrame) -> DataFrame:
-    """Return a DataFrame with the columns of the files."""
+    """
+    Return a DataFrame with the columns of the files.
+
+    :raises UnsupportedStateError: for a column that this version of Spark cannot store.
+    """
+    if not is_at_least(df.sparkSession, "4.2"):
+        _refuse_void(df.schema)
     return _converted(df, lambda field: [file_type(field.dataType)])
 
 
 def from_file_columns(files: DataFrame, schema: StructType) -> DataFrame:
     """Return the columns of files with their original names, types and metadata."""
     return _original(files, schema, lambda field: [file_type(field.dataType)])
+
+
+def _refuse_void(schema: StructType) -> None:
+    from pyspark.sql.types import NullType
+
+    for field in schema.fields:
+        if any(isinstance(part, NullType) for part in nested_types(field.dataType)):
+            found = field.dataType.simpleString()
+            raise UnsupportedStateError(
+                f"Expected types that a snapshot supports before Spark 4.2, found {found} in column {field.name!r}; "
+                "cast void to another type, or use Spark 4.2 or newer.",
+                column=field.name,
+                type=found,
+            )
 
 
 def to_transfer_columns(df: DataFrame) -> DataFrame:

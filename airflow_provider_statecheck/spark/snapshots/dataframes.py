@@ -90,7 +90,7 @@ class StoredSnapshot:
 
     @property
     def data_uri(self) -> str:
-        """Return the URI of the directory of the Parquet files."""
+        """The URI of the directory of the Parquet files."""
         return f"{self.uri}/{DATA_DIRECTORY}"
 
     def uri_of(self, file: SnapshotFile) -> str:
@@ -131,9 +131,25 @@ class StoredDataFrames:
         """
         spark_uri = self._filesystems.spark_uri(df.sparkSession, data_uri)
         if spark_uri is None:
-            return self._write_on_executors(df, data_uri)
+            return self.write_on_executors(df, data_uri)
         write_dataframe(df, spark_uri)
         return build_manifest(self._storage, data_uri, df.schema.json())
+
+    def write_on_executors(self, df: DataFrame, data_uri: str) -> SnapshotManifest:
+        """Write as :meth:`write` where Spark has no filesystem for the directory: with fsspec, on the executors."""
+        refuse_unwritable(df)
+        schema = stored_schema(arrow_schema(transfer_schema(df.schema)))
+        writer = PartitionWriter(self._files(data_uri), schema, uuid.uuid4().hex)
+        task = _named(functools.partial(writer.write), f"write {redact(data_uri)}")
+        with explained(data_uri):
+            handles = to_transfer_columns(df).mapInArrow(task, HANDLES).collect()
+        files = [SnapshotFile(name=h.name, size_bytes=h.size_bytes, footer_sha256=h.footer_sha256) for h in handles]
+        return SnapshotManifest(
+            schema_json=df.schema.json(),
+            files=tuple(sorted(files, key=lambda file: file.name)),
+            rows=sum(handle.rows for handle in handles),
+            writer=SnapshotWriter.EXECUTORS,
+        )
 
     def read(self, spark: SparkSession, snapshots: Sequence[StoredSnapshot]) -> DataFrame:
         """
@@ -178,21 +194,6 @@ class StoredDataFrames:
                 uri=redact(uri),
             )
         return spark_uri
-
-    def _write_on_executors(self, df: DataFrame, data_uri: str) -> SnapshotManifest:
-        refuse_unwritable(df)
-        schema = stored_schema(arrow_schema(transfer_schema(df.schema)))
-        writer = PartitionWriter(self._files(data_uri), schema, uuid.uuid4().hex)
-        task = _named(functools.partial(writer.write), f"write {redact(data_uri)}")
-        with explained(data_uri):
-            handles = to_transfer_columns(df).mapInArrow(task, HANDLES).collect()
-        files = [SnapshotFile(name=h.name, size_bytes=h.size_bytes, footer_sha256=h.footer_sha256) for h in handles]
-        return SnapshotManifest(
-            schema_json=df.schema.json(),
-            files=tuple(sorted(files, key=lambda file: file.name)),
-            rows=sum(handle.rows for handle in handles),
-            writer=SnapshotWriter.EXECUTORS,
-        )
 
     def _read_each_root(self, spark: SparkSession, snapshots: Sequence[StoredSnapshot]) -> Iterator[DataFrame]:
         # Parts of a step are in one directory, except for those that were restored from another job or directory.

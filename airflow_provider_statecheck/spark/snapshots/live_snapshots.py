@@ -61,12 +61,12 @@ class LiveSnapshot:
 
     @property
     def stored(self) -> StoredSnapshot:
-        """Return the files of the snapshot."""
+        """The files of the snapshot."""
         return StoredSnapshot(self.handle.uri, self.manifest)
 
     @property
     def identity(self) -> str:
-        """Return the identity of the snapshot in the fingerprints of dependent steps."""
+        """The identity of the snapshot in the fingerprints of dependent steps."""
         return self.handle.fingerprint + self.handle.lineage
 
 
@@ -93,12 +93,12 @@ class StageSnapshots:
 
     @property
     def handles(self) -> tuple[SnapshotHandle, ...]:
-        """Return the handles of the live snapshots in a fixed order."""
+        """The handles of the live snapshots in a fixed order."""
         return tuple(self._live[place].handle for place in sorted(self._live))
 
     @property
     def pinned(self) -> frozenset[str]:
-        """Return the URIs of snapshots that must not be deleted while the attempt is open."""
+        """The URIs of snapshots that must not be deleted while the attempt is open."""
         return frozenset(self.handed_out) | {live.handle.uri for live in self._live.values()}
 
     def fingerprints(self) -> Mapping[str, str]:

@@ -99,7 +99,10 @@ def _reasons_of_names(data_type: DataType) -> Iterator[str]:
         yield from _reasons_of_names(data_type.elementType)
     elif isinstance(data_type, StructType):
         if len(set(data_type.names)) < max(len(data_type.names), 1):
-            yield "whose struct lacks fields or repeats their names; name each field, as in struct(a AS first, b AS second)"
+            yield (
+                "whose struct lacks fields or repeats their names; name each field, as in struct(a AS first, b AS "
+                "second)"
+            )
         for field in data_type.fields:
             yield from _reasons_of_names(field.dataType)
 

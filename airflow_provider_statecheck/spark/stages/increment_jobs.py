@@ -34,6 +34,7 @@ from airflow_provider_statecheck.spark.stages.stage import Aggregate, AggregateN
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
 from airflow_provider_statecheck.spark.tables.alignment import InputColumns, aligned, positional
 from airflow_provider_statecheck.spark.tables.schemas import quoted_column, spark_schema
+from airflow_provider_statecheck.spark.versions import repartition_by_id
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 if TYPE_CHECKING:
@@ -46,8 +47,11 @@ log = logging.getLogger(__name__)
 INLINE_BUDGET = 4 * 1024 * 1024
 """Maximum size of the inline state of all subtasks of an operator that one task carries, in bytes."""
 KEYS_PER_ROW = 0.1
-"""Threshold for combining, which needs an extra shuffle. On TPC-H, jobs with 0.013 keys per row are a third faster, with
-0.26 a third slower."""
+"""
+Threshold for combining, which needs an extra shuffle.
+
+On TPC-H, jobs with 0.013 keys per row are a third faster, with 0.26 a third slower.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +89,7 @@ class IncrementTasks:
                     frame = _with_message_column(frame)
                 frame = _keyed(frame, vertex.key, vertex, task, combines=self.combining.is_on)
                 frame = _with_messages(frame, task) if is_woken else frame
-                frame = frame.repartitionById(task.context.parallelism, SUBTASK_COLUMN).drop(SUBTASK_COLUMN)
+                frame = repartition_by_id(frame, task.context.parallelism, SUBTASK_COLUMN).drop(SUBTASK_COLUMN)
             elif vertex.has_fixed_subtasks:
                 frame = _with_ends(frame, task) if task.has_control else frame
                 frame = frame.coalesce(task.context.parallelism)

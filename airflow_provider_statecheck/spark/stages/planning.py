@@ -35,6 +35,7 @@ from airflow_provider_statecheck.spark.stages.stage import (
 )
 from airflow_provider_statecheck.spark.tables.alignment import is_case_sensitive, is_on, nullable_schema
 from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, quoted, quoted_column, spark_schema
+from airflow_provider_statecheck.spark.versions import repartition_by_id
 from airflow_provider_statecheck.state.aggregates import AggregateSchema
 from airflow_provider_statecheck.state.descriptors import MapStateDescriptor
 from airflow_provider_statecheck.state.functions.user_functions import (
@@ -314,7 +315,7 @@ class PlannedNode:
 
     @property
     def decimal_sums(self) -> tuple[str, ...]:
-        """Return the names of the sums of decimals."""
+        """The names of the sums of decimals."""
         declared = self.node.aggregates if isinstance(self.node, AggregateNode) else {}
         sums = [name for name, aggregate in declared.items() if aggregate.combine == "sum"]
         return tuple(name for name in sums if pa.types.is_decimal(self.output_schema.field(name).type))
@@ -541,10 +542,8 @@ def shuffled(df: DataFrame, key_columns: Sequence[str], max_parallelism: int, pa
     :raises InvalidConfigurationError: for a parallelism out of range, or a key column that does not occur exactly once.
     :raises UnsupportedStateError: for a column whose type cannot be part of a key.
     """
-    from pyspark.sql import functions as F
-
     keyed = with_key_groups(df, key_columns, max_parallelism, parallelism)
-    return keyed.repartitionById(parallelism, F.col(SUBTASK_COLUMN)).drop(SUBTASK_COLUMN)
+    return repartition_by_id(keyed, parallelism, SUBTASK_COLUMN).drop(SUBTASK_COLUMN)
 
 
 def _arrow_type(name: str, data_type: Any) -> Any:

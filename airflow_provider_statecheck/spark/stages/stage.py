@@ -45,7 +45,7 @@ class Aggregate:
 
     @property
     def text(self) -> str:
-        """Return the aggregate for messages."""
+        """The aggregate for messages."""
         return f"{type(self).__name__}({self.expression!r})"
 
 
@@ -251,7 +251,8 @@ class Stage:
             )
         if getattr(source, "on_change", None) == "restart":
             raise InvalidConfigurationError(
-                "Expected on_change of a broadcast input to be 'fail' or 'ignore', found 'restart', which only the source "
+                "Expected on_change of a broadcast input to be 'fail' or 'ignore', found 'restart', which only the "
+                "source "
                 "of a stage has: this input has no run of its own to start again; correct it."
             )
         return replace(

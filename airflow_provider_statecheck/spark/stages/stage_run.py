@@ -313,7 +313,9 @@ class StageRun:
         return StagePlanner(self._spark, self._uid).plan(self._vertices, columns.schema)
 
     def _planned_for(self, tasks: IncrementTasks, frame: DataFrame) -> IncrementTasks:
-        """Return the tasks for the rows of an increment: others if they have wider types, to which state is migrated."""
+        """
+        Return the tasks for the rows of an increment: others if they have wider types, to which state is migrated.
+        """
         columns = tasks.columns.with_rows(frame.schema, self._spark)
         if columns is tasks.columns:
             return tasks

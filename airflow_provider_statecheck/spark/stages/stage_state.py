@@ -86,13 +86,13 @@ class RestoredStageState:
 
     @property
     def is_of_other_job(self) -> bool:
-        """Return whether the state is that of another job, or of a stage with another uid."""
+        """Whether the state is that of another job, or of a stage with another uid."""
         return self.checkpoint_id is not None and self.own_checkpoint_id is None
 
     @cached_property
     def cuts(self) -> Mapping[str, tuple[int, int]]:
         """
-        Attempts and checkpoints up to which a savepoint of another job has the output of its stages, by lineage of the sink.
+        Last attempt and checkpoint whose output a savepoint of another job has, by lineage of the sink.
 
         Empty for any other checkpoint.
         """

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.spark.snapshots.columns import nested_types
+from airflow_provider_statecheck.spark.versions import from_arrow_type
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
@@ -53,7 +54,6 @@ def _advice_for_python(part: DataType) -> str | None:
 def spark_name(kind: Any) -> str:
     """Return an Arrow type as Spark writes it, or as Arrow does if Spark does not have it."""
     from pyspark.errors import PySparkException
-    from pyspark.sql.pandas.types import from_arrow_type
 
     try:
         return from_arrow_type(kind).simpleString()

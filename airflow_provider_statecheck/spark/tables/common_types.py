@@ -41,7 +41,9 @@ class TypeRules:
     is_case_sensitive: bool
 
     def holds(self, kind: Any, found: Any) -> bool:
-        """Return whether the values of a type are also values of another one: parts of it are missing, or without a type."""
+        """
+        Return whether the values of a type are also values of another one: parts of it are missing, or without a type.
+        """
         if _is_void(found):
             return True
         shared = _parts(kind, found)
@@ -115,7 +117,9 @@ class TypeRules:
         return paths
 
     def is_read_as(self, stored: Any, kind: Any) -> bool:
-        """Return whether Spark reads the values of a column of Parquet files, without a change, as a type that holds them."""
+        """
+        Return whether Spark reads the values of a column of Parquet files, without a change, as a type that holds them.
+        """
         shared = _parts(stored, kind)
         if shared is not None:
             return all(self.is_read_as(*each) for each in shared)

@@ -77,12 +77,12 @@ class OutputFile:
 
     @property
     def written_bytes(self) -> int:
-        """Return the number of bytes written so far."""
+        """The number of bytes written so far."""
         return self._stream.tell()
 
     @property
     def metadata(self) -> Any:
-        """Return the footer metadata of the finished file, with column statistics."""
+        """The footer metadata of the finished file, with column statistics."""
         return self._metadata[0]
 
     def add(self, table: Any) -> None:

@@ -240,7 +240,7 @@ def _require_finite(values: Sequence[Any], array: Any) -> None:
 
 def arrow_table(found: Any) -> Any:
     """
-    Return the table of an Arrow table, a record batch, or a DataFrame of pandas or another library that exports to Arrow.
+    Return the table of an Arrow table, a record batch, or a DataFrame of a library that exports to Arrow.
 
     :raises TypeError: for another object.
     """

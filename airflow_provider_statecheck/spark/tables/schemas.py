@@ -16,6 +16,7 @@ from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.spark.snapshots.columns import with_plain_text
 from airflow_provider_statecheck.spark.tables.column_types import require_exchanged, with_null_parts
 from airflow_provider_statecheck.spark.tables.named_rows import find_name
+from airflow_provider_statecheck.spark.versions import from_arrow_schema, to_arrow_schema
 from airflow_provider_statecheck.storage.failures import RetryPolicy, advice
 from airflow_provider_statecheck.storage.snapshot_manifest import with_all_rows
 from airflow_provider_statecheck.storage.uris import conceal, harmless
@@ -49,10 +50,8 @@ def arrow_schema(schema: StructType) -> Any:
 
     :raises UnsupportedStateError: for a column whose values Spark does not exchange unchanged.
     """
-    from pyspark.sql.pandas.types import to_arrow_schema
-
     require_exchanged(schema)
-    found = to_arrow_schema(with_plain_text(schema), timezone="UTC")
+    found = to_arrow_schema(with_plain_text(schema))
     return pa.schema([field.with_type(with_null_parts(field.type)) for field in found], found.metadata)
 
 
@@ -62,8 +61,6 @@ def spark_schema(schema: Any) -> StructType:
 
     :raises InvalidConfigurationError: if Spark has no type for a column.
     """
-    from pyspark.sql.pandas.types import from_arrow_schema
-
     try:
         return from_arrow_schema(schema)
     except Exception as error:  # the class differs between versions of Spark
@@ -258,13 +255,19 @@ class TaskReader(ABC):
     packed_tasks: bytes = field(repr=False)
     """Result of :func:`pack_tasks`: a small function stays inside the plan, where a large one becomes a broadcast."""
 
+    @property
+    def tasks(self) -> list[Any]:
+        """The tasks."""
+        found: list[Any] = json.loads(zlib.decompress(self.packed_tasks))
+        return found
+
     def frame(self, spark: SparkSession, columns: StructType) -> DataFrame:
         """
         Return the rows of all tasks.
 
         :param columns: Spark schema of the rows.
         """
-        count = len(_unpacked(self.packed_tasks))
+        count = len(self.tasks)
         return spark.range(0, count, 1, count).mapInArrow(functools.partial(read_tasks, self), columns)
 
     @abstractmethod
@@ -282,7 +285,7 @@ def read_tasks(reader: TaskReader, batches: Iterable[Any]) -> Iterator[Any]:
 
     :param batches: Record batches with one column of numbers of tasks.
     """
-    tasks = _unpacked(reader.packed_tasks)
+    tasks = reader.tasks
     for batch in batches:
         for number in batch.column(0).to_pylist():
             yield from reader.read_task(tasks[number])
@@ -345,11 +348,6 @@ def quoted_column(name: str) -> Column:
 def quoted(name: str) -> str:
     """Quote a column name for Spark SQL."""
     return f"`{name.replace('`', '``')}`"
-
-
-def _unpacked(packed: bytes) -> list[Any]:
-    found: list[Any] = json.loads(zlib.decompress(packed))
-    return found
 
 
 TASK_BYTES = 32 * 1024 * 1024

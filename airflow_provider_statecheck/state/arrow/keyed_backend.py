@@ -280,7 +280,9 @@ class ArrowSnapshot(StateSnapshot[KeyedStateHandle]):
         return max((number for number, stays in enumerate(stay, 1) if not stays), default=0)
 
     def _may_stay(self, run_file: RunFile) -> bool:
-        """Return whether the snapshot may reference a file, which also keeps the unused bytes of a merged file alive."""
+        """
+        Return whether the snapshot may reference a file, which also keeps the unused bytes of a merged file alive.
+        """
         is_shared = self.is_incremental and run_file.handle not in self.exclusive
         return is_shared and self.streams.could_reuse_state_handle(run_file.handle)
 

@@ -76,7 +76,7 @@ class StateLayout:
 
     @property
     def key_names(self) -> tuple[str, ...]:
-        """Return the names of the key columns."""
+        """The names of the key columns."""
         return tuple(name for name, _ in self.key_fields)
 
 
@@ -301,12 +301,12 @@ class Block:
 
     @cached_property
     def values(self) -> Any:
-        """Return the value column."""
+        """The value column."""
         return single(self.table.column(VALUE))
 
     @property
     def cached_nbytes(self) -> int:
-        """Return the size in a cache in bytes, with the order columns that are computed for searches."""
+        """The size in a cache in bytes, with the order columns that are computed for searches."""
         shared = {_address(single(column)) for column in self.table.columns}
         computed = [int(column.nbytes) for column in self._order_columns if _address(column) not in shared]
         return self.nbytes + sum(computed) + _BLOCK_OVERHEAD
@@ -324,7 +324,7 @@ class Block:
 
     @property
     def num_deleted(self) -> int:
-        """Return the number of tombstones."""
+        """The number of tombstones."""
         return 0 if self._deleted is None else int(self._deleted.true_count)
 
     def is_deleted(self, row: int) -> bool:

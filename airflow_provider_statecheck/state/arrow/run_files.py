@@ -86,12 +86,12 @@ class RunFile:
 
     @property
     def offsets(self) -> Any:
-        """Return the offset of each block in the file, as a numpy array."""
+        """The offset of each block in the file, as a numpy array."""
         return self.blocks["offset"]
 
     @property
     def key_groups(self) -> Any:
-        """Return the key group of each block, as a numpy array."""
+        """The key group of each block, as a numpy array."""
         return self.firsts.column(0).to_numpy()
 
     def with_key_names(self, names: tuple[str, ...]) -> RunFile:

@@ -149,7 +149,7 @@ class OpenRunFile(ABC):
 
     @property
     def size(self) -> int:
-        """Return the number of bytes written."""
+        """The number of bytes written."""
         return self._sink.position
 
     def write(self, rows: Any) -> None:

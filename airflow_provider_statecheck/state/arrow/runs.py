@@ -88,11 +88,11 @@ class SortedRun(ABC):
     @property
     @abstractmethod
     def firsts(self) -> Sequence[tuple[Any, ...]]:
-        """Return the sort key of the first row of each block, or its start."""
+        """The sort key of the first row of each block, or its start."""
 
     @property
     def num_rows(self) -> int:
-        """Return the number of rows."""
+        """The number of rows."""
         return int(self.block_rows.sum())
 
     @abstractmethod
@@ -160,13 +160,13 @@ class FileRun(SortedRun):
 
     @property
     def index_bytes(self) -> int:
-        """Return the approximate size of the index of the blocks in memory, in bytes."""
+        """The approximate size of the index of the blocks in memory, in bytes."""
         sizes: int = sum(run_file.firsts.nbytes + run_file.blocks.nbytes for run_file in self.run_files)
         return sizes + sum(_BLOCK_INDEX_BYTES + sum(map(getsizeof, first)) for first in self.firsts)
 
     @cached_property
     def bytes_per_block(self) -> int:
-        """Return the approximate size of a block in memory, in bytes."""
+        """The approximate size of a block in memory, in bytes."""
         return self.raw_bytes // max(1, len(self.block_rows))
 
     def blocks_of(self, target: Target) -> Sequence[int]:

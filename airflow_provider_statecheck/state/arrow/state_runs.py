@@ -78,12 +78,12 @@ class StateRuns:
 
     @property
     def all(self) -> tuple[SortedRun, ...]:
-        """Return all runs, newest first."""
+        """All runs, newest first."""
         return (*self.fresh, *self.base)
 
     @property
     def memory_bytes(self) -> int:
-        """Return the size of the changes in memory, in bytes."""
+        """The size of the changes in memory, in bytes."""
         return sum(run.raw_bytes for run in self.fresh if isinstance(run, MemoryRun))
 
     def file_run(self, run_files: RunFiles) -> FileRun:
@@ -355,7 +355,7 @@ class _Cursor:
 
     @property
     def is_last(self) -> bool:
-        """Return whether the buffer contains the end of the run."""
+        """Whether the buffer contains the end of the run."""
         return self.next_block >= len(self.run.block_rows)
 
     def fill(self) -> bool:

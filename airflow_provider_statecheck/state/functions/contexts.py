@@ -85,12 +85,12 @@ class RuntimeContext(_Context, KeyedStateStore):
 
     @property
     def task_info(self) -> TaskInfo:
-        """Return the subtask in which the function runs."""
+        """The subtask in which the function runs."""
         return self._task_info
 
     @property
     def logical_date(self) -> datetime | None:
-        """Return the logical date of the Dag run, or ``None`` outside of one."""
+        """The logical date of the Dag run, or ``None`` outside of one."""
         return self._task_info.logical_date
 
     def _keyed_state(self, descriptor: StateDescriptor[Any]) -> State:
@@ -190,7 +190,7 @@ class KeyedContext(Generic[K]):
     @property
     def current_key(self) -> K:
         """
-        Return the key of the current element.
+        The key of the current element.
 
         :raises CoordinatorError: outside of a call, or while a batch is processed.
         """

@@ -140,7 +140,7 @@ B = TypeVar("B")
 
 class KeyedBroadcastProcessFunction(KeyedProcessFunction[K, In, Out], Generic[K, In, B, Out]):
     """
-    Function with keyed state that also processes a broadcast input, which each subtask sees before the elements of its keys.
+    Function with keyed state and a broadcast input, which each subtask sees before the elements of its keys.
 
     The context of ``process_element``, ``process_batch`` and ``on_end_of_input`` reads the broadcast states with
     ``get_broadcast_state``.
@@ -278,6 +278,7 @@ def require_keyed_process_function(function: object) -> None:
     process = getattr(function, "process_broadcast_element", None)
     if getattr(process, "__func__", process) is KeyedBroadcastProcessFunction.process_broadcast_element:
         raise InvalidConfigurationError(
-            f"Expected {type(function).__name__} to define process_broadcast_element, found no such method; define it, or "
+            f"Expected {type(function).__name__} to define process_broadcast_element, found no such method; define "
+            f"it, or "
             "use a KeyedProcessFunction."
         )

@@ -213,7 +213,7 @@ class AbstractKeyedStateBackend(ABC):
     @property
     def current_key(self) -> Any:
         """
-        Return the current key.
+        The current key.
 
         :raises CoordinatorError: without a current key.
         """
@@ -222,7 +222,7 @@ class AbstractKeyedStateBackend(ABC):
 
     @property
     def key_in_progress(self) -> str:
-        """Return the text of the current key, shortened; empty without one."""
+        """The text of the current key, shortened; empty without one."""
         if self._context.key_group < 0:
             return ""
         return f"{self._context.key!r:.{_SHOWN_KEY}}"
@@ -230,7 +230,7 @@ class AbstractKeyedStateBackend(ABC):
     @property
     def current_key_group(self) -> int:
         """
-        Return the key group of the current key.
+        The key group of the current key.
 
         :raises CoordinatorError: without a current key.
         """
@@ -346,7 +346,9 @@ class AbstractKeyedStateBackend(ABC):
         return (*(state.schema() for state in self._registered.values()), *self._unclaimed().values())
 
     def prefetch(self, keys: KeyBatch) -> None:  # noqa: B027
-        """Notify the backend that keys are accessed next, so that it can read all of their registered states at once."""
+        """
+        Notify the backend that keys are accessed next, so that it can read all of their registered states at once.
+        """
 
     def advance_to(self, key_group: int) -> None:  # noqa: B027
         """Notify the backend that keys of lower key groups are not accessed before the next snapshot."""
@@ -484,7 +486,8 @@ def _difference(known: RegisteredState, wanted: RegisteredState) -> str | None:
         and wanted.key_serializer
         and not _is_same_type(wanted.key_serializer, known.key_serializer)
     ):
-        return f"keys of {describe(wanted.key_serializer.snapshot())} in place of {describe(known.key_serializer.snapshot())}"
+        new, old = describe(wanted.key_serializer.snapshot()), describe(known.key_serializer.snapshot())
+        return f"keys of {new} in place of {old}"
     return "another time to live" if wanted.ttl != known.ttl else None
 
 

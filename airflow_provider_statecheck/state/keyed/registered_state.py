@@ -51,18 +51,18 @@ class RegisteredState:
 
     @property
     def title(self) -> str:
-        """Return the kind and the name for error messages."""
+        """The kind and the name for error messages."""
         return f"the {self.kind} state {self.name!r}"
 
     @property
     def is_map(self) -> bool:
-        """Return whether the table of the state is a ``MapTable``."""
+        """Whether the table of the state is a ``MapTable``."""
         return self.kind is StateKind.MAP
 
     @property
     def element(self) -> TypeSerializer[Any]:
         """
-        Return the serializer of a value, a list element or a map value.
+        The serializer of a value, a list element or a map value.
 
         With a time to live, each is a ``TtlValue``.
         """
@@ -70,14 +70,14 @@ class RegisteredState:
 
     @property
     def cell_type(self) -> Any:
-        """Return the Arrow type of the cells of a table, which are values, lists or map values."""
+        """The Arrow type of the cells of a table, which are values, lists or map values."""
         element = self.element.arrow_type
         return pa.list_(element) if self.kind is StateKind.LIST else element
 
     @property
     def cells(self) -> Freezing:
         """
-        Return the conversion between frozen cells and Arrow columns.
+        The conversion between frozen cells and Arrow columns.
 
         The elements of a list are frozen one by one.
         """

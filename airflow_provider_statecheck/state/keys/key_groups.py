@@ -33,12 +33,16 @@ def key_groups_of_hashes(hashed: Any, max_parallelism: int) -> Any:
 
 
 def hash_int(value: Any, seed: Any) -> Any:
-    """Return the unsigned 64-bit hash of a 32-bit integer, or the hashes of an array of uint64 with an array of seeds."""
+    """
+    Return the unsigned 64-bit hash of a 32-bit integer, or the hashes of an array of uint64 with an array of seeds.
+    """
     return _avalanche(_mix_4_bytes(seed + (_PRIME_5 + 4), value & 0xFFFFFFFF))
 
 
 def hash_long(value: Any, seed: Any) -> Any:
-    """Return the unsigned 64-bit hash of a 64-bit integer, or the hashes of an array of uint64 with an array of seeds."""
+    """
+    Return the unsigned 64-bit hash of a 64-bit integer, or the hashes of an array of uint64 with an array of seeds.
+    """
     return _avalanche(_mix_8_bytes(seed + (_PRIME_5 + 8), value))
 
 

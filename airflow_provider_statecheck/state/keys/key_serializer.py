@@ -128,7 +128,7 @@ class KeySerializer:
 
     @property
     def arrow_types(self) -> tuple[Any, ...]:
-        """Return the Arrow types of the normalized columns."""
+        """The Arrow types of the normalized columns."""
         return tuple(each.key_type.arrow_type for each in self.fields)
 
     def require(self, key: Any) -> None:

@@ -111,12 +111,12 @@ class WrittenState:
 
     @property
     def stored_name(self) -> str:
-        """Return the unique name of the state in the stream and the handle."""
+        """The unique name of the state in the stream and the handle."""
         return stored_name(self.name, self.mode)
 
     @property
     def meta(self) -> OperatorStateMeta:
-        """Return the offsets of the elements."""
+        """The offsets of the elements."""
         if self.mode is DistributionMode.BROADCAST:
             return OperatorStateMeta(offsets=(0,), mode=self.mode)
         return OperatorStateMeta(offsets=tuple(range(sum(map(len, self.pieces)))), mode=self.mode)

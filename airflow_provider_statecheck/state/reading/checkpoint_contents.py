@@ -159,12 +159,12 @@ class CheckpointContents:
 
     @property
     def snapshot_names(self) -> tuple[str, ...]:
-        """Return the names of the snapshots, each once."""
+        """The names of the snapshots, each once."""
         return tuple(dict.fromkeys(each.name for each in self._snapshots))
 
     @property
     def loops(self) -> tuple[str, ...]:
-        """Return the names of the loops with finished items."""
+        """The names of the loops with finished items."""
         return tuple(self._items)
 
     def snapshots(self) -> tuple[SnapshotContent, ...]:
@@ -172,7 +172,7 @@ class CheckpointContents:
         return tuple(map(self._snapshot, self._snapshots))
 
     def finished_items(self) -> tuple[FinishedItems, ...]:
-        """Return the number of finished items of each loop that is not inside a finished item, and of the source of a stage."""
+        """Return the number of finished items of the source, and of each loop that is not inside a finished item."""
         return tuple(FinishedItems(loop=loop, count=len(items)) for loop, items in self._items.items())
 
     def items(self, loop: str, *, after: str | None = None, limit: int) -> Items:

@@ -145,7 +145,7 @@ class CheckpointStates:
 
     @property
     def stages(self) -> tuple[CheckpointStates, ...]:
-        """Return the states of each part of a savepoint of the whole job; itself for any other checkpoint."""
+        """The states of each part of a savepoint of the whole job; itself for any other checkpoint."""
         return tuple(CheckpointStates(self.storage, each) for each in self.document.stages)
 
     def of_stage(self, uid: str | None) -> CheckpointStates:
@@ -217,7 +217,7 @@ class CheckpointStates:
     @cached_property
     def taken_at_ms(self) -> int:
         """
-        Return the time of the checkpoint in milliseconds since the epoch, by which expiry is decided.
+        The time of the checkpoint in milliseconds since the epoch, by which expiry is decided.
 
         Checkpoints of older versions do not store it: the logical date of the run or the creation time replaces it.
         """

@@ -99,7 +99,7 @@ class StateDiff:
 
     @property
     def schema(self) -> Any:
-        """Return the Arrow schema of the differences."""
+        """The Arrow schema of the differences."""
         columns = self._before.columns
         value = columns.schema.field(columns.value_name)
         kept = [field for field in columns.schema if field.name != columns.value_name]

@@ -130,7 +130,7 @@ class SnapshotReader:
     @cached_property
     def columns(self) -> tuple[DataFrameColumn, ...]:
         """
-        Return the columns that are read; several columns of a DataFrame may have one name.
+        The columns that are read; several columns of a DataFrame may have one name.
 
         :raises InvalidConfigurationError: for an unknown name.
         """
@@ -149,7 +149,7 @@ class SnapshotReader:
     @cached_property
     def schema(self) -> Any:
         """
-        Return the Arrow schema of the rows.
+        The Arrow schema of the rows.
 
         :raises UnsupportedStateError: for a column that only Spark reads.
         """
@@ -222,13 +222,13 @@ class DataFrameColumn:
 
     @property
     def name_in_file(self) -> str:
-        """Return the name of the column in the files."""
+        """The name of the column in the files."""
         return column_name(self.position)
 
     @property
     def arrow_type(self) -> Any:
         """
-        Return the Arrow type of the column.
+        The Arrow type of the column.
 
         :raises UnsupportedStateError: for a type that only Spark reads.
         """
@@ -239,12 +239,12 @@ class DataFrameColumn:
 
     @property
     def type_name(self) -> str:
-        """Return the Arrow type as text, or Spark's name of a type that only Spark reads."""
+        """The Arrow type as text, or Spark's name of a type that only Spark reads."""
         return str(_arrow_type(self.type) or json.dumps(self.type))
 
     @property
     def has_times(self) -> bool:
-        """Return whether a part of the column is a date or a timestamp."""
+        """Whether a part of the column is a date or a timestamp."""
         return _DATED.search(json.dumps(self.type)) is not None
 
 

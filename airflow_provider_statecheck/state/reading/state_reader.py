@@ -39,7 +39,10 @@ from airflow_provider_statecheck.storage.json_text import decoding
 MAP_KEY, MAP_VALUE = "map_key", "map_value"
 LAST_ACCESS, EXPIRES_AT = "last_access", "expires_at"
 CHANGE, BEFORE, AFTER = "change", "before", "after"
-_LET_REWRITE = "let all subtasks rewrite the state, by a checkpoint of a stage that requests it in open(), or take a native savepoint."
+_LET_REWRITE = (
+    "let all subtasks rewrite the state, by a checkpoint of a stage that requests it in open(), or take a native "
+    "savepoint."
+)
 _RESERVED = frozenset({KEY_GROUP, EXPIRES_AT, NAMESPACE, MAP_KEY, MAP_VALUE, VALUE, LAST_ACCESS, CHANGE, BEFORE, AFTER})
 
 
@@ -119,7 +122,7 @@ class StateReader:
 
     @property
     def schema(self) -> Any:
-        """Return the Arrow schema of the user-facing columns."""
+        """The Arrow schema of the user-facing columns."""
         return self.columns.schema
 
     def record_batches(self) -> Any:
@@ -128,7 +131,9 @@ class StateReader:
         return pa.RecordBatchReader.from_batches(self.schema, batches)
 
     def tables(self, owned: KeyGroupRange | None = None) -> Iterator[Any]:
-        """Return the unexpired rows of a range of key groups, by default all, as Arrow tables in user-facing columns."""
+        """
+        Return the unexpired rows of a range of key groups, by default all, as Arrow tables in user-facing columns.
+        """
         for table in self.rows(owned):
             shown = self.columns.shown(table, self.now_ms)
             if shown.num_rows:
@@ -190,7 +195,7 @@ class StateReader:
 
     @cached_property
     def form(self) -> StateRowForm:
-        """Return the conversion of rows to the types of the state."""
+        """The conversion of rows to the types of the state."""
         return StateRowForm(self.columns.state, self.content.schema, self.columns.layout, self.content.taken_at_ms)
 
 
@@ -265,23 +270,23 @@ class StateColumns:
 
     @cached_property
     def key_names(self) -> tuple[str, ...]:
-        """Return the names of the key columns."""
+        """The names of the key columns."""
         return key_column_names([field.name for field in self.keys.fields])
 
     @property
     def value_name(self) -> str:
-        """Return the name of the value column."""
+        """The name of the value column."""
         return MAP_VALUE if self.state.is_map else VALUE
 
     @cached_property
     def layout(self) -> StateLayout:
-        """Return the column layout of the state backend."""
+        """The column layout of the state backend."""
         user_keys = self.state.key_serializer
         return StateLayout.of(self.keys, self.state.cell_type, None if user_keys is None else user_keys.arrow_type)
 
     @cached_property
     def schema(self) -> Any:
-        """Return the Arrow schema of the columns."""
+        """The Arrow schema of the columns."""
         fields = [*zip(self.key_names, self.keys.arrow_types, strict=True)]
         fields += [(NAMESPACE, pa.string())] if self.namespaces else []
         if self.state.key_serializer is not None:

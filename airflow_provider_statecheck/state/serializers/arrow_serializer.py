@@ -178,14 +178,14 @@ class ArrowSerializer(TypeSerializer[Any]):
 
     @cached_property
     def _has_zone(self) -> bool | None:
-        """Return whether values have a time zone, ``None`` for types other than timestamps and times of day."""
+        """Whether values have a time zone, ``None`` for types other than timestamps and times of day."""
         if pa.types.is_timestamp(self._arrow_type):
             return self._arrow_type.tz is not None
         return False if pa.types.is_time(self._arrow_type) else None
 
     @cached_property
     def _may_round(self) -> bool:
-        """Return whether Arrow rounds values silently, to fewer bits or to a coarser unit of time."""
+        """Whether Arrow rounds values silently, to fewer bits or to a coarser unit of time."""
         if pa.types.is_floating(self._arrow_type):
             return bool(self._arrow_type.bit_width < _PYTHON_BITS)
         return bool(getattr(self._arrow_type, "unit", "us") != "us" and not pa.types.is_date(self._arrow_type))

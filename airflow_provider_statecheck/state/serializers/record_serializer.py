@@ -77,7 +77,7 @@ class RecordSerializer(TypeSerializer[Any]):
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Return the names of the columns."""
+        """The names of the columns."""
         return tuple(field.name for field in self.fields)
 
     def to_arrow(self, values: Sequence[Any]) -> Any:
@@ -196,7 +196,7 @@ class RecordSerializer(TypeSerializer[Any]):
 
     @cached_property
     def _plain_row(self) -> Callable[[Any], tuple[Any, ...] | None]:
-        """Return a function that returns the field values of a record, or ``None`` if a value fails its cheap test."""
+        """A function that returns the field values of a record, or ``None`` if a value fails its cheap test."""
         plain = [field.serializer.plain for field in self.fields]
         known = [each for each in plain if each is not None]
         if len(known) < len(plain):

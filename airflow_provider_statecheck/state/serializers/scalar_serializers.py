@@ -51,7 +51,7 @@ _SINGLETON_ZONES = (None, UTC)
 
 class DatetimeSerializer(TypeSerializer[datetime]):
     """
-    Serializer of ``datetime`` as a struct of local time, time zone (its key or fixed offset, null without one) and fold.
+    Serializer of ``datetime`` as a struct of local time, time zone (key, fixed offset or null) and fold.
 
     The struct preserves the time zone. For instants only, declare ``pyarrow.timestamp("us", tz="UTC")``.
     """

@@ -118,7 +118,7 @@ class TypeSerializer(ABC, Generic[T]):
     @property
     @abstractmethod
     def arrow_type(self) -> Any:
-        """Return the Arrow type of the column."""
+        """The Arrow type of the column."""
 
     @abstractmethod
     def to_arrow(self, values: Sequence[T | None]) -> Any:
@@ -143,12 +143,12 @@ class TypeSerializer(ABC, Generic[T]):
 
     @property
     def is_immutable(self) -> bool:
-        """Return whether values are immutable and can be shared."""
+        """Whether values are immutable and can be shared."""
         return True
 
     @property
     def plain(self) -> Plain | None:
-        """Return the cheap test of values, or ``None`` if there is none."""
+        """The cheap test of values, or ``None`` if there is none."""
         return None
 
     def copy(self, value: T) -> T:
@@ -367,7 +367,8 @@ def key_compatibility(old: SerializerSnapshot, new: SerializerSnapshot) -> Compa
         "if only the names of its columns have changed, name the old ones, as in key_by(..., "
         f"aliases={_aliases(before, now)}); use another uid for another key"
         if has_same_types
-        else "a key never changes its type, as every value would belong to another key group; use another uid for another key"
+        else "a key never changes its type, as every value would belong to another key group; use another uid for "
+        "another key"
     )
     return incompatible(f"the key was {_key_text(old, before)}, now it is {_key_text(new, now)}; {advice}")
 

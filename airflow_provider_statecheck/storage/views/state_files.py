@@ -277,7 +277,7 @@ class Environment(Protocol):
 
     @property
     def restored_streams(self) -> Iterable[StreamStateHandle]:
-        """Return the state from which the subtask was restored; handles may repeat."""
+        """The state from which the subtask was restored; handles may repeat."""
 
 
 class CheckpointStorageWorkerView(Protocol):
@@ -368,11 +368,11 @@ class CheckpointStorageCoordinatorView(Protocol):
 
     @property
     def supports_highly_available_storage(self) -> bool:
-        """Return whether metadata outlives this process."""
+        """Whether metadata outlives this process."""
 
     @property
     def has_default_savepoint_location(self) -> bool:
-        """Return whether savepoints without a target have a default directory."""
+        """Whether savepoints without a target have a default directory."""
 
     def resolve_checkpoint(self, pointer: str | None) -> CompletedCheckpointStorageLocation:
         """

@@ -143,7 +143,7 @@ class StateWriting:
 
     @property
     def effective_buffer_size(self) -> int:
-        """Return the buffer size in bytes, which is at least the inline threshold."""
+        """The buffer size in bytes, which is at least the inline threshold."""
         return max(self.write_buffer_size, self.inline_threshold)
 
 

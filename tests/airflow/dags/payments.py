@@ -67,7 +67,9 @@ class Balance(KeyedProcessFunction[str, Any, Any]):
 
 
 def stage_in(folder: Path, trouble: str | None) -> Stage:
-    """Return a stage that works in a folder, and goes wrong in the first try there, however often Spark repeats a task."""
+    """
+    Return a stage that works in a folder, and goes wrong in the first try there, however often Spark repeats a task.
+    """
     trouble = None if (folder / "trouble").exists() else trouble
     return (
         Stage("balances", max_parallelism=8, parallelism=2)

@@ -1,4 +1,6 @@
-"""Dags of the Airflow tests whose tasks are the stages of one job: a mapped one, one that reads it, and one after that."""
+"""
+Dags of the Airflow tests whose tasks are the stages of one job: a mapped one, one that reads it, and one after that.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A second source, whose rows each subtask of a keyed function sees first, through failures, runs and other parallelisms."""
+"""
+A second source, whose rows each subtask of a keyed function sees first, through failures, runs and other parallelisms.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from airflow_provider_statecheck.spark.connectors.custom.data_frame_source impor
 from airflow_provider_statecheck.spark.stages.planning import StagePlanner, vertices_of
 from airflow_provider_statecheck.spark.stages.stage import Aggregate, Count, Max, Min, Stage, Sum
 from airflow_provider_statecheck.state.functions.user_functions import KeyedProcessFunction
-from tests.shared_spark import setting
+from tests.shared_spark import needs_spark, setting
 
 COLUMNS = [
     "id",
@@ -76,6 +76,7 @@ def test_aggregate_that_tasks_compare_otherwise_is_refused_by_its_type(
     assert reason in str(refused.value)
 
 
+@needs_spark("4.1", "the type time")
 def test_largest_time_of_day_is_refused_by_its_type(spark: Any) -> None:
     allowed, refused = setting(spark, "spark.sql.timeType.enabled", "true"), pytest.raises(UnsupportedStateError)
     with allowed, refused as error:

@@ -1,4 +1,6 @@
-"""A stage whose state is read as data at any of its checkpoints, and one that begins from state that was given as data."""
+"""
+A stage whose state is read as data at any of its checkpoints, and one that begins from state that was given as data.
+"""
 
 from __future__ import annotations
 

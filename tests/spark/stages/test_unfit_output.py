@@ -1,4 +1,6 @@
-"""Output that the target of a sink cannot hold ends a stage before its checkpoint, with an error that is not retried."""
+"""
+Output that the target of a sink cannot hold ends a stage before its checkpoint, with an error that is not retried.
+"""
 
 from __future__ import annotations
 

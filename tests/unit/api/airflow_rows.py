@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import delete, insert, update
-from sqlalchemy.engine import Engine
+from sqlalchemy import delete, insert, select, update
+from sqlalchemy.engine import Connection, Engine
 
+from airflow_provider_statecheck.api.challenges import Challenges, RenderedChallenges, StoredChallenges
 from airflow_provider_statecheck.gateway.verbs import CHALLENGE_KEY, challenge_of
 
 SECRET = "the secret that the task made"
@@ -23,6 +24,8 @@ class RunningTask:
     ti_id: uuid.UUID
     run_id: str
     dag_id: str = "nightly"
+    challenges: Challenges = field(default_factory=StoredChallenges)
+    """Where the task announces its challenge."""
 
     @classmethod
     def start(
@@ -33,10 +36,11 @@ class RunningTask:
         state: str = "running",
         *,
         dag_id: str = "nightly",
+        challenges: Challenges | None = None,
         **of_run: Any,
     ) -> RunningTask:
         """Insert a run, with other values of its row, and with one task instance."""
-        task = cls(engine, uuid.uuid4(), f"manual__{uuid.uuid4()}", dag_id)
+        task = cls(engine, uuid.uuid4(), f"manual__{uuid.uuid4()}", dag_id, challenges or StoredChallenges())
         run = {"dag_id": dag_id, "run_id": task.run_id, "run_type": "manual", "clear_number": 0}
         instance = {"id": task.ti_id, "dag_id": dag_id, "run_id": task.run_id, "task_id": task_id, "state": state}
         with engine.begin() as connection:
@@ -46,12 +50,40 @@ class RunningTask:
         return task
 
     def announce(self, value: Any = None, key: str = CHALLENGE_KEY, map_index: int = -1) -> None:
-        """Write into the state store what the execution API would, by default the secret's hash as JSON."""
+        """Write what the execution API would, by default the secret's hash."""
+        if isinstance(self.challenges, RenderedChallenges):
+            self._render({"sql": "SELECT 1", key: challenge_of(SECRET) if value is None else value}, map_index)
+        else:
+            self._store(f'"{challenge_of(SECRET)}"' if value is None else value, key, map_index)
+
+    def rendered(self) -> dict[str, Any]:
+        """Return the rendered fields."""
+        fields = _table("rendered_task_instance_fields")
+        with self.engine.connect() as connection:
+            found: Any = connection.scalar(select(fields.c.rendered_fields).where(fields.c.run_id == self.run_id))
+        return dict(found)
+
+    def _render(self, values: dict[str, Any], map_index: int) -> None:
+        fields = _table("rendered_task_instance_fields")
+        key = {"dag_id": self.dag_id, "run_id": self.run_id, "task_id": "features", "map_index": map_index}
+        with self.engine.begin() as connection:
+            self._ensure_instance(connection, map_index)
+            connection.execute(delete(fields).filter_by(**key))
+            connection.execute(insert(fields).values(**key, rendered_fields=values))
+
+    def _ensure_instance(self, connection: Connection, map_index: int) -> None:
+        instances = _table("task_instance")
+        same_run = (instances.c.run_id == self.run_id) & (instances.c.map_index == map_index)
+        if connection.scalar(select(instances.c.id).where(same_run)) is None:
+            row = {"dag_id": self.dag_id, "run_id": self.run_id, "task_id": "features", "map_index": map_index}
+            values = row | {"id": uuid.uuid4(), "pool": "default_pool", "pool_slots": 1}
+            connection.execute(insert(instances).values(**values))
+
+    def _store(self, text: str, key: str, map_index: int) -> None:
         from airflow.state import TaskScope, get_state_backend
         from sqlalchemy.orm import Session
 
         scope = TaskScope(dag_id=self.dag_id, run_id=self.run_id, task_id="features", map_index=map_index)
-        text = f'"{challenge_of(SECRET)}"' if value is None else value
         with Session(self.engine) as session:
             get_state_backend().set(scope, key, text, session=session)
             session.commit()

@@ -96,13 +96,15 @@ def test_the_uids_of_a_serialized_dag_are_those_that_its_tasks_register_with(fol
         BaseOperator(task_id="unrelated")
         with TaskGroup("group"):
             stage("inner")
-        CheckpointedStageOperator.partial(task_id="mapped", stage="p:s", job="sales", renamed_uids={"m": "mapped"}).expand(
-            map_key=["a", "b"]
-        )
+        CheckpointedStageOperator.partial(
+            task_id="mapped", stage="p:s", job="sales", renamed_uids={"m": "mapped"}
+        ).expand(map_key=["a", "b"])
         CheckpointedStageOperator.partial(task_id="uids", stage="p:s", job="sales", map_key="k").expand(uid=["a", "b"])
         CheckpointedSparkSubmitOperator.partial(task_id="kwargs", application="a.py").expand_kwargs([{"map_key": "a"}])
 
-        @task.checkpointed_spark(job="sales", uid="decorated one", map_key="{{ item }}", renamed_uids={"d": "decorated one"})
+        @task.checkpointed_spark(
+            job="sales", uid="decorated one", map_key="{{ item }}", renamed_uids={"d": "decorated one"}
+        )
         def decorated(spark, checkpoint, item): ...
 
         decorated.expand(item=[1, 2])

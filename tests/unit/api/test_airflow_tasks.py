@@ -1,8 +1,11 @@
-"""What is read from Airflow's own tables: the challenge exchange, the ends of runs, and permissions on Dags of teams."""
+"""
+What is read from Airflow's own tables: the challenge exchange, the ends of runs, and permissions on Dags of teams.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
 import threading
 import uuid
@@ -19,9 +22,10 @@ from sqlalchemy import create_engine, delete, insert, text
 from sqlalchemy.engine import Engine
 from sqlalchemy.orm import sessionmaker
 
-from airflow_provider_statecheck.api import airflow_access, airflow_services
+from airflow_provider_statecheck.api import airflow_access
 from airflow_provider_statecheck.api.airflow_access import PermittedDags
 from airflow_provider_statecheck.api.airflow_services import AirflowRuns, AirflowTaskLiveness, AirflowTasks
+from airflow_provider_statecheck.api.challenges import Challenges, RenderedChallenges, StoredChallenges
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.exceptions import AccessDeniedError
@@ -42,7 +46,7 @@ def postgres_airflow(postgres_url: str) -> Iterator[Engine]:
     engine = create_engine(postgres_url, connect_args={"options": "-csearch_path=airflow_tasks"})
     with engine.begin() as connection:
         connection.execute(text("CREATE SCHEMA airflow_tasks"))
-        names = ("dag", "dag_bundle", "dag_run", "task_instance", "task_state_store")
+        names = ("dag", "dag_bundle", "dag_run", "task_instance", "task_state_store", "rendered_task_instance_fields")
         Base.metadata.create_all(connection, tables=_with_referred(Base.metadata.tables, names))
     yield engine
     with engine.begin() as connection:
@@ -70,13 +74,19 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> E
     return engine
 
 
+@pytest.fixture(params=[StoredChallenges, RenderedChallenges])
+def challenges(request: pytest.FixtureRequest) -> Challenges:
+    place: Challenges = request.param()
+    return place
+
+
 @pytest.fixture
-def task(engine: Engine) -> RunningTask:
-    return RunningTask.start(engine)
+def task(engine: Engine, challenges: Challenges) -> RunningTask:
+    return RunningTask.start(engine, challenges=challenges)
 
 
 def _prove(task: RunningTask, secret: str = SECRET) -> Caller:
-    return AirflowTasks().prove(str(task.ti_id), secret)
+    return AirflowTasks(task.challenges).prove(str(task.ti_id), secret)
 
 
 def test_the_task_that_announced_a_secret_proves_itself_with_it(task: RunningTask) -> None:
@@ -84,8 +94,8 @@ def test_the_task_that_announced_a_secret_proves_itself_with_it(task: RunningTas
     assert _prove(task) == Caller(dag_id="nightly", run_id=task.run_id, task_id="features")
 
 
-def test_an_instance_of_a_mapped_task_is_told_by_its_index(engine: Engine) -> None:
-    task = RunningTask.start(engine, map_index=3)
+def test_an_instance_of_a_mapped_task_is_told_by_its_index(engine: Engine, challenges: Challenges) -> None:
+    task = RunningTask.start(engine, map_index=3, challenges=challenges)
     task.announce(map_index=3)
     assert _prove(task).map_index == 3
 
@@ -139,7 +149,8 @@ def test_a_store_that_holds_something_else_proves_nothing(task: RunningTask, wri
 
 
 @pytest.mark.parametrize("written", [json.dumps(challenge_of(SECRET)), challenge_of(SECRET)])
-def test_the_hash_is_read_with_and_without_quotes(task: RunningTask, written: str) -> None:
+def test_the_hash_is_read_with_and_without_quotes(engine: Engine, written: str) -> None:
+    task = RunningTask.start(engine)
     task.announce(written)
     _prove(task)
 
@@ -150,14 +161,14 @@ def test_the_hash_is_read_with_and_without_quotes(task: RunningTask, written: st
         lambda task: None,
         lambda task: task.announce(key="mine", map_index=0),
         lambda task: task.announce(map_index=1),
-        lambda task: RunningTask.start(task.engine).announce(),
+        lambda task: RunningTask.start(task.engine, challenges=task.challenges).announce(),
     ],
     ids=["nothing", "another key", "another instance of a mapped task", "another task"],
 )
 def test_a_secret_that_the_task_did_not_announce_proves_nothing(
-    engine: Engine, announce: Callable[[RunningTask], None]
+    engine: Engine, challenges: Challenges, announce: Callable[[RunningTask], None]
 ) -> None:
-    task = RunningTask.start(engine, map_index=0)
+    task = RunningTask.start(engine, map_index=0, challenges=challenges)
     announce(task)
     with pytest.raises(AccessDeniedError):
         _prove(task)
@@ -209,16 +220,31 @@ def test_two_exchanges_of_one_secret_at_once_prove_it_once(task: RunningTask, mo
     assert (len(proved), len(refused)) == (1, 1)
 
 
+@pytest.mark.parametrize("written", [None, 1, True, [challenge_of(SECRET)], {"hash": challenge_of(SECRET)}], ids=repr)
+def test_a_rendered_field_that_is_no_text_proves_nothing(engine: Engine, written: object) -> None:
+    task = RunningTask.start(engine, challenges=RenderedChallenges())
+    task.announce([] if written is None else written)
+    with pytest.raises(AccessDeniedError, match="Expected the secret"):
+        _prove(task)
+
+
+def test_a_proof_leaves_the_other_rendered_fields(engine: Engine) -> None:
+    task = RunningTask.start(engine, challenges=RenderedChallenges())
+    task.announce()
+    _prove(task)
+    assert task.rendered() == {"sql": "SELECT 1"}
+
+
 def _let_readers_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hold whoever has read the hash until the other has too, or until it is clear that the other waits for a lock."""
-    meeting, compare = threading.Barrier(2), airflow_services._is_equal
+    meeting, compare = threading.Barrier(2), hmac.compare_digest
 
-    def meet(one: str, other: str) -> bool:
+    def meet(one: bytes, other: bytes) -> bool:
         with contextlib.suppress(threading.BrokenBarrierError):
             meeting.wait(MEETING_SECONDS)
         return compare(one, other)
 
-    monkeypatch.setattr(airflow_services, "_is_equal", meet)
+    monkeypatch.setattr(hmac, "compare_digest", meet)
 
 
 def test_a_task_instance_waits_while_it_runs_or_is_deferred(engine: Engine) -> None:

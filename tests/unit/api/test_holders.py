@@ -1,4 +1,6 @@
-"""What a task may read and work on: jobs of its own Dag, and those of others by the configuration and by their teams."""
+"""
+What a task may read and work on: jobs of its own Dag, and those of others by the configuration and by their teams.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -59,10 +59,25 @@ class Credentials:
         return self._api.task_token(self._caller)
 
 
-def calls_of(verbs: Mapping[str, Verb], api: ApiServer, caller: Caller = MAINTENANCE) -> Any:
+@dataclass
+class OneToken:
+    """One token of a task for the calls of several services."""
+
+    token: str
+
+    def obtain(self) -> str:
+        return self.token
+
+
+def calls_of(
+    verbs: Mapping[str, Verb],
+    api: ApiServer,
+    caller: Caller = MAINTENANCE,
+    credentials: Credentials | OneToken | None = None,
+) -> Any:
     """Return the calls of a service as a task makes them."""
     client: Any = api.client
-    return HttpCalls(verbs, HttpClient("http://testserver", client), Credentials(api, caller))
+    return HttpCalls(verbs, HttpClient("http://testserver", client), credentials or Credentials(api, caller))
 
 
 maintenance, aligned, restores = (partial(calls_of, verbs) for verbs in (MAINTENANCE_CALLS, ALIGNED, RESTORES))
@@ -145,11 +160,12 @@ def test_an_attempt_whose_driver_died_is_closed_when_its_run_is_over_and_its_tok
 
 
 def test_a_token_that_expires_on_the_way_is_replaced(ended: ApiServer) -> None:
-    remote = maintenance(ended)
+    credentials = Credentials(ended, MAINTENANCE)
+    remote = maintenance(ended, credentials=credentials)
     remote.jobs()
     ended.clock.advance(TASK_LIFETIME.total_seconds() + 1)
     assert remote.forget(JOB_ID, DAY) is not None
-    assert remote._credentials.count == 2
+    assert credentials.count == 2
 
 
 def test_a_task_of_another_dag_is_told_which_may(ended: ApiServer) -> None:
@@ -171,14 +187,14 @@ def test_a_leader_of_aligned_checkpoints_is_no_task_and_no_stage(ended: ApiServe
 
 
 def test_a_task_leads_the_aligned_checkpoints_of_one_job_as_its_own_attempt(ended: ApiServer) -> None:
-    calls, owned = aligned(ended, CALLER), make_leadership(owner=owner_of(CALLER))
+    token = OneToken(ended.task_token(CALLER))
+    calls, owned = aligned(ended, credentials=token), make_leadership(owner=owner_of(CALLER))
     leader = calls.lead(owned)
     assert calls.lead(owned) == leader
     [attempt] = [a for a in calls.describe(OWN_NAME).attempts if a.operator_id == leader.operator_id]
     assert attempt.owner.airflow == CALLER.pairs
     assert calls.handles(leader).live == ()
-    of_stage = calls_of(COORDINATOR, ended, CALLER)
-    of_stage._token = calls._token
+    of_stage = calls_of(COORDINATOR, ended, credentials=token)
     for call, refused in [
         (lambda: of_stage.confirm_discards(leader, ()), "an attempt of a stage, found a leader"),
         (

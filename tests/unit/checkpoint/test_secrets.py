@@ -60,7 +60,7 @@ TEXT = f"ValueError: cannot log in with {SECRET}"
 
 @pytest.fixture(autouse=True)
 def _no_secrets_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secrets, "_known", secrets.KnownSecrets())
+    monkeypatch.setattr(secrets, "known_secrets", secrets.KnownSecrets())
 
 
 @pytest.fixture

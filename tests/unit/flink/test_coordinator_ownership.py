@@ -1,4 +1,6 @@
-"""Whose state is: claims, full checkpoints, self-contained savepoints, and what rows and store say of one checkpoint."""
+"""
+Whose state is: claims, full checkpoints, self-contained savepoints, and what rows and store say of one checkpoint.
+"""
 
 from __future__ import annotations
 

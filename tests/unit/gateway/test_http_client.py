@@ -25,7 +25,6 @@ from airflow_provider_statecheck.exceptions import (
     StaleAttemptError,
     StateCheckError,
 )
-from airflow_provider_statecheck.gateway import verbs
 from airflow_provider_statecheck.gateway.http import GivenToken, HttpClient, HttpGateway
 from airflow_provider_statecheck.gateway.verbs import decode_error, encode_error
 
@@ -293,13 +292,3 @@ def test_facts_of_another_form_are_left_out(sent: dict[str, Any]) -> None:
 def test_a_fact_cannot_take_the_place_of_the_text() -> None:
     arrived = decode_error({"code": "coordinator", "message": "text", "attributes": {"message": "x", "self": "y"}})
     assert str(arrived) == "text"
-
-
-def test_a_class_that_wants_more_than_was_sent_becomes_its_base(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Demanding(CoordinatorError):
-        def __init__(self, message: str, *, uid: str) -> None:
-            super().__init__(message, uid=uid)
-
-    monkeypatch.setitem(verbs._CLASSES, "demanding", Demanding)
-    assert type(decode_error({"code": "demanding", "message": "text", "attributes": {"uid": "x"}})) is Demanding
-    assert type(decode_error({"code": "demanding", "message": "text"})) is CoordinatorError

@@ -103,14 +103,14 @@ class Meeting:
     def __init__(self, error: StateCheckError | None = None) -> None:
         self.barrier = threading.Barrier(8)
         self.obtained = 0
-        self._error = error
+        self.error = error
 
     def obtain(self) -> str:
         self.obtained += 1
         # The others arrive while this one waits for the reply.
         threading.Event().wait(0.5)
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return f"token {self.obtained}"
 
     def call(self, remote: Any) -> object:
@@ -137,7 +137,7 @@ def test_threads_wait_together_and_not_in_turn_for_a_server_that_does_not_answer
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(meeting.call, [remote] * 8)) == [silent] * 8
     assert meeting.obtained == 1
-    meeting._error = None
+    meeting.error = None
     assert remote.rename_job(Rename(job_id=JOB)) == (3,), "the next call tries again"
 
 

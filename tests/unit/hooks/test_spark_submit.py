@@ -17,6 +17,7 @@ from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks.spark import (
     CheckpointedSparkSubmitHook,
+    CheckpointedStageSubmitHook,
     Shipping,
     as_cluster_python,
     require_cluster_paths,
@@ -58,11 +59,11 @@ def submit(monkeypatch, tmp_path: Path) -> Any:
 
     monkeypatch.setattr("airflow.providers.apache.spark.hooks.spark_submit.subprocess.Popen", popen)
 
-    def run(connection: dict[str, Any], application: str = "/jobs/a.py", *, ships: bool = True, **kwargs: Any) -> Any:
-        hook = make_hook(monkeypatch, tmp_path, connection, ships=ships, **kwargs)
+    def run(connection: dict[str, Any], application: str = "/jobs/a.py", **kwargs: Any) -> Any:
+        hook, _ = make_hook(monkeypatch, tmp_path, connection, **kwargs)
         with pytest.raises(Started):
             hook.submit(application)
-        return started["command"], started["environment"], hook
+        return started["command"], started["environment"]
 
     return run
 
@@ -74,13 +75,16 @@ def make_hook(
     *,
     ships: bool = True,
     shared: str | None = None,
+    kind: type[CheckpointedSparkSubmitHook] = CheckpointedSparkSubmitHook,
     **kwargs: Any,
-) -> CheckpointedSparkSubmitHook:
+) -> tuple[CheckpointedSparkSubmitHook, Stage]:
+    """Return a hook and the stage that it submits."""
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(connection))
     shipping = Shipping(
         scratch=tmp_path / "scratch", shared=shared or f"file://{tmp_path}/shared", is_package_shipped=ships
     )
-    return CheckpointedSparkSubmitHook.taking_over(SparkSubmitHook(**kwargs), Stage(), shipping)  # type: ignore[arg-type]
+    stage = Stage()
+    return kind.taking_over(SparkSubmitHook(**kwargs), stage, shipping), stage  # type: ignore[arg-type]
 
 
 def option(command: list[str], name: str) -> str:
@@ -89,10 +93,10 @@ def option(command: list[str], name: str) -> str:
 
 @pytest.mark.parametrize("connection", [{"conn_type": "spark", "host": "local[2]"}, STANDALONE, IN_CLUSTER])
 def test_token_is_in_the_childs_environment_and_nowhere_on_the_command_line(submit, connection) -> None:
-    command, environment, hook = submit(connection)
+    command, environment = submit(connection)
     assert take_handover(dict(environment)).token == TOKEN
     assert TOKEN not in " ".join(command)
-    assert TOKEN not in repr(hook._stage.register())
+    assert TOKEN not in repr(Stage().register())
 
 
 @pytest.mark.parametrize("name", ["spark.hadoop.fs.s3a.access.key", "spark.openlineage.transport.auth.apiKey"])
@@ -100,9 +104,9 @@ def test_secret_settings_are_masked_in_the_command_that_airflow_logs(submit, mon
     masker = importlib.import_module("airflow.sdk._shared.secrets_masker")
     monkeypatch.setattr(masker._secrets_masker(), "patterns", set())
     monkeypatch.setattr(masker._secrets_masker(), "replacer", None)
-    monkeypatch.setattr(secrets, "_known", secrets.KnownSecrets())
+    monkeypatch.setattr(secrets, "known_secrets", secrets.KnownSecrets())
 
-    command, environment, _ = submit(STANDALONE, conf={name: "c0rrect/h0rse+b@ttery"})
+    command, environment = submit(STANDALONE, conf={name: "c0rrect/h0rse+b@ttery"})
 
     assert f"{name}=c0rrect/h0rse+b@ttery" in command  # as Spark's own operator passes it
     assert f"{name}=***" in masker.redact(" ".join(command))
@@ -120,25 +124,25 @@ def test_the_tasks_own_environment_stays_as_it_was(submit, monkeypatch) -> None:
 
 
 def test_variables_of_the_user_are_kept_in_client_mode(submit) -> None:
-    _, environment, _ = submit(STANDALONE, env_vars={"MINE": "1"})
+    _, environment = submit(STANDALONE, env_vars={"MINE": "1"})
     assert (environment["MINE"], HANDOVER_VARIABLE in environment) == ("1", True)
 
 
 def test_package_is_added_to_the_users_python_files_in_client_mode(submit, tmp_path) -> None:
-    command, _, _ = submit(STANDALONE, py_files="/jobs/mine.zip")
+    command, _ = submit(STANDALONE, py_files="/jobs/mine.zip")
     mine, shipped = option(command, "--py-files").split(",")
     assert mine == "/jobs/mine.zip"
     assert Path(shipped).parent == tmp_path / "scratch"
 
 
 def test_nothing_is_shipped_where_the_package_is_installed(submit) -> None:
-    command, _, _ = submit(STANDALONE, ships=False)
+    command, _ = submit(STANDALONE, ships=False)
     assert "--py-files" not in command
     assert command[-1] == "/jobs/a.py"
 
 
 def test_python_application_in_cluster_mode_is_run_by_sparks_own_runner(submit, tmp_path) -> None:
-    command, _, _ = submit(IN_CLUSTER, application_args=["--day", "1"])
+    command, _ = submit(IN_CLUSTER, application_args=["--day", "1"])
     jar, python_option, python_files, program, launcher, launcher_digest, package, package_digest, *given = command[
         -11:
     ]
@@ -153,15 +157,24 @@ def test_python_application_in_cluster_mode_is_run_by_sparks_own_runner(submit, 
 
 
 def test_jar_in_cluster_mode_stays_as_it_is(submit) -> None:
-    command, _, _ = submit(IN_CLUSTER, "/jobs/a.jar", java_class="Main")
+    command, _ = submit(IN_CLUSTER, "/jobs/a.jar", java_class="Main")
     assert (command[-1], option(command, "--class")) == ("/jobs/a.jar", "Main")
 
 
 def test_cluster_mode_without_a_shared_folder_is_refused_before_anything_is_registered(monkeypatch, tmp_path) -> None:
-    hook = make_hook(monkeypatch, tmp_path, IN_CLUSTER, shared="s3://bucket/packages")
+    hook, stage = make_hook(monkeypatch, tmp_path, IN_CLUSTER, shared="s3://bucket/packages")
     with pytest.raises(InvalidConfigurationError, match="set package_dir"):
         hook.submit("/jobs/a.py")
-    assert hook._stage.registered == 0  # type: ignore[attr-defined]
+    assert stage.registered == 0
+
+
+def test_application_of_a_stage_is_where_a_driver_in_client_mode_finds_it_with_nothing_beside_it(submit, tmp_path):
+    arguments = ["pipelines.balances:stage"]
+    command, _ = submit(STANDALONE, "statecheck_stage.py", kind=CheckpointedStageSubmitHook, application_args=arguments)
+    [script] = (tmp_path / "scratch").rglob("*.py")
+    assert [path.name for path in script.parent.iterdir()] == ["statecheck_stage.py"]
+    assert command[-2:] == [str(script), *arguments]
+    compile(script.read_text(), str(script), "exec")
 
 
 @pytest.mark.parametrize(
@@ -180,9 +193,9 @@ def test_modes_without_a_safe_way_are_refused(monkeypatch, tmp_path, connection,
 
 def test_workers_of_local_mode_get_the_tasks_python(submit, monkeypatch) -> None:
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
-    _, environment, _ = submit({"conn_type": "spark", "host": "local[2]"})
+    _, environment = submit({"conn_type": "spark", "host": "local[2]"})
     assert environment["PYSPARK_PYTHON"] == sys.executable
-    _, environment, _ = submit(STANDALONE)
+    _, environment = submit(STANDALONE)
     assert "PYSPARK_PYTHON" not in environment
 
 

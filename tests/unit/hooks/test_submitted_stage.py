@@ -60,8 +60,11 @@ def attempts(gateway: Gateway) -> tuple[AttemptRecord, ...]:
 
 
 def complete_epoch(gateway: Gateway, epoch: int) -> None:
-    ref = AttemptRef(job_id=job_id_of("sales"), operator_id=operator_id_of("aggregate"), epoch=epoch)
-    complete_checkpoint(gateway, ref)
+    complete_checkpoint(gateway, ref_of(epoch))
+
+
+def ref_of(epoch: int) -> AttemptRef:
+    return AttemptRef(job_id=job_id_of("sales"), operator_id=operator_id_of("aggregate"), epoch=epoch)
 
 
 def test_handover_has_the_token_of_the_attempt_and_the_registration_to_repeat(gateway) -> None:
@@ -256,8 +259,7 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 def submitted(gateway: Gateway) -> tuple[SubmittedStage, AttemptRef]:
     stage = make_stage(gateway)
     stage.register()
-    assert stage._attempt is not None
-    return stage, stage._attempt
+    return stage, ref_of(attempts(gateway)[-1].epoch)
 
 
 def trigger(gateway: Gateway, attempt: AttemptRef) -> PendingCheckpoint:

@@ -93,7 +93,7 @@ def test_a_dry_run_tells_the_same_and_changes_nothing(stage):
 
 def test_many_discards_are_confirmed_in_several_messages(stage, monkeypatch):
     """The API takes messages of a limited size."""
-    monkeypatch.setattr("airflow_provider_statecheck.maintenance.gc._IDS_PER_MESSAGE", 1)
+    monkeypatch.setattr("airflow_provider_statecheck.maintenance.gc.IDS_PER_MESSAGE", 1)
     stage.run()
     told: list[Any] = []
     confirm = stage.maintenance.confirm_discards

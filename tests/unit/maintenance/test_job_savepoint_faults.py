@@ -87,7 +87,9 @@ def take_savepoint(job: SavedJob, plan: InProcessPlan) -> None:
 
 
 def stop_with_savepoint(job: SavedJob, plan: InProcessPlan) -> None:
-    """Suspend a job with a stage that has ended and one that runs, and go on after a failure of the process of its savepoint."""
+    """
+    Suspend a job with an ended stage and a running one, and go on after a failure of the process of its savepoint.
+    """
     extracted, sound = job.run("extract"), job.service
     running = job.begin("load", driver={"pause": lambda _: carry_on(job, sound)})
     job.service = faulty(job, plan)

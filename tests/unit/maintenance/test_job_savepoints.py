@@ -210,10 +210,10 @@ def test_a_stage_that_was_listed_without_a_part_is_not_awaited_if_it_begins_agai
     running.finish(AttemptStatus.FAILED)
 
     def full(*_: object) -> None:
-        raise StorageError("the disk is full")
+        raise StorageError("the storage does not answer")
 
     with monkeypatch.context() as broken:
-        broken.setattr(job_savepoints, "_copied", full)
+        broken.setattr(job_savepoints, "load_document", full)
         with pytest.raises(StorageError):
             job.serve()
     job.begin(first)

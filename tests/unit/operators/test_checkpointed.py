@@ -145,7 +145,7 @@ def test_a_lost_driver_is_what_the_task_ends_with_although_its_session_cannot_be
 
     monkeypatch.setattr(StageCallable, "execute_callable", lose)
     operator = CheckpointedPySparkOperator(task_id="work", python_callable=stage)
-    operator._target = SimpleNamespace(start=lambda _: DeadSession())  # type: ignore[assignment]
+    operator.session_target = SimpleNamespace(start=lambda _: DeadSession())  # type: ignore[assignment]
     with pytest.raises(DriverLostError, match="JVM died") as raised:
         operator.execute_callable()
     assert isinstance(raised.value.__cause__, EOFError)

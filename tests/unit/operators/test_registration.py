@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from uuid import UUID
 
 import pytest
 from airflow.sdk import DAG, BaseOperator, TaskGroup, task
+from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_statecheck.checkpoint.declared_uids import former_uids
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_savepoint_uri
@@ -16,7 +18,7 @@ from airflow_provider_statecheck.checkpoint.messages import RestoreSource
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, RestoreMode
 from airflow_provider_statecheck.checkpoint.records import OnOverlap
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.hooks import transport
+from airflow_provider_statecheck.hooks import submitted_stage, transport
 from airflow_provider_statecheck.hooks.identity import job_name_of, owner_of
 from airflow_provider_statecheck.operators import checkpointed
 from airflow_provider_statecheck.operators.checkpointed import (
@@ -233,11 +235,14 @@ def test_what_a_native_template_gives_in_place_of_a_text_is_refused(
 
 
 def test_the_package_is_not_shipped_to_what_a_template_writes_for_a_missing_value(
-    stage: WrittenStage, tmp_path: Any
+    stage: WrittenStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = CheckpointedSparkSubmitOperator(task_id="t", application="program.py", package_dir="None")
-    with pytest.raises(InvalidConfigurationError, match="Expected a value for package_dir"):
-        task._shipping_to(tmp_path, prepared(stage))
+    task = CheckpointedSparkSubmitOperator(
+        task_id="t", application="program.py", package_dir="None", checkpoint_dir=stage.storage.base_uri
+    )
+    monkeypatch.setattr(submitted_stage, "driver_access", lambda _: nullcontext())
+    with pytest.raises(AirflowFailException, match="Expected a value for package_dir"):
+        task.execute(make_context())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", [None, ""])

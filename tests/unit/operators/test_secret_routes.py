@@ -98,7 +98,7 @@ class _Stats:
 
 @pytest.fixture(autouse=True)
 def _no_secrets_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secrets, "_known", secrets.KnownSecrets())
+    monkeypatch.setattr(secrets, "known_secrets", secrets.KnownSecrets())
     monkeypatch.setattr(secrets_masker._secrets_masker(), "patterns", set())
     monkeypatch.setattr(secrets_masker._secrets_masker(), "replacer", None)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,22 +12,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_provider_statecheck import DataFrameSource, ParquetSink, Stage
 from airflow_provider_statecheck.exceptions import (
-    A_RETRY_CANNOT_HELP,
     InvalidConfigurationError,
     SourceChangedError,
     StateMigrationError,
     StorageError,
 )
-from airflow_provider_statecheck.hooks.spark import CheckpointedStageSubmitHook, Shipping
+from airflow_provider_statecheck.hooks import submitted_stage
 from airflow_provider_statecheck.operators import checkpointed
 from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOperator, CheckpointedStageOperator
 from airflow_provider_statecheck.operators.spark_submit import CheckpointedStageSubmitOperator
+from airflow_provider_statecheck.spark.stages import planning
 from airflow_provider_statecheck.state.backends import FsStateBackend
 from tests.unit.interpreter import modules_loaded_by
 from tests.unit.operators import stages_of_test
@@ -121,11 +124,16 @@ def test_trouble_that_no_retry_can_mend_fails_the_task_for_good(kind: type[Excep
 def test_uid_is_the_task_id_whatever_the_stage_is_called(
     stage: Any, given: str | None, uid: str, monkeypatch: Any
 ) -> None:
+    def loaded(*arguments: Any, **options: Any) -> Any:
+        asked.append(load_stage(*arguments, **options).parallelism)
+        return load_stage(*arguments, **options)
+
     def stop(prepared: Any) -> None:
         asked.append(prepared.registration.uid)
         raise RuntimeError("far enough")
 
-    asked: list[str] = []
+    asked, load_stage = list[Any](), planning.load_stage
+    monkeypatch.setattr(planning, "load_stage", loaded)
     operator = make(stage, uid=given, parallelism=3)
     monkeypatch.setattr(checkpointed, "push_link", lambda *_: None)
     monkeypatch.setattr(
@@ -133,8 +141,7 @@ def test_uid_is_the_task_id_whatever_the_stage_is_called(
     )
     with pytest.raises(RuntimeError, match="far enough"):
         operator.execute(CONTEXT)
-    assert asked == [uid]
-    assert operator._stage.parallelism == 3
+    assert asked == [3, uid]
 
 
 def test_nothing_of_a_stage_reaches_airflows_database() -> None:
@@ -179,6 +186,10 @@ class FailedStage:
 
     def close(self, *_: object) -> None: ...
 
+    def log_checkpoints(self) -> None: ...
+
+    def require_end(self) -> None: ...
+
     def kept(self) -> str:
         return "nothing"
 
@@ -189,26 +200,43 @@ def make_submit(**arguments: Any) -> CheckpointedStageSubmitOperator:
     return CheckpointedStageSubmitOperator(task_id="t", stage=SUBMITTED, **arguments)
 
 
-def closed_after(failure: str) -> BaseException:
-    operator = make_submit()
-    with pytest.raises((RuntimeError, *A_RETRY_CANNOT_HELP)) as raised, operator._closing(FailedStage(failure)):  # type: ignore[arg-type]
+@pytest.fixture
+def end_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], BaseException]:
+    """Execute an operator whose driver fails with a reason, and return the error of the task."""
+
+    def end_with(reason: str) -> BaseException:
+        monkeypatch.setattr(submitted_stage, "SubmittedStage", lambda *_: FailedStage(reason))
+        with pytest.raises((RuntimeError, AirflowFailException)) as raised:
+            make_submit(package_dir=str(tmp_path)).execute({"task_state_store": None})  # type: ignore[typeddict-item]
+        return raised.value
+
+    def fail(*_: object) -> None:
         raise RuntimeError("spark-submit ended with 1")
-    return raised.value
+
+    prepared = SimpleNamespace(registration=SimpleNamespace(owner=None), driver=None, on_overlap=None)
+    monkeypatch.setattr(CheckpointedStageSubmitOperator, "prepare", lambda *_: prepared)
+    monkeypatch.setattr(submitted_stage, "driver_access", lambda _: nullcontext())
+    monkeypatch.setattr(SparkSubmitOperator, "execute", fail)
+    return end_with
 
 
 @pytest.mark.parametrize("kind", [InvalidConfigurationError, StateMigrationError, SourceChangedError])
-def test_reason_of_the_driver_that_no_retry_can_mend_becomes_the_tasks(kind: type[Exception]) -> None:
-    error = closed_after(f"{kind.__name__}: planned: in detail")
+def test_reason_of_the_driver_that_no_retry_can_mend_becomes_the_tasks(
+    kind: type[Exception], end_with: Callable[[str], BaseException]
+) -> None:
+    failed = end_with(f"{kind.__name__}: planned: in detail")
+    assert type(failed) is AirflowFailException
+    assert str(failed) == "planned: in detail"
+    error = failed.__cause__
     assert type(error) is kind
-    assert str(error) == "planned: in detail"
     assert isinstance(error.__cause__, RuntimeError)
 
 
 @pytest.mark.parametrize(
     "reason", ["", f"{StorageError.__name__}: full", "RuntimeError: InvalidConfigurationError: no"]
 )
-def test_any_other_end_of_the_driver_is_retried(reason: str) -> None:
-    assert isinstance(closed_after(reason), RuntimeError)
+def test_any_other_end_of_the_driver_is_retried(reason: str, end_with: Callable[[str], BaseException]) -> None:
+    assert type(end_with(reason)) is RuntimeError
 
 
 def test_place_of_the_stage_is_templated() -> None:
@@ -220,24 +248,8 @@ def test_application_of_the_users_own_is_refused() -> None:
         make_submit(application="job.py")
 
 
-def test_application_is_put_where_a_driver_in_client_mode_finds_it_with_nothing_beside_it(tmp_path: Path) -> None:
-    hook = CheckpointedStageSubmitHook.__new__(CheckpointedStageSubmitHook)
-    hook._connection = {"deploy_mode": "client", "master": "spark://host:7077"}
-    hook._shipping = Shipping(scratch=tmp_path / "scratch", shared=(tmp_path / "shared").as_uri())
-    hook._conf, hook._py_files, hook._files, hook._application_args = {}, None, None, [SUBMITTED]
-    application = hook._prepare("statecheck_stage.py")
-    [script] = (tmp_path / "scratch").rglob("*.py")
-    assert [path.name for path in script.parent.iterdir()] == ["statecheck_stage.py"]
-    assert (application, hook._application_args) == (str(script), [SUBMITTED])
-    compile(script.read_text(), str(script), "exec")
-
-
 def test_what_the_driver_needs_of_the_task_is_in_its_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from airflow_provider_statecheck.operators import checkpointed
-
-    monkeypatch.setattr(checkpointed, "_registration", lambda *_: SimpleNamespace(job_name="job"))
     monkeypatch.setattr(checkpointed, "push_link", lambda *_: None)
-    date = datetime(2026, 1, 1, tzinfo=UTC)
     operator = make_submit(
         parallelism=3,
         renamed_uids={"old": "new"},
@@ -245,7 +257,8 @@ def test_what_the_driver_needs_of_the_task_is_in_its_settings(monkeypatch: pytes
         checkpoint_interval="auto",
         checkpoint_dir=str(tmp_path),
     )
-    driver = operator.prepare({"dag_run": SimpleNamespace(logical_date=date)}).driver
+    context = make_context()
+    driver, date = operator.prepare(context).driver, context["dag_run"].logical_date
     assert (driver.logical_date, driver.parallelism, driver.checkpoint_interval) == (date, 3, "auto")
     assert (driver.renamed_uids, driver.allow_non_restored_state) == ({"old": "new"}, True)
 

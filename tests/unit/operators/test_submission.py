@@ -1,12 +1,14 @@
-"""Submissions: with the command, the environment and the calls of Spark's own operator, and what is refused before them."""
+"""
+Submissions: with the command, the environment and the calls of Spark's own operator, and what is refused before them.
+"""
 
 from __future__ import annotations
 
 import inspect
 import json
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -18,7 +20,7 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.hooks.spark import Shipping
+from airflow_provider_statecheck.hooks import spark_settings, submitted_stage
 from airflow_provider_statecheck.operators.checkpointed import StageTerminatedError
 from airflow_provider_statecheck.operators.spark_submit import (
     CheckpointedSparkSubmitOperator,
@@ -125,7 +127,13 @@ class Process:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, Any]]:
+def attempt() -> Stage:
+    """Return the attempt of the driver of any checkpointed operator."""
+    return Stage()
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attempt: Stage) -> list[tuple[str, Any]]:
     """Return what is started, and in what environment, by any operator; nothing is started for real."""
     started: list[tuple[str, Any]] = []
 
@@ -139,15 +147,16 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, 
             started.append(("afterwards", command))
         return SimpleNamespace(stdout="", returncode=0)
 
-    @contextmanager
-    def prepared(self: Any, _: Any) -> Iterator[Any]:
-        self._stage = Stage()
-        self._shipping = Shipping(scratch=tmp_path, shared=tmp_path.as_uri(), is_package_shipped=False)
-        yield self._stage
+    def prepare(operator: Any, _: Any) -> Any:
+        operator.ship_package, operator.package_dir = False, str(tmp_path)
+        return SimpleNamespace(registration=make_registration(), driver=None, on_overlap=None)
 
     monkeypatch.setattr(subprocess, "Popen", popen)
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(CheckpointedSparkSubmitOperator, "_prepared", prepared)
+    monkeypatch.setattr(CheckpointedSparkSubmitOperator, "prepare", prepare)
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", lambda: nullcontext(str(tmp_path)))
+    monkeypatch.setattr(submitted_stage, "driver_access", lambda _: nullcontext())
+    monkeypatch.setattr(submitted_stage, "SubmittedStage", lambda *_: attempt)
     monkeypatch.setenv("KRB5CCNAME", "/tmp/krb5cc")
     monkeypatch.setenv("PYSPARK_PYTHON", "python")
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(CLIENT))
@@ -251,27 +260,33 @@ def test_numbers_are_arguments_of_an_application_too(started: Any) -> None:
     assert started[0][1][0][-2:] == ["--day", "3"]
 
 
-PLACES = ["_check_arguments", "_forget_driver_of_cleared_task", "_get_hook", "poll_until_complete", "register"]
+PLACES = {
+    "checked_settings": spark_settings,
+    "was_cleared": Stage,
+    "_get_hook": SparkSubmitOperator,
+    "poll_until_complete": CheckpointedSparkSubmitOperator,
+    "register": Stage,
+}
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_task_that_is_told_to_end_ends_there_and_closes_its_attempt(
-    started: Any, monkeypatch: pytest.MonkeyPatch, place: str
+    started: Any, attempt: Stage, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     # Airflow's signal handler calls it wherever the main thread is.
     operator = CheckpointedSparkSubmitOperator(task_id="t", application=JAR, deploy_mode="cluster", durable=False)
-    where = Stage if place == "register" else operator
-    monkeypatch.setattr(where, place, lambda *_: operator.on_kill())
+    store = SimpleNamespace(get=lambda _: "driver-1") if place == "was_cleared" else None
+    monkeypatch.setattr(PLACES[place], place, lambda *_: operator.on_kill())
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(CLUSTER))
     with pytest.raises(StageTerminatedError):
-        operator.execute({"task_state_store": None})  # type: ignore[typeddict-item]
-    closed = operator._stage.closed if operator._stage is not None else []  # type: ignore[attr-defined]
-    assert [end[0] for end in closed] == ([] if place == "_check_arguments" else [AttemptStatus.FAILED])[: len(closed)]
+        operator.execute({"task_state_store": store})  # type: ignore[typeddict-item]
+    is_begun = place not in ("checked_settings", "was_cleared")
+    assert [end[0] for end in attempt.closed] == ([AttemptStatus.FAILED] if is_begun else [])
     operator.on_kill()
 
 
 def test_error_that_is_no_failure_closes_the_attempt_as_what_its_task_becomes(
-    started: Any, monkeypatch: pytest.MonkeyPatch
+    started: Any, attempt: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Airflow retries a task whose process exits."""
 
@@ -282,13 +297,13 @@ def test_error_that_is_no_failure_closes_the_attempt_as_what_its_task_becomes(
     monkeypatch.setattr(SparkSubmitOperator, "execute", exit_)
     with pytest.raises(SystemExit):
         operator.execute({"task_state_store": None})  # type: ignore[typeddict-item]
-    assert operator._stage.closed == [(AttemptStatus.FAILED, "SystemExit: 0")]  # type: ignore[union-attr]
+    assert attempt.closed == [(AttemptStatus.FAILED, "SystemExit: 0")]
 
 
-def test_task_that_fails_after_its_driver_has_succeeded_has_a_failed_attempt(started: Any) -> None:
+def test_task_that_fails_after_its_driver_has_succeeded_has_a_failed_attempt(started: Any, attempt: Stage) -> None:
     operator = CheckpointedSparkSubmitOperator(task_id="t", application=JAR)
     operator.execute({"task_state_store": None})  # type: ignore[typeddict-item]
-    operator._stage.closed.clear()  # type: ignore[union-attr]
+    attempt.closed.clear()
     operator.fail_after_end(ValueError("of a callback"))
-    [end] = operator._stage.closed  # type: ignore[union-attr]
+    [end] = attempt.closed
     assert end[:2] == (AttemptStatus.FAILED, "ValueError: of a callback")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.operators.checkpointed import StageTerminatedError
 from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOperator
@@ -93,7 +94,7 @@ def test_while_the_cluster_is_checked(spark_task: Task, term: Signal, monkeypatc
 def test_while_it_waits_for_its_turn(spark_task: Task, term: Signal, monkeypatch: pytest.MonkeyPatch) -> None:
     stage, register = spark_task.stage, spark_task.stage.coordinator.register
     stage.attempt(owner=make_owner(logical_task="dag/other", label="another task"))
-    monkeypatch.setattr(stage.coordinator._liveness, "is_running", lambda _: True)
+    monkeypatch.setattr(UnknownLiveness, "is_running", lambda *_: True)
     refused: list[Any] = []
 
     def refuse(request: Any) -> Any:

@@ -1,4 +1,6 @@
-"""When checkpoints are taken: the least time between them, and the interval that follows from their cost and failures."""
+"""
+When checkpoints are taken: the least time between them, and the interval that follows from their cost and failures.
+"""
 
 from __future__ import annotations
 
@@ -112,16 +114,16 @@ def test_interval_that_is_given_is_taken(stage: WrittenStage) -> None:
 def test_loop_finds_its_interval_and_learns_what_its_checkpoints_cost(stage: WrittenStage) -> None:
     clock = Clock()
     with StageContext(None, stage.attempt(), checkpoint_interval="auto", monotonic=clock) as checkpoint:  # type: ignore[arg-type]
-        pace = checkpoint._steps.pace
         for number in checkpoint.each("items", range(3)):
             checkpoint.state["number"] = number
             clock.seconds += 5
         # Three items of 5 s are less than the interval of a second's assumed cost: the last one alone was saved. It
         # cost nothing by this clock, which leads to the shortest interval.
         assert len(stage.statuses()) == 1
-        assert not pace.allows()
-        clock.seconds += SHORTEST_SECONDS
-        assert pace.allows()
+        for number in checkpoint.each("shorter items", range(3)):
+            assert len(stage.statuses()) == (1, 1, 2)[number]
+            clock.seconds += SHORTEST_SECONDS / 2
+        assert len(stage.statuses()) == 3
 
 
 def run(rhythm: Rhythm, clock: Clock, items: int, *, seconds: float = 1.0, pace: Pace | None = None) -> list[int]:
@@ -264,7 +266,9 @@ HOUR = 3600.0
 
 
 def lost_share(interval: float, cost: float, mean_time: float) -> float:
-    """Return the expected time per second of work under failures without memory: Daly's complete model, restart free."""
+    """
+    Return the expected time per second of work under failures without memory: Daly's complete model, restart free.
+    """
     return mean_time * math.expm1((interval + cost) / mean_time) / interval
 
 

@@ -225,7 +225,10 @@ def test_a_partial_counts_by_its_function_and_the_functions_given_to_it(load):
 
 
 def test_a_decorated_helper_counts_by_what_is_behind_the_decorator(load):
-    source = "import functools\n\n@functools.lru_cache\ndef helper(x):\n    return x {} 1\n\ndef build():\n    return helper(1)\n"
+    source = (
+        "import functools\n\n@functools.lru_cache\ndef helper(x):\n    return x {} 1\n\n"
+        "def build():\n    return helper(1)\n"
+    )
     assert code_digest(load(source.format("+")).build) != code_digest(load(source.format("-")).build)
 
 

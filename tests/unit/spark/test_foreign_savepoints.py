@@ -31,7 +31,12 @@ from airflow_provider_statecheck.state.arrow.run_files import RunBytes
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.state.writing.canonical import write_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, SnapshotHandle, encode_metadata
+from airflow_provider_statecheck.storage.metadata_file import (
+    CheckpointDocument,
+    SnapshotHandle,
+    encode_metadata,
+    load_document,
+)
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotManifest
 from tests.messages import make_savepoint_request, present, source_at
 from tests.unit.storage.keyed_files import keyed
@@ -69,7 +74,7 @@ def foreign(stage: WrittenStage, tmp_path: Path, **changes: Any) -> str:
     """Write a savepoint of another job that names what it likes, and return its pointer."""
     attempt = stage.attempt("theirs")
     taken = stage.take(attempt, stage.snapshot(attempt, "orders"))
-    document = replace(attempt._documents.load(taken), properties=CheckpointProperties.for_savepoint(), **changes)
+    document = replace(load_document(stage.storage, taken), properties=CheckpointProperties.for_savepoint(), **changes)
     uri = f"file://{tmp_path}/downloads/savepoint-012345-0123456789ab/_metadata"
     stage.storage.write_bytes(uri, encode_metadata(document, uri=uri))
     attempt.finish(AttemptStatus.FAILED)
@@ -182,7 +187,7 @@ def claimed(stage: WrittenStage, tmp_path: Path) -> None:
     attempt = stage.attempt("theirs")
     taken = stage.take(attempt, stage.snapshot(attempt, "orders"), state=["x" * 50_000])
     directory = f"{tmp_path.as_uri()}/downloads/savepoint-012345-0123456789ab"
-    write(stage.storage.allowing(directory), attempt._documents.load(taken), directory)
+    write(stage.storage.allowing(directory), load_document(stage.storage, taken), directory)
     attempt.finish(AttemptStatus.FAILED)
     source = replace(source_at(stage.storage, directory), mode=RestoreMode.CLAIM)
     heir = stage.attempt("mine", restore_from=source)

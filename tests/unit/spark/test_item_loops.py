@@ -47,7 +47,7 @@ class Job:
 
     def __init__(self, stage: WrittenStage, load: Callable[[str], ModuleType]) -> None:
         self._stage = stage
-        self._load = load
+        self.load_module = load
 
     def days(self, source: str, *, is_failing: bool = False, **registration: object) -> list[str]:
         """Return the days that a try has worked on."""
@@ -58,7 +58,7 @@ class Job:
                 raise KeyError(day)
             worked.append(day)
 
-        run = self._load(source).run
+        run = self.load_module(source).run
         with suppress(KeyError), StageContext(None, self._stage.attempt(**registration)) as checkpoint:  # type: ignore[arg-type]
             run(checkpoint, SimpleNamespace(done=work))
         return worked
@@ -237,7 +237,7 @@ def test_without_its_source_the_code_of_the_whole_function_counts(job: Job, monk
         exec(source, vars(module))
         return module
 
-    monkeypatch.setattr(job, "_load", load_without_source)
+    monkeypatch.setattr(job, "load_module", load_without_source)
     job.days(DAILY, is_failing=True)
     assert job.days(DAILY.replace("# the result", "# a result"), is_failing=True) == []
     assert job.days(DAILY.replace("begins", "has begun"), is_failing=True) == ["d1", "d2"]

@@ -16,7 +16,10 @@ from airflow_provider_statecheck.spark.job_failures import task_errors_raised
 from airflow_provider_statecheck.spark.stage_costs import disk_failures_named
 
 OWN = "airflow_provider_statecheck.exceptions"
-TRACE = 'An exception was thrown from the Python worker:\nTraceback (most recent call last):\n  File "f.py", line 1, in f\n    g()\n    ^^^\n'
+TRACE = (
+    "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"
+    '  File "f.py", line 1, in f\n    g()\n    ^^^\n'
+)
 
 BARE_TRACE = TRACE.partition(":\n")[2]
 WHILE = "\n\nDuring handling of the above exception, another exception occurred:\n\n"
@@ -78,7 +81,10 @@ def caused_by(error, cause):
     return error
 
 
-WRITING = "An error occurred while calling o100.parquet.\n: org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task failed.\n\tat org.X"
+WRITING = (
+    "An error occurred while calling o100.parquet.\n"
+    ": org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task failed.\n\tat org.X"
+)
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,9 @@ from airflow_provider_statecheck.state.schema_evolution import OperatorSchemas, 
 from airflow_provider_statecheck.state.serializers.resolve import serializer_of
 from airflow_provider_statecheck.state.source_items import Intervals, Item, Ledger
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import load_document, read_values
 from airflow_provider_statecheck.storage.state_json import encode_state
-from tests.messages import make_owner
+from tests.messages import make_owner, present
 from tests.unit.spark.connectors.runs import increments_of, state_of
 from tests.unit.spark.stages.loop_without_spark import LoopWithoutSpark, numbers_in, open_sink, staged
 from tests.unit.spark.test_savepoints import begin_from
@@ -55,12 +56,14 @@ def test_other_settings_and_another_checkpoint_dir_keep_all_that_is_saved(stage:
     first.finish(AttemptStatus.FAILED)
     moved = replace(stage, storage=CheckpointStorage.open(f"{tmp_path}/moved").allowing(stage.storage.base_uri))
     attempt = moved.attempt(num_retained=3, checkpoint_timeout_seconds=7.0)
+    restored = present(attempt.restore())
+    assert [handle.uri for handle in restored.document.snapshots] == [snapshot.uri]
+    assert {name: restored.state[name] for name in STATE} == STATE
+    attempt.finish(AttemptStatus.FAILED)
+    attempt = moved.attempt(num_retained=3, checkpoint_timeout_seconds=7.0)
     with StageContext(None, attempt, overhead_budget=0.5, checkpoint_interval="1 min") as checkpoint:  # type: ignore[arg-type]
-        saving = checkpoint._steps
         assert dict(checkpoint.state) == {"cursor": 7}
-        assert saving.progress.is_finished(((), "days"), "d1")
-        assert saving.iterations.loops[((), "ranks")].number == 3
-        assert [handle.uri for handle in saving.snapshots.handles] == [snapshot.uri]
+        assert list(checkpoint.each("days", ["d1"])) == []
 
 
 @pytest.mark.parametrize("work", [lambda: None, lambda: 1])
@@ -204,7 +207,8 @@ def test_a_savepoint_is_restored_like_the_checkpoint_that_it_copies(stage: Writt
         stage.request_savepoint(attempt, f"file://{tmp_path}/savepoints")
         for day in checkpoint.each("days", ["d1"]):
             checkpoint.state["day"] = day
-        expected = checkpoint._steps.progress.encode_bases()
+    copied = load_document(stage.storage, present(attempt.latest))
+    expected = read_values(stage.storage, copied, is_bounded=False)["bases"]
     savepoint = next(tmp_path.joinpath("savepoints").iterdir())
     _, fork = begin_from(stage, f"file://{savepoint}")
     assert fork.state["bases"] == expected != []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,7 @@ from airflow_provider_statecheck.spark.stage_costs import (
     WriteTimes,
     require_room,
 )
+from airflow_provider_statecheck.state.progress import Iterations, ScopedNames, StepKey
 
 # Budget
 
@@ -216,24 +218,49 @@ def test_a_disk_that_is_nearly_full_is_warned_of(caplog):
 class Frame:
     """A DataFrame as far as a loop that is put off needs one."""
 
+    schema = write = None
+
     def localCheckpoint(self) -> Frame:
         return self
 
 
-class Loop(RefiningLoop):
-    """A loop that notes what it would write; a step takes a second."""
+class Saving:
+    """The steps of a stage as far as a loop needs them; notes after which of its steps the loop saves."""
 
-    def __init__(self, asked: Refinement, steps: Any) -> None:
-        self._refinement = asked
-        self._steps = steps
-        self.written: list[int] = []
+    def __init__(self, costs: StageCosts, pace: Pace) -> None:
+        self.costs, self.pace = costs, pace
+        self.iterations = Iterations()
+        self.snapshots = SimpleNamespace(find=lambda _: None, handed_out=set())
+        self.saved: list[int] = []
 
-    def _write(self, number: int, frame: Any, stopwatch: Any) -> Any:
-        self.written.append(number)
-        return frame
+    def fingerprint(self, *_: object) -> str:
+        return "f"
 
-    def _save(self, number: int, is_converged: bool) -> None:
-        self._steps.pace.completed()
+    def restorable(self, *_: object, is_loop: bool) -> None: ...
+
+    def report_restored(self) -> None: ...
+
+    def stopwatch(self, _: float) -> None: ...
+
+    def within(self, _: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def require_room(self, _: object) -> None: ...
+
+    def write(self, step: StepKey, frame: Any, *_: object) -> Any:
+        return SimpleNamespace(live=SimpleNamespace(handle=SimpleNamespace(uri="u"), frame=frame), seconds=0.0)
+
+    def read(self, live: Any) -> Any:
+        return live.frame
+
+    def drop_scope(self, _: object) -> None: ...
+
+    def checkpoint(self) -> None:
+        self.saved.append(self.iterations.loops[LOOP].number)
+        self.pace.completed()
+
+
+LOOP: StepKey = ((), "ranks")
 
 
 def written(
@@ -242,22 +269,22 @@ def written(
     """Run ten steps and return which were written and how many were put off for their costs."""
     costs = StageCosts(budget, clock)
     costs.spent_seconds = 100.0
-    saving = SimpleNamespace(costs=costs, pace=Pace(pause, None, clock))
+    saving: Any = Saving(costs, Pace(pause, None, clock))
+
+    def step(frame: Any, _: int) -> Any:
+        clock.seconds += 1.0
+        return frame
+
     asked: Any = Refinement(
         initial=lambda: Frame(),  # type: ignore[arg-type,return-value]
         steps=10,
         every=1,
-        step=lambda frame, _: frame,
+        step=step,
         until=lambda *_: clock.seconds == converged_at,
         version=None,
     )
-    loop = Loop(asked, saving)
-    for number in range(1, 11):
-        clock.seconds += 1.0
-        frame: Any = Frame()
-        if loop._checkpoint(number, frame, frame, Any)[1]:  # type: ignore[arg-type]
-            break
-    return loop.written, costs.put_off
+    RefiningLoop(saving, ScopedNames(), LOOP, asked, lambda _: None).result()
+    return saving.saved, costs.put_off
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_no_snapshot_needs_the_files_of_a_checkpoint_that_is_deleted(
     again = keyed.save(backend)
     assert uris(*handles)
     assert not uris(*handles) & uris(*again)
-    backend.notify_checkpoint_complete(keyed._checkpoint_id)
+    backend.notify_checkpoint_complete(again[0].checkpoint_id)
     for uri in uris(*handles):
         keyed.storage.delete_file(uri)
     later = keyed.save(backend)
@@ -121,8 +121,9 @@ def test_state_that_is_claimed_during_a_snapshot_moves_with_its_completion() -> 
     backend: Any = keyed.open(handles)
     snapshot = keyed.snapshot(backend)
     assert read(backend) == "x"
-    assert snapshot.run().handle is not None
-    backend.notify_checkpoint_complete(keyed._checkpoint_id)
+    written = snapshot.run().handle
+    assert written is not None
+    backend.notify_checkpoint_complete(written.checkpoint_id)
     for uri in uris(*handles):
         keyed.storage.delete_file(uri)
     assert read(keyed.open(keyed.save(backend))) == "x"

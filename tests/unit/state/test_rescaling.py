@@ -1,4 +1,4 @@
-"""Another maximum parallelism for a checkpoint, offline: no key loses or gains anything, and it can be restored at any parallelism."""
+"""Another maximum parallelism for a checkpoint, offline: no key changes, and it can be restored at any parallelism."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.metadata.tables import Caller, UserCaller, _caller_of
+from airflow_provider_statecheck.metadata.tables import Caller, UserCaller, caller_of
 from airflow_provider_statecheck.storage.metadata_file import InlineStateHandle, decode_metadata
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotManifest
 
@@ -67,8 +67,10 @@ METADATA: dict[str, Any] = {
 }
 DIGEST = "969399f43b846c37323e8cf33855957e277937f1900f6615be3b473de3ef329c"
 MANIFEST = (
-    r'{"format_version":1,"schema_json":"{\"type\": \"struct\", \"fields\": [{\"name\": \"n\", \"type\": \"long\", \"nullable\": '
-    r'true, \"metadata\": {}}, {\"name\": \"text\", \"type\": \"string\", \"nullable\": true, \"metadata\": {}}]}","files":'
+    r'{"format_version":1,"schema_json":"{\"type\": \"struct\", \"fields\": [{\"name\": \"n\", \"type\": \"long\", '
+    r"\"nullable\": "
+    r"true, \"metadata\": {}}, {\"name\": \"text\", \"type\": \"string\", \"nullable\": true, \"metadata\": "
+    r'{}}]}","files":'
     r'[["part-0.parquet",19571,"17c2767616d6903ab2382ef3d034f16de06c69ea9ddc759fb1cbac80b3bb1e74"],["part-1.parquet",19571,'
     r'"ec6fbe0484bd95d09a43cf3a36ce981b25675f68471c11612d5f418deb97861e"]],"rows":2000,"writer":"spark"}'
 )
@@ -106,5 +108,5 @@ def test_manifest_of_an_earlier_version_is_read() -> None:
     ids=["task", "user"],
 )
 def test_token_of_an_earlier_version_is_of_the_same_caller(stored: dict[str, Any], caller: Caller | UserCaller) -> None:
-    found = _caller_of(stored)
+    found = caller_of(stored)
     assert (found, found.login) == (caller, "")

@@ -236,7 +236,8 @@ assert 0 < storage.free_bytes() <= 1024 * 1024
 storage.write_bytes(f"{storage.base_uri}/old", b"o" * 600_000)
 for overwrite in (False, True):
     try:
-        storage.write_bytes(f"{storage.base_uri}/old" if overwrite else f"{storage.base_uri}/new", b"n" * 600_000, overwrite=overwrite)
+        name = "old" if overwrite else "new"
+        storage.write_bytes(f"{storage.base_uri}/{name}", b"n" * 600_000, overwrite=overwrite)
     except StorageError as error:
         print(error)
     else:

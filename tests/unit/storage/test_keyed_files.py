@@ -36,13 +36,14 @@ def written(stage: WrittenStage, attempt: StageAttempt) -> Any:
 
 
 def died(stage: WrittenStage, job: str = JOB, **changes: Any) -> list[Any]:
-    """Let an attempt complete three checkpoints, each of which shares a file with the next, and die without a discard."""
+    """
+    Let an attempt complete three checkpoints, each of which shares a file with the next, and die without a discard.
+    """
     attempt = stage.attempt(job, **changes)
     attempt.cleaner.discard = lambda *_: ()  # type: ignore[method-assign]
     files = [written(stage, attempt) for _ in range(4)]
     for two in pairwise(files):
         take(attempt, *two)
-    attempt._sweep = lambda: None  # type: ignore[method-assign]
     attempt.finish(AttemptStatus.FAILED)
     return files
 
@@ -72,7 +73,6 @@ class TestExclusiveState:
         attempt = stage.attempt()
         file = expired(stage, attempt)
         completed = take(attempt, file)
-        attempt._sweep = lambda: None  # type: ignore[method-assign]
         attempt.finish(AttemptStatus.FAILED)
         local_path(str(completed.metadata_uri)).write_bytes(b"damaged")
         collect(stage)
@@ -232,7 +232,6 @@ class TestDiscards:
         attempt = stage.attempt()
         named, unnamed = written(stage, attempt), written(stage, attempt)
         take(attempt, segments_of(named, 2, 3)[1])
-        attempt._sweep = lambda: None  # type: ignore[method-assign]
         attempt.finish(AttemptStatus.FAILED)
         assert left(stage) == uris(named, unnamed)
         collect(stage)
@@ -323,7 +322,7 @@ def test_a_driver_whose_storage_fails_at_any_call_of_a_discard_loses_no_file_tha
         attempt = stage.attempt(job)
         a, b, c = (written(stage, attempt) for _ in range(3))
         take(attempt, a, b)
-        attempt.cleaner._storage = faulty_storage(stage.storage, plan)
+        attempt.cleaner.storage = faulty_storage(stage.storage, plan)
         plan.point, plan.mode = point, mode
         newest = take(attempt, b, c)
         plan.point = None

@@ -12,7 +12,10 @@ HEAVY = ("airflow", "sqlalchemy", "pyspark", "pyarrow", "pandas", "numpy", "fast
 
 def test_importing_the_package_loads_nothing_heavy_and_no_filesystem() -> None:
     heavy = [name for name in HEAVY if name != "pickle"]
-    program = f"import sys, airflow_provider_statecheck.storage.views.loading; print([n for n in {heavy} if n in sys.modules])"
+    program = (
+        "import sys, airflow_provider_statecheck.storage.views.loading; "
+        f"print([n for n in {heavy} if n in sys.modules])"
+    )
     root = Path(__file__).parents[3]
     found = subprocess.run([sys.executable, "-c", program], cwd=root, check=True, capture_output=True, text=True)
     assert found.stdout.strip() == "[]"

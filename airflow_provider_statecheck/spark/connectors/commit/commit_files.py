@@ -196,7 +196,7 @@ class Effects:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether nothing is left to carry out."""
+        """Whether nothing is left to carry out."""
         return not self.published and not self.retracted
 
 

@@ -48,7 +48,7 @@ class CommitLog:
 
     @property
     def newest_epoch(self) -> int:
-        """Return the epoch of the attempt that owns the destination, 0 if there is none."""
+        """The epoch of the attempt that owns the destination, 0 if there is none."""
         return max(self.starts, default=0)
 
     def holds(self, epoch: int, checkpoint_id: int) -> bool:

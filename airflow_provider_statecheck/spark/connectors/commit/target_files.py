@@ -93,7 +93,7 @@ class TargetFiles:
 
     @property
     def is_local(self) -> bool:
-        """Return whether the files are on a local disk."""
+        """Whether the files are on a local disk."""
         return self.storage.is_local
 
     def local_path(self, name: str) -> Path:

@@ -44,14 +44,14 @@ class DataFrameSource(ItemSource):
     ) -> None:
         super().__init__(Limits(items=require_count("splits_per_increment", splits_per_increment)), on_change)
         self._splits = splits if callable(splits) else _split_list(splits)
-        self._load = load
+        self.load = load
         self._key = key
 
     @override
     def _plan(self, opening: Opening) -> tuple[Ledger, ItemReader]:
         splits = self._splits_by_key()
         items = [Item.of(key, 0, "") for key in splits]
-        return opening.reconciled(items, self._on_change), _UserReader(opening.spark, self._load, splits)
+        return opening.reconciled(items, self._on_change), _UserReader(opening.spark, self.load, splits)
 
     def _splits_by_key(self) -> dict[str, Any]:
         splits = _split_list(self._splits()) if callable(self._splits) else self._splits

@@ -73,7 +73,9 @@ def restrictions_of(snapshot: DeltaSnapshot) -> list[str]:
 
 
 def text_lengths(snapshot: DeltaSnapshot) -> dict[Path, int]:
-    """Return the largest number of characters of the texts of columns, and of their parts, that Spark declared with one."""
+    """
+    Return the largest number of characters of the texts of columns, and of their parts, that Spark declared with one.
+    """
     return {
         (*path, *steps): length
         for path, found in _metadata_of(_fields(snapshot))

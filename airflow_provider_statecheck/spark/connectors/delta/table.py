@@ -255,22 +255,22 @@ class DeltaSnapshot:
 
     @property
     def version(self) -> int:
-        """Return the version of the table."""
+        """The version of the table."""
         return int(self.handle.version())
 
     @cached_property
     def table_id(self) -> str:
-        """Return the id of the table, which changes if the table is recreated."""
+        """The id of the table, which changes if the table is recreated."""
         return str(self.handle.metadata().id)
 
     @cached_property
     def partition_by(self) -> tuple[str, ...]:
-        """Return the partition columns."""
+        """The partition columns."""
         return tuple(self.handle.metadata().partition_columns)
 
     @cached_property
     def schema(self) -> Any:
-        """Return the Arrow schema."""
+        """The Arrow schema."""
         return pa.schema(self.handle.schema().to_arrow())
 
     def version_of(self, application: str) -> int | None:
@@ -280,12 +280,12 @@ class DeltaSnapshot:
 
     @cached_property
     def file_uris(self) -> tuple[str, ...]:
-        """Return the URIs of the data files."""
+        """The URIs of the data files."""
         return tuple(self.handle.file_uris())
 
     @property
     def is_append_only(self) -> bool:
-        """Return whether rows of the table cannot be removed."""
+        """Whether rows of the table cannot be removed."""
         return bool(self.handle.metadata().configuration.get("delta.appendOnly") == "true")
 
 
@@ -347,12 +347,12 @@ class LogEntry:
 
     @property
     def added(self) -> dict[str, Action]:
-        """Return the added files by their names relative to the table."""
+        """The added files by their names relative to the table."""
         return self._files("add")
 
     @property
     def removed(self) -> dict[str, Action]:
-        """Return the removed files by their names relative to the table."""
+        """The removed files by their names relative to the table."""
         return self._files("remove")
 
     def one(self, kind: str) -> Action | None:

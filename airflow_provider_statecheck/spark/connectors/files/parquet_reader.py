@@ -106,7 +106,9 @@ class ParquetReader(CuttingReader, FileReader):
         return known
 
     def _require_read(self, items: Sequence[Item]) -> None:
-        """Refuse what would be lost without a choice of the user, and widen the columns for types that Spark reads so."""
+        """
+        Refuse what would be lost without a choice of the user, and widen the columns for types that Spark reads so.
+        """
         unread = [item for item in items if item.name not in self._stored]
         in_parallel(self._footer, unread, is_local=is_local(items[0].name))
         for item in items:
@@ -117,13 +119,17 @@ class ParquetReader(CuttingReader, FileReader):
                 self._checked.add(self._stored[item.name])
 
     def _require_known_columns(self, item: Item, found: StructType) -> None:
-        """Refuse columns, and parts of them, that only some files have, and that would be lost without a choice of the user."""
+        """
+        Refuse columns and parts of columns that only some files have, which would be lost without a choice of the user.
+        """
         known, is_selected = self.selected_schema, self.format.columns is not None
         new = further_columns(known, found, self.spark, is_selected=is_selected)
         if new:
             raise SourceChangedError(
-                f"Expected the columns {known.names} in {redact(item.name)}, as in the first files of the run, found {new} in "
-                "addition. To read the columns of all files, set options={'mergeSchema': True}; to leave columns out, set "
+                f"Expected the columns {known.names} in {redact(item.name)}, as in the first files of the run, found "
+                f"{new} in "
+                "addition. To read the columns of all files, set options={'mergeSchema': True}; to leave columns out, "
+                "set "
                 "columns= or schema=, and schema= for fields of structs."
             )
 

@@ -95,4 +95,5 @@ def _is_rewritten(directory: str, files: Changes, has_kept: bool) -> bool:
 
 def _described(directory: str, files: Changes) -> str:
     gone, new = files.vanished[0].name.rpartition("/")[2], files.appeared[0].name.rpartition("/")[2]
-    return f"{redact(directory)} ({len(files.vanished)} vanished, such as {gone}; {len(files.appeared)} appeared, such as {new})"
+    vanished, appeared = len(files.vanished), len(files.appeared)
+    return f"{redact(directory)} ({vanished} vanished, such as {gone}; {appeared} appeared, such as {new})"

@@ -125,7 +125,8 @@ class FileSource(ItemSource):
         if missed or not files:
             shown = ", ".join(redact(f"{path.root}/{path.pattern}") for path in missed or self._paths)
             raise InvalidConfigurationError(
-                f"Expected files in {shown}, found none; empty and hidden files are not read. Correct the path. Write alternatives "
+                f"Expected files in {shown}, found none; empty and hidden files are not read. Correct the path. Write "
+                f"alternatives "
                 "such as {a,b} as several paths."
             )
 

@@ -264,7 +264,7 @@ def without_impossible_bounds(metadata: Any, table: Any) -> Any:
 
 _METRICS_OF_COLUMN = "write.metadata.metrics.column"
 _IS_OURS = "_statecheck_is_ours"
-_MOST_VALUES = 200
+MOST_VALUES = 200
 """Number of values up to which pyiceberg compares each of them with the statistics of files."""
 
 
@@ -467,7 +467,7 @@ def _key_condition(keys: Any) -> Any:
 
 def _column_condition(name: str, column: Any) -> Any:
     make, values = _expressions(), column.unique()
-    if len(values) <= _MOST_VALUES:
+    if len(values) <= MOST_VALUES:
         return make.In(name, values.to_pylist())
     bounds = pc.min_max(values).as_py()
     return make.And(make.GreaterThanOrEqual(name, bounds["min"]), make.LessThanOrEqual(name, bounds["max"]))

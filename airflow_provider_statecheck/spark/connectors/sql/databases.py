@@ -114,7 +114,7 @@ class Database:
             raise self._as_own_error(error) from None
 
     def _engine(self) -> Any:
-        return _engine_of(str(self._url.reveal()["url"]))
+        return engine_of(str(self._url.reveal()["url"]))
 
     def _as_own_error(self, error: Exception) -> StateCheckError:
         # Compares the name of the class, because SQLAlchemy itself may be missing.
@@ -181,7 +181,7 @@ class SinkDatabase(Database):
 
     @override
     def _engine(self) -> Any:
-        return _engine_of(str(self._url.reveal()["url"]), _SQLITE_TIMEOUT_SECONDS if self.is_sqlite else None)
+        return engine_of(str(self._url.reveal()["url"]), _SQLITE_TIMEOUT_SECONDS if self.is_sqlite else None)
 
     def _configure(self, connection: Connection) -> None:
         from sqlalchemy import text
@@ -260,9 +260,12 @@ def _with_absolute_file(url: str) -> str:
 
 
 @lru_cache(maxsize=16)
-def _engine_of(url: str, timeout_seconds: float | None = None) -> Any:
-    # An engine asks a database for its version and its types once. It keeps no connection, so it may be shared and
-    # forked.
+def engine_of(url: str, timeout_seconds: float | None = None) -> Any:
+    """
+    Return the engine of a database, which asks the database for its version and its types once.
+
+    It keeps no connection, so it may be shared and forked.
+    """
     from sqlalchemy import NullPool, create_engine
 
     wait = {} if timeout_seconds is None else {"timeout": timeout_seconds}

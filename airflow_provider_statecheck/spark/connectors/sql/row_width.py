@@ -151,7 +151,8 @@ def row_limits(layout: RowLayout, keys: Sequence[str]) -> Iterator[Limit]:
         yield Limit(
             columns=layout.written,
             shown="the whole row",
-            words=f"of more than {layout.most} bytes, the largest row of the database, where a long value takes {_ELSEWHERE}",
+            words=f"of more than {layout.most} bytes, the largest row of the database, where a long value takes "
+            f"{_ELSEWHERE}",
             remedy="for example to_json of several columns in place of them, or more tables",
             count=partial(_count_too_wide, layouts),
         )

@@ -269,7 +269,7 @@ def merge_adjacent(observations: Iterable[Observation]) -> list[Observation]:
     return merged
 
 
-_ROWS_PER_BATCH = 10_000
+ROWS_PER_BATCH = 10_000
 
 
 class SqlReader(ItemReader):
@@ -330,7 +330,7 @@ class RangeReader(TaskReader):
         with self.database.connect() as connection:
             statement = self.relation.rows_of(keys, self.schema.names)
             # With a server-side cursor where the database has one, a range need not fit into memory.
-            result = connection.execution_options(yield_per=_ROWS_PER_BATCH).execute(statement)
+            result = connection.execution_options(yield_per=ROWS_PER_BATCH).execute(statement)
             for rows in result.partitions():
                 yield self._batch(rows)
 

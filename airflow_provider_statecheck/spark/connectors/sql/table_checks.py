@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Table
 
 _RELATION = """
-SELECT CAST(relkind AS TEXT), relpersistence = 'u', row_security_active(oid) FROM pg_class WHERE oid = to_regclass(:name)
+SELECT CAST(relkind AS TEXT), relpersistence = 'u', row_security_active(oid)
+FROM pg_class WHERE oid = to_regclass(:name)
 """
 _UNFIT_PARTITIONS = """
 SELECT c.oid::regclass::text, c.relpersistence = 'u'
@@ -42,7 +43,8 @@ FROM pg_attrdef d
 JOIN pg_attribute a ON a.attrelid = d.adrelid AND a.attnum = d.adnum
 JOIN pg_depend p ON p.classid = 'pg_attrdef'::regclass AND p.objid = d.oid AND p.refclassid = 'pg_class'::regclass
 JOIN pg_class s ON s.oid = p.refobjid
-WHERE d.adrelid = to_regclass(:name) AND CASE s.relkind WHEN 'S' THEN NOT has_sequence_privilege(s.oid, 'USAGE, UPDATE') END
+WHERE d.adrelid = to_regclass(:name)
+  AND CASE s.relkind WHEN 'S' THEN NOT has_sequence_privilege(s.oid, 'USAGE, UPDATE') END
 """
 """In CASE, because the planner may ask for the right on a relation that is no sequence, which is an error."""
 _SHORT_TYPES = """

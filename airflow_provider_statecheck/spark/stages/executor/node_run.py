@@ -228,7 +228,7 @@ class NodeRun:
 
     @property
     def place(self) -> str:
-        """Return where the function is, for an error that it raised: its uid, and the key if one is in progress."""
+        """Where the function is, for an error that it raised: its uid, and the key if one is in progress."""
         keyed = self.__dict__.get("keyed_backend")
         key = "" if keyed is None else keyed.key_in_progress
         return f"In the function {self.task.uid!r}{f', for the key {key}' if key else ''}"

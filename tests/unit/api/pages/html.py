@@ -21,14 +21,15 @@ class Element:
     @property
     def text(self) -> str:
         """The text inside, with single spaces."""
-        return " ".join("".join(self._texts()).split())
+        return " ".join("".join(self.texts()).split())
 
-    def _texts(self) -> Iterator[str]:
+    def texts(self) -> Iterator[str]:
+        """The pieces of text inside, with white space between blocks."""
         for child in self.children:
             if isinstance(child, str):
                 yield child
             else:
-                yield from child._texts()
+                yield from child.texts()
                 yield " " if child.tag in ("td", "th", "dd", "dt", "p", "tr", "div", "span") else ""
 
     def all(self, tag: str = "", **attributes: str) -> list[Element]:

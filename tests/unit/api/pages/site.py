@@ -216,7 +216,7 @@ def open_site(monkeypatch: pytest.MonkeyPatch, root: str = ROOT) -> Iterator[Sit
     monkeypatch.setattr(routes, "task_state", states.get)
     for module in (forks, routes):
         monkeypatch.setattr(module, "forking_task", lambda *task: _task(templates.get(task, "")))
-    monkeypatch.setattr(forks, "_conf_of", lambda point: {"restore_from": "latest", "output": "<i>here</i>"})
+    monkeypatch.setattr(forks, "conf_of_run", lambda point: {"restore_from": "latest", "output": "<i>here</i>"})
     outer = FastAPI(openapi_url=None)
     outer.mount(root, app)
     yield Site(store, clock, outer, TestClient(outer), manager, user, states, templates, actions)

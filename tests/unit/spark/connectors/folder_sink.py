@@ -18,8 +18,8 @@ from airflow_provider_statecheck.testing.sink_contract import SinkAttempt
 class FolderSink(TwoPhaseCommitSink):
     """Shows a file to readers of ``shown`` by a rename, which nothing can come in between of."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
-        super().__init__(str(folder / "log"), **settings)
+    def __init__(self, folder: Path, *, log: str | None = None, **settings: Any) -> None:
+        super().__init__(log or str(folder / "log"), **settings)
         self.folder = folder.absolute()  # tasks have other working directories
 
     @override

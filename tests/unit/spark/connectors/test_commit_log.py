@@ -352,8 +352,7 @@ def test_a_log_can_be_in_an_object_store(object_store, tmp_path):
     log = f"s3://{object_store.make_bucket()}/log"
 
     def started(epoch: int, restored: int | None = None) -> SinkAttempt:
-        sink = FolderSink(tmp_path, storage_options=object_store.storage_options)
-        sink._log = log
+        sink = FolderSink(tmp_path, log=log, storage_options=object_store.storage_options)
         return SinkAttempt(sink, epoch, restored=restored).open()
 
     first = started(1)

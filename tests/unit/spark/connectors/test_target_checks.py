@@ -339,9 +339,7 @@ def test_no_file_of_others_can_be_changed(path, name):
 
 
 def with_relative_log(driver):
-    sink = FolderSink(driver)
-    sink._log = "log"
-    return sink
+    return FolderSink(driver, log="log")
 
 
 @pytest.mark.parametrize(

@@ -100,8 +100,8 @@ def test_second_call_after_a_failed_one_does_not_miss_the_handover(monkeypatch) 
     def refuse(spark: object, handover: Handover) -> None:
         raise ConnectionError(handover.url)
 
-    monkeypatch.setattr("airflow_provider_statecheck.spark.driver.attempts._repeat_registration", refuse)
-    monkeypatch.setattr("airflow_provider_statecheck.spark.driver.attempts._session", object)
+    monkeypatch.setattr("airflow_provider_statecheck.spark.driver.attempts.repeat_registration", refuse)
+    monkeypatch.setattr("airflow_provider_statecheck.spark.driver.attempts.running_session", object)
     monkeypatch.setattr("airflow_provider_statecheck.spark.driver.attempts.mask_settings", id)
     monkeypatch.setenv(HANDOVER_VARIABLE, make_handover().environment()[HANDOVER_VARIABLE])
     current = CurrentContext()
@@ -112,7 +112,7 @@ def test_second_call_after_a_failed_one_does_not_miss_the_handover(monkeypatch) 
 
 def test_second_call_gives_the_same_context(monkeypatch) -> None:
     monkeypatch.setattr(
-        "airflow_provider_statecheck.spark.driver.attempts._repeat_registration", lambda _, handover: handover
+        "airflow_provider_statecheck.spark.driver.attempts.repeat_registration", lambda _, handover: handover
     )
     monkeypatch.setattr("airflow_provider_statecheck.spark.driver.attempts.mask_settings", id)
     monkeypatch.setenv(HANDOVER_VARIABLE, make_handover().environment()[HANDOVER_VARIABLE])

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-START = "import sys; from airflow_provider_statecheck.spark.driver import cluster_start as start; start._run_script(sys.argv[1])"
+START = (
+    "import sys; from airflow_provider_statecheck.spark.driver.cluster_start import run_script; run_script(sys.argv[1])"
+)
 
 
 @pytest.mark.parametrize(("is_safe", "expected"), [(False, "found beside"), (True, "not found")])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import errno
+import hashlib
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, StorageError
 from airflow_provider_statecheck.spark.driver.readiness import (
     check_environment,
+    has_own_files,
     require_reachable,
     require_shared_path,
 )
@@ -91,9 +94,11 @@ def test_volume_that_fails_for_a_moment_leaves_room_for_a_retry(tmp_path: Path) 
 JAVA_17 = 'openjdk version "17.0.15" 2025-04-15\n'
 
 
-def check(pyspark="4.2.0", client="4.2.0", imported="4.2.0", java=JAVA_17, **arguments):
+def check(pyspark="4.2.0", client="4.2.0", imported="4.2.0", java=JAVA_17, is_whole=False, **arguments):
     versions = {"pyspark": pyspark, "pyspark-client": client}
-    check_environment(installed=versions.get, imported=lambda: imported, java=lambda: java, **arguments)
+    check_environment(
+        installed=versions.get, imported=lambda: imported, is_whole=lambda _: is_whole, java=lambda: java, **arguments
+    )
 
 
 def refusal(**arguments) -> str:
@@ -111,6 +116,28 @@ def test_this_environment_passes(monkeypatch):
 @pytest.mark.parametrize("client", ["4.2.0", None])
 def test_equal_versions_or_pyspark_alone_pass(client):
     check(client=client)
+
+
+def test_a_client_whose_files_pyspark_has_replaced_does_no_harm():
+    check(pyspark="4.3.0", client="4.2.0", imported="4.3.0", is_whole=True)
+
+
+def test_files_of_a_distribution_are_its_own_until_another_replaces_one(tmp_path, monkeypatch):
+    files = {"spark.py": b"pass\n", "more.py": b""}
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    info = tmp_path / "some_spark-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: some-spark\nVersion: 1\n")
+    digests = {n: base64.urlsafe_b64encode(hashlib.sha256(d).digest()).rstrip(b"=").decode() for n, d in files.items()}
+    rows = [f"{name},sha256={digests[name]},{len(data)}" for name, data in files.items()]
+    (info / "RECORD").write_text("\n".join([*rows, "some_spark-1.dist-info/RECORD,,"]))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert has_own_files("some-spark")
+    (tmp_path / "spark.py").write_bytes(b"mixed\n")
+    assert not has_own_files("some-spark")
+    (tmp_path / "spark.py").unlink()
+    assert not has_own_files("some-spark")
 
 
 def test_different_versions_are_mended_to_the_one_that_both_have():

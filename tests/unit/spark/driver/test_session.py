@@ -145,7 +145,6 @@ def test_a_place_is_known_under_both_names():
 def test_a_level_that_a_program_gave_to_py4j_stays(monkeypatch, chosen, then):
     monkeypatch.setattr(SparkContext, "_gateway", object())
     monkeypatch.setattr(driver, "forget_dead_jvm", lambda: None)
-    monkeypatch.setattr(driver, "_default_worker_python", lambda *told: None)
     py4j = logging.getLogger("py4j")
     monkeypatch.setattr(py4j, "level", chosen)
     driver.launch_jvm({})

@@ -28,7 +28,7 @@ def test_package_has_the_hash_of_its_bytes_in_its_name_and_may_be_read_by_worker
 
 def test_equal_files_give_equal_bytes(tmp_path: Path) -> None:
     first = write_package(tmp_path / "a").path.read_bytes()
-    shipped_files._package_bytes.cache_clear()
+    shipped_files.package_bytes.cache_clear()
     assert write_package(tmp_path / "b").path.read_bytes() == first
 
 

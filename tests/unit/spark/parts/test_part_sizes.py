@@ -7,7 +7,7 @@ import itertools
 import pytest
 from hypothesis import given, strategies as st
 
-from airflow_provider_statecheck.spark.parts.part_jobs import LONGEST_SECONDS, SHORTEST_SECONDS, PartSizes
+from airflow_provider_statecheck.spark.parts.part_sizes import LONGEST_SECONDS, SHORTEST_SECONDS, PartSizes
 
 MIB = 1024 * 1024
 

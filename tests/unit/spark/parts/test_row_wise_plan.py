@@ -53,7 +53,10 @@ def test_row_wise_text_is_accepted():
 
 
 def test_line_without_a_prefix_continues_the_node_before_it():
-    text = f"Project [id#2L, a\nb AS x#1, \n AS y#2]\n+- Filter (name#3 = c\n\nd)\n   +- SubqueryAlias {MARKER}\n      +- Range"
+    text = (
+        "Project [id#2L, a\nb AS x#1, \n AS y#2]\n+- Filter (name#3 = c\n\nd)\n"
+        f"   +- SubqueryAlias {MARKER}\n      +- Range"
+    )
     assert tree_of_text(text, MARKER) == node("Project", node("Filter", OVER))
 
 

@@ -15,8 +15,9 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     KeyGroupRange,
 )
 from airflow_provider_statecheck.exceptions import StorageError
-from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowKeyedStateBackend
+from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowKeyedStateBackend, ArrowSnapshot
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
+from airflow_provider_statecheck.state.arrow.run_files import StateFiles, decode_meta
 from airflow_provider_statecheck.state.backends import ArrowStateBackend
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.keyed.abstract_backend import StateEnvironment
@@ -24,6 +25,7 @@ from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeyF
 from airflow_provider_statecheck.state.schema_evolution import OperatorSchemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.state_files import read_state
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 
 GROUPS = 16
@@ -38,25 +40,27 @@ class Job:
     """
     A job with one operator.
 
+    :param place: Directory, or URI, of the checkpoint storage.
     :param inline: Up to how many bytes state travels in its handle.
     """
 
     def __init__(
         self,
-        directory: Path,
+        place: Path | str,
         keys: KeySerializer = BY_NUMBER,
         settings: ArrowStateSettings = SMALL,
         *,
         inline: int = 0,
         now_ms: int = 0,
     ) -> None:
-        self.storage = CheckpointStorage.open(directory.as_uri())
+        self.storage = CheckpointStorage.open(place if isinstance(place, str) else place.as_uri())
         self.keys = keys
         self.settings = settings
         self.now_ms = now_ms
+        self.checkpoint_id = 0
+        """Number of the last snapshot."""
         self._inline = inline
         self._base = f"{self.storage.base_uri}/{new_key()}"
-        self._checkpoint_id = 0
 
     def open(
         self,
@@ -80,10 +84,10 @@ class Job:
         )
 
     def streams(self) -> FsCheckpointStreamFactory:
-        self._checkpoint_id += 1
+        self.checkpoint_id += 1
         return FsCheckpointStreamFactory(
             storage=self.storage,
-            exclusive=f"{self._base}/chk-{self._checkpoint_id}",
+            exclusive=f"{self._base}/chk-{self.checkpoint_id}",
             shared=f"{self._base}/shared/{OPERATOR}/state",
             writing=StateWriting(epoch=1, inline_threshold=self._inline),
         )
@@ -93,11 +97,21 @@ class Job:
         """Return a state of any kind."""
         return backend.get_partitioned_state(descriptor, namespace)
 
-    def save(self, backend: ArrowKeyedStateBackend) -> KeyedStateHandle:
+    def capture(self, backend: ArrowKeyedStateBackend) -> ArrowSnapshot:
+        """Return a snapshot of the current state that is not yet written."""
         streams = self.streams()
-        handle = backend.snapshot(self._checkpoint_id, 0, streams).run().handle
+        return backend.snapshot(self.checkpoint_id, 0, streams)
+
+    def save(self, backend: ArrowKeyedStateBackend) -> KeyedStateHandle:
+        handle = self.capture(backend).run().handle
         assert isinstance(handle, KeyedStateHandle)
         return handle
+
+    def described(self, handle: KeyedStateHandle) -> dict[str, StateFiles]:
+        """Return what the description of a snapshot says of each state."""
+        assert handle.meta is not None
+        meta = decode_meta(read_state(self.storage, handle.meta), dict((*handle.shared, *handle.private)), "the test")
+        return {files.state.name: files for files in meta.states}
 
     def batch(self, keys: Sequence[Any]) -> KeyBatch:
         """Return distinct keys as a batch."""

@@ -147,30 +147,23 @@ class _CountingStorage(CheckpointStorage):
         return super().read_range(uri, start, end)
 
 
-def test_one_key_is_one_read_of_one_block(tmp_path: Path) -> None:
-    job = Job(tmp_path)
+def test_one_key_is_one_read_of_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job("memory://one-key")
     handle = job.save(job.filled(range(2_000)))
-    memory = _CountingStorage.open(f"memory://{tmp_path}")
-    memory.ranges = []
-    for _, stream in handle.shared:
-        assert isinstance(stream, FileStateHandle)
-        memory.write_bytes(f"memory://{stream.uri.partition('://')[2]}", read_state(job.storage, stream))
-    backend = job.open(handle)
-    state = Job.state(backend, VALUE)
-    parts = [part for run in backend._tables["value"].runs.base for part in run.run_files]
-    for part in parts:
-        object.__setattr__(part, "handle", _in_memory(part.handle))
-    backend._reading.files._storage = memory
+    lengths = {int(n) for run in job.described(handle)["value"].runs for file in run for n in file.blocks["length"]}
+    state = Job.state(backend := job.open(handle), VALUE)
+    ranges, read_range = list[int](), CheckpointStorage.read_range
+
+    def counted(storage: CheckpointStorage, uri: str, start: int, end: int) -> bytes:
+        ranges.append(end - start)
+        return read_range(storage, uri, start, end)
+
+    monkeypatch.setattr(CheckpointStorage, "read_range", counted)
     backend.set_current_key(1_234)
-    assert state.value() == 1_234
-    assert len(memory.ranges) == 1
-    assert memory.ranges[0] in {int(length) for part in parts for length in part.blocks["length"]}
-    assert state.value() == 1_234
-    assert len(memory.ranges) == 1
-
-
-def _in_memory(handle: FileStateHandle) -> FileStateHandle:
-    return FileStateHandle(f"memory://{handle.uri.partition('://')[2]}", handle.size)
+    for _ in range(2):
+        assert state.value() == 1_234
+        assert len(ranges) == 1
+        assert ranges[0] in lengths
 
 
 def test_neighbouring_pieces_are_one_range_and_distant_ones_are_several() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import uuid
 from dataclasses import replace
 from datetime import timedelta
@@ -60,7 +61,7 @@ def test_state_that_nobody_asks_for_is_carried_on_without_reading_it(tmp_path: P
     Job.state(middle, OTHER).update("y")
     files = {path: Path(s.uri.removeprefix("file://")) for path, s in first.shared}  # type: ignore[union-attr]
     hidden = {path: file.read_bytes() for path, file in files.items()}
-    of_value = {part.path for run in middle._carried["value"].runs for part in run}
+    of_value = {part.path for run in job.described(first)["value"].runs for part in run}
     for path in of_value:
         files[path].unlink()
     second = job.save(middle)
@@ -138,7 +139,7 @@ def test_blocks_of_other_key_groups_are_not_read(tmp_path: Path) -> None:
     backend = job.filled(range(500), 0)
     half = job.open(job.save(backend), owned=KeyGroupRange(0, 7))
     Job.state(half, VALUE)
-    (run,) = half._tables["value"].runs.base
+    (run,) = job.capture(half).states[0].base
     assert int(run.block_key_groups.max()) == 7
     assert all(job.keys.key_group_of(key, GROUPS) <= 7 for key in half.get_keys("value"))
 
@@ -154,7 +155,7 @@ def test_runs_of_several_subtasks_become_one(tmp_path: Path) -> None:
         parts.append(job.save(backend))
     whole = job.open(*reversed(parts))
     assert job.values(whole, range(200)) == list(range(200))
-    assert len(whole._tables["value"].runs.base) == 1
+    assert len(job.capture(whole).states[0].base) == 1
 
 
 def test_changes_beyond_the_memory_go_to_local_files_and_are_in_the_snapshot(tmp_path: Path) -> None:
@@ -170,17 +171,20 @@ def test_changes_beyond_the_memory_go_to_local_files_and_are_in_the_snapshot(tmp
             last = group
         backend.set_current_key(key, group)
         state.update(key)
-    runs = backend._tables["value"].runs
-    assert runs.memory_bytes <= 20_000
-    assert len(runs.fresh) <= 3
+    snapshot = job.capture(backend)
+    (captured,) = snapshot.states
+    assert captured.state.memory_bytes <= 20_000
+    assert len(captured.fresh) <= 3
     assert job.files() == set()
-    assert job.values(job.open(job.save(backend)), range(0, 30_000, 77)) == list(range(0, 30_000, 77))
+    assert job.values(job.open(snapshot.run().handle), range(0, 30_000, 77)) == list(range(0, 30_000, 77))
 
 
-def test_local_files_go_with_the_backend(tmp_path: Path) -> None:
+def test_local_files_go_with_the_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "local"))
+    tmp_path.joinpath("local").mkdir()
     job = Job(tmp_path, settings=ArrowStateSettings(memtable_bytes=1))
     backend = job.filled(range(100), 0)
-    directory = backend._spill._path
+    (directory,) = tmp_path.joinpath("local").iterdir()
     assert list(directory.iterdir())
     backend.dispose()
     backend.dispose()
@@ -202,7 +206,7 @@ def test_older_values_are_read_with_a_wider_type_and_written_with_it_in_the_next
     second = job.save(restored)
     assert not set(first.shared) & set(second.shared)
     again = job.open(second)
-    (files,) = again._carried.values()
+    (files,) = job.described(second).values()
     assert all(part.state == files.state for run in files.runs for part in run)
     again.set_current_key(1)
     assert Job.state(again, new).value() == 1 << 40
@@ -230,8 +234,8 @@ def test_keys_that_were_read_ahead_are_no_search(tmp_path: Path) -> None:
     states = Job.state(restored, VALUE), Job.state(restored, entries)
     restored.prefetch(job.batch(range(50)))
     for _, stream in handle.shared:
-        Path(stream.uri.removeprefix("file://")).unlink()  # type: ignore[union-attr]
-    restored._reading.files.close()
+        # Emptied, not deleted: the backend may have the files open.
+        Path(stream.uri.removeprefix("file://")).write_bytes(b"")  # type: ignore[union-attr]
     for key in range(50):
         restored.set_current_key(key)
         assert (states[0].value(), dict(states[1].entries())) == (7, {"a": key})
@@ -241,11 +245,10 @@ def test_rows_with_and_without_a_namespace_may_be_in_one_run(tmp_path: Path) -> 
     job = Job(tmp_path, settings=ArrowStateSettings(block_rows=1))
     backend = job.open()
     keys = sorted(range(4), key=lambda key: job.keys.key_group_of(key, GROUPS))
-    table = backend._tables
-    for key, namespace in zip(keys, ("", "a", "", "b"), strict=True):
+    for count, (key, namespace) in enumerate(zip(keys, ("", "a", "", "b"), strict=True), 1):
         backend.set_current_key(key)
         Job.state(backend, VALUE, namespace).update(key)
-        table["value"].seal()
+        assert backend.num_entries() == count  # counting seals the changes
 
     def found(opened: Any) -> list[tuple[int, str, int]]:
         every = []
@@ -281,18 +284,17 @@ def test_block_that_was_read_before_there_were_namespaces_is_of_none(tmp_path: P
     job = Job(tmp_path, settings=ArrowStateSettings(memtable_bytes=1))
     backend = job.open()
     first, second = sorted(range(2), key=lambda key: job.keys.key_group_of(key, GROUPS))
-    table: Any = backend._tables
     backend.set_current_key(first)
     Job.state(backend, VALUE).update(1)
-    table["value"].seal()
+    assert backend.num_entries() == 1  # counting seals the changes
     assert Job.state(backend, VALUE).value() == 1
     backend.set_current_key(second)
     Job.state(backend, VALUE, "a").update(2)
-    table["value"].seal()
-    assert len(table["value"].runs.fresh) == 1
+    assert backend.num_entries() == 2
     backend.set_current_key(first)
     assert Job.state(backend, VALUE, "a").value() is None
     assert Job.state(backend, VALUE).value() == 1
+    assert len(job.capture(backend).states[0].fresh) == 1
 
 
 def test_batch_replaces_what_was_read_ahead(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Keys as Arrow columns and back, what cannot be a key, keys of an earlier version, and the key groups that Spark computed."""
+"""
+Keys as Arrow columns and back, what cannot be a key, keys of an earlier version, and key groups as Spark computes them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What could not come back equal is refused when it is saved or declared, or when another writer has made its columns."""
+"""
+What could not come back equal is refused when it is saved or declared, or when another writer has made its columns.
+"""
 
 from __future__ import annotations
 

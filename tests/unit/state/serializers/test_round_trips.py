@@ -1,4 +1,4 @@
-"""What is saved comes back equal, whatever its type, lists as one column too, and values that are kept once and handed out many times."""
+"""What is saved comes back equal, whatever its type: lists as one column, and values kept once and handed out often."""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -228,16 +230,17 @@ def test_the_default_threshold_is_20_kib_and_the_largest_one_mib() -> None:
 def test_a_machine_without_space_is_a_storage_error_and_closes_the_stream(
     new_stream: New, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tempfile, "SpooledTemporaryFile", lambda **_: FullDisk())
     stream = new_stream(0)
-    monkeypatch.setattr(stream._buffer, "write", _full_disk)
     with pytest.raises(StorageError, match="No space left"):
         stream.write(b"x")
     with pytest.raises(StorageError, match="closed"):
         stream.write(b"x")
 
 
-def _full_disk(_: bytes) -> int:
-    raise OSError(28, "No space left on device")
+class FullDisk(io.BytesIO):
+    def write(self, _: Any, /) -> int:
+        raise OSError(28, "No space left on device")
 
 
 @pytest.fixture

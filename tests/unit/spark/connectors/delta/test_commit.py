@@ -273,7 +273,7 @@ def test_end_deletes_orphans_but_no_file_of_a_newer_attempt(path):
     second = DeltaAttempt(path, 2).open()
     second.write(2)
     newer = DeltaAttempt(path, 3)
-    newer.sink._destination(newer.context)
+    newer.sink.prepare(newer.context)
     (task,) = newer.write(3)
     second.add(1, 4)
     second.finish()

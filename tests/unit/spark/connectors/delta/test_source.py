@@ -24,6 +24,7 @@ from airflow_provider_statecheck.spark.connectors.delta.source import DeltaSourc
 from airflow_provider_statecheck.spark.connectors.delta.table_files import DataFile
 from airflow_provider_statecheck.spark.connectors.enumerator import SMALLEST_TARGET_BYTES
 from airflow_provider_statecheck.spark.connectors.files.source import ParquetSource
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.unit.spark.connectors.delta.attempts import DeltaAttempt
 from tests.unit.spark.connectors.runs import increments_of, state_of
 
@@ -445,11 +446,18 @@ def test_the_state_of_another_source_is_refused(path, source, tmp_path):
         source().open(None, other)
 
 
-def test_options_are_hidden_and_go_with_the_source():
+def test_options_are_hidden_and_go_with_the_source(monkeypatch):
     source = DeltaSource("s3://name:password@lake/t", storage_options={"secret": "hush-hush"})
     assert repr(source) == "DeltaSource('s3://***@lake/t')"
     assert "hush" not in repr(vars(source))
-    assert pickle.loads(pickle.dumps(source))._options.reveal() == {"secret": "hush-hush"}
+
+    def opened(_, **options):
+        raise LookupError(options)
+
+    monkeypatch.setattr(CheckpointStorage, "open", opened)
+    with pytest.raises(LookupError) as asked:
+        pickle.loads(pickle.dumps(source)).open(NO_SPARK)
+    assert asked.value.args == ({"secret": "hush-hush"},)
 
 
 def test_a_failing_storage_is_told_without_secrets(object_store):

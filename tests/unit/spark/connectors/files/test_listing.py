@@ -9,9 +9,9 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, LocationNotAllowedError, StorageError
-from airflow_provider_statecheck.spark.connectors.files import listing as module
 from airflow_provider_statecheck.spark.connectors.files.listing import FileListing, SourcePath, parse_paths
 
 
@@ -26,6 +26,19 @@ def write(tmp_path):
                 os.utime(path, (1_000_000 - age, 1_000_000 - age))
 
     return write
+
+
+OLDEST_FIRST = FileListing((SourcePath("memory://"),), {}, order="mtime")
+
+
+@pytest.fixture
+def tells(monkeypatch):
+    """Let a filesystem say of its files what the test gives."""
+
+    def tells(found):
+        monkeypatch.setattr(MemoryFileSystem, "find", lambda *_, **__: found)
+
+    return tells
 
 
 def listed(tmp_path, *patterns, order="path"):
@@ -153,18 +166,21 @@ def test_credentials_are_in_no_message(object_store):
     "time",
     [1_000, 1_000.0, datetime.fromtimestamp(1_000, UTC), datetime(1970, 1, 1, 0, 16, 40), "1970-01-01T00:16:40Z"],  # noqa: DTZ001
 )
-def test_filesystems_tell_times_in_different_ways(time):
-    assert module._modified_at("x", {"LastModified": time}) == 1_000
+def test_filesystems_tell_times_in_different_ways(tells, time):
+    tells({"/a": {"size": 1, "LastModified": time}, "/b": {"size": 1, "mtime": 1_001}, "/c": {"size": 1, "mtime": 999}})
+    assert [item.name for item in OLDEST_FIRST.files()] == ["memory:///c", "memory:///a", "memory:///b"]
 
 
-def test_a_filesystem_without_times_has_no_oldest_file():
+def test_a_filesystem_without_times_has_no_oldest_file(tells):
+    tells({"/a": {"size": 1}})
     with pytest.raises(InvalidConfigurationError, match="order='path'"):
-        module._modified_at("x", {})
+        OLDEST_FIRST.files()
 
 
-def test_a_filesystem_without_sizes_is_refused():
+def test_a_filesystem_without_sizes_is_refused(tells):
+    tells({"/a": {"size": None, "mtime": 1}})
     with pytest.raises(InvalidConfigurationError, match="reports the sizes of files"):
-        module._item("http://x", {"size": None})
+        OLDEST_FIRST.files()
 
 
 @pytest.mark.parametrize(

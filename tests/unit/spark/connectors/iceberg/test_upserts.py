@@ -92,7 +92,7 @@ KEYS: list[tuple[pa.DataType, list[Any]]] = [
 @pytest.mark.parametrize(("kind", "values"), KEYS, ids=[str(kind) for kind, _ in KEYS])
 @pytest.mark.parametrize("most", [0, 200])
 def test_keys_of_every_exact_type_match(tmp_path, monkeypatch, kind, values, most):
-    monkeypatch.setattr("airflow_provider_statecheck.spark.connectors.iceberg.writer._MOST_VALUES", most)
+    monkeypatch.setattr("airflow_provider_statecheck.spark.connectors.iceberg.writer.MOST_VALUES", most)
     schema = pa.schema([("key", kind), ("part", pa.int64()), ("tags", pa.list_(pa.string()))])
     create_table(tmp_path, schema)
     attempt = upserting(tmp_path, 1, schema=schema, upsert_by=["part", "key"]).open()

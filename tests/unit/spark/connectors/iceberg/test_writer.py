@@ -212,10 +212,7 @@ def test_changed_partitions_apply_to_tasks_after_the_next_commit_and_earlier_fil
 
 
 def test_pyiceberg_that_is_not_installed_is_told_with_the_extra(folder, monkeypatch):
-    def load(address):
-        raise ModuleNotFoundError("No module named 'pyiceberg'")
-
-    monkeypatch.setattr(iceberg_tables, "_load_catalog", load)
+    monkeypatch.setitem(sys.modules, "pyiceberg.catalog", None)
     with pytest.raises(EnvironmentNotReadyError, match=r"airflow-provider-statecheck\[iceberg\]"):
         Attempt(folder, 1).open()
 

@@ -9,7 +9,6 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from airflow_provider_statecheck.spark.connectors.sql.source import RangeReader
-from airflow_provider_statecheck.spark.tables import schemas
 
 Rows = list[dict[str, Any]]
 
@@ -48,7 +47,7 @@ def without_spark(monkeypatch: Any) -> None:
     """Let sources read in this process, each range as its task would."""
 
     def frame(reader: RangeReader, *_: Any) -> list[Rows]:
-        return [_rows(reader.read_task(task)) for task in schemas._unpacked(reader.packed_tasks)]
+        return [_rows(reader.read_task(task)) for task in reader.tasks]
 
     monkeypatch.setattr(RangeReader, "frame", frame)
 

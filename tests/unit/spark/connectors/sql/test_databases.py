@@ -31,9 +31,9 @@ SECRETS = (SECRET, "p%40ss%2Fw%25rd", "also-secret")
 
 @pytest.fixture(autouse=True)
 def _without_known_engines() -> Iterator[None]:
-    databases._engine_of.cache_clear()
+    databases.engine_of.cache_clear()
     yield
-    databases._engine_of.cache_clear()
+    databases.engine_of.cache_clear()
 
 
 def hides(text):

@@ -12,8 +12,7 @@ from threading import Event
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, make_url, text
-from sqlalchemy.dialects import postgresql
+from sqlalchemy import Engine, create_engine, event, make_url, text
 
 from airflow_provider_statecheck.exceptions import (
     CoordinatorError,
@@ -27,10 +26,9 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.spark.connectors.commit.target_files import TargetFiles
 from airflow_provider_statecheck.spark.connectors.sink import CHECKPOINT, LINEAGE, lineage_of
 from airflow_provider_statecheck.spark.connectors.sql.databases import SinkDatabase
-from airflow_provider_statecheck.spark.connectors.sql.destination import SqlDestination
-from airflow_provider_statecheck.spark.connectors.sql.loading import COMMITS, HEADS, RowLoader, TableName, output_table
+from airflow_provider_statecheck.spark.connectors.sql.loading import COMMITS, HEADS, RowLoader
 from airflow_provider_statecheck.spark.connectors.sql.sink import SqlSink
-from airflow_provider_statecheck.testing.sink_contract import SCHEMA, SinkAttempt
+from airflow_provider_statecheck.testing.sink_contract import SinkAttempt
 from tests.unit.spark.connectors.sql.databases import TABLE, Place
 
 UPSERT = {"upsert_by": ["key"]}
@@ -134,11 +132,18 @@ def test_a_sink_that_marks_now_goes_on_behind_rows_that_were_not_marked_then(pla
     assert place.seen == [1, 4]
 
 
-def test_keys_are_locked_in_their_order():
-    table = output_table(TableName.parse(TABLE), SCHEMA, keys=["name", "key"], marks_rows=True, is_sqlite=False)
-    loader = RowLoader(table, ["name", "key"])
-    statement = str(loader._upsert(loader._staged_table()).compile(dialect=postgresql.dialect()))
-    assert "ORDER BY anon_1.name, anon_1.key ON CONFLICT" in " ".join(statement.split())
+def test_keys_are_locked_in_their_order(postgres):
+    statements: list[str] = []
+
+    @event.listens_for(Engine, "before_cursor_execute")
+    def note(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        statements.append(" ".join(statement.split()))
+
+    try:
+        postgres.open(1, settings={"upsert_by": ["name", "key"]}).add(1, 1)
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    assert [each for each in statements if "ORDER BY anon_1.name, anon_1.key ON CONFLICT" in each]
 
 
 def test_a_table_of_the_user_with_the_name_of_ours_stays(postgres):
@@ -292,14 +297,15 @@ def test_rows_wait_on_an_object_store_and_go_with_their_commit(object_store, sql
 def test_a_new_attempt_waits_for_the_transaction_of_a_zombie_and_then_goes_on_from_it(postgres, monkeypatch):
     zombie = postgres.open(1)
     written = zombie.write(1)
-    publish, is_within, may_end = SqlDestination._publish, Event(), Event()
+    load, is_within, may_end = RowLoader.load, Event(), Event()
 
-    def slow(destination: SqlDestination, *rest: Any) -> None:
-        publish(destination, *rest)
+    def slow(loader: RowLoader, *rest: Any) -> int:
+        rows = load(loader, *rest)
         is_within.set()
         assert may_end.wait(60)
+        return rows
 
-    monkeypatch.setattr(SqlDestination, "_publish", slow)
+    monkeypatch.setattr(RowLoader, "load", slow)
     with ThreadPoolExecutor(2) as pool:
         committing = pool.submit(zombie.commit, 1, written)
         assert is_within.wait(60)

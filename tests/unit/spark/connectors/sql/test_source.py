@@ -411,7 +411,7 @@ def test_the_same_ranges_are_read_again_by_another_attempt(orders):
 
 
 def test_a_range_is_read_in_batches(orders, monkeypatch):
-    monkeypatch.setattr("airflow_provider_statecheck.spark.connectors.sql.source._ROWS_PER_BATCH", 3)
+    monkeypatch.setattr("airflow_provider_statecheck.spark.connectors.sql.source.ROWS_PER_BATCH", 3)
     orders.add_keys(range(10))
     assert keys_of(increments(source_of(orders, rows_per_increment=100).open(None))) == list(range(10))
 

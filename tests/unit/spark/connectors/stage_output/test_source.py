@@ -21,7 +21,11 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.spark.connectors.enumerator import SMALLEST_TARGET_BYTES
 from airflow_provider_statecheck.spark.connectors.source import OnChange
 from airflow_provider_statecheck.spark.connectors.stage_output import source as stage_output_source
-from airflow_provider_statecheck.spark.connectors.stage_output.source import StageOutputReader, reconcile_commits
+from airflow_provider_statecheck.spark.connectors.stage_output.source import (
+    EarlierOutput,
+    StageOutputReader,
+    reconcile_commits,
+)
 from airflow_provider_statecheck.state.source_items import Item, Ledger
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.locations import AllowedLocations
@@ -46,11 +50,10 @@ def source(path):
 
 @pytest.fixture(autouse=True)
 def _reads_without_spark(monkeypatch):
-    def load(reader, splits):
-        files = [file.uri for split in splits for file in reader._commits[split.item.name].files]
-        return sorted(k for uri in files for k in pq.read_table(uri.removeprefix("file://")).column("key").to_pylist())
+    def load_files(reader, uris):
+        return sorted(k for uri in uris for k in pq.read_table(uri.removeprefix("file://")).column("key").to_pylist())
 
-    monkeypatch.setattr(StageOutputReader, "load", load)
+    monkeypatch.setattr(StageOutputReader, "load_files", load_files)
 
 
 def read(enumerator, count=None):
@@ -494,8 +497,11 @@ def test_a_directory_of_the_other_job_that_was_moved_is_read_where_it_is_now(pat
 
 
 def test_the_state_has_no_directory_with_credentials():
+    spark: Any = None
     for uri, stored_uri in (("s3://me:very-secret@lake/balances", ""), ("s3://lake/balances", "s3://lake/balances")):
-        assert stage_output_source._storable(CheckpointStorage.open(uri)) == stored_uri
+        target = CheckpointStorage.open(uri)
+        reader = StageOutputReader(spark, target, {}, None, OnChange.FAIL, {}, EarlierOutput())
+        assert reader.snapshot()["target"] == stored_uri
 
 
 def test_listed_output_in_a_directory_with_credentials_is_not_found(path, source, fork):

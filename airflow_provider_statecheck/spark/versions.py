@@ -1,0 +1,113 @@
+"""
+What the supported versions of Spark do differently.
+
+All other code calls Spark as the newest version is called.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_statecheck.lazy import np
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType, StructType
+
+_SEED = 42
+"""Seed of the hash by which Spark chooses the partition of a row."""
+_C1, _C2 = 0xCC9E2D51, 0x1B873593
+
+
+def is_at_least(spark: SparkSession, version: str) -> bool:
+    """
+    Return whether a session has a version of Spark or a newer one; with Spark Connect, its server decides.
+
+    :param version: Major and minor number, such as ``4.2``.
+    """
+    return _numbers(spark.version) >= _numbers(version)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    # Managed services append names of their own, as in 4.0.0-amzn-0.
+    return tuple(int(number) for number in version.split(".")[:2])
+
+
+def to_arrow_schema(schema: StructType) -> Any:
+    """Return the Arrow schema of a Spark schema, with timestamps in UTC."""
+    from pyspark.sql.pandas import types
+
+    # Spark 4.2 replaced timestamp_utc by timezone, and 4.0 and 4.1 set UTC by default.
+    options: dict[str, Any] = (
+        {"timezone": "UTC"} if "timezone" in inspect.signature(types.to_arrow_schema).parameters else {}
+    )
+    return types.to_arrow_schema(schema, **options)
+
+
+def from_arrow_schema(schema: Any) -> StructType:
+    """Return the Spark schema of an Arrow schema; a timestamp without a time zone is a ``TIMESTAMP_NTZ``."""
+    from pyspark.sql.pandas import types
+
+    # Before Spark 4.2, the default is a timestamp with a time zone.
+    return types.from_arrow_schema(schema, prefer_timestamp_ntz=True)
+
+
+def from_arrow_type(kind: Any) -> DataType:
+    """Return the Spark type of an Arrow type; a timestamp without a time zone is a ``TIMESTAMP_NTZ``."""
+    from pyspark.sql.pandas import types
+
+    return types.from_arrow_type(kind, prefer_timestamp_ntz=True)
+
+
+def repartition_by_id(frame: DataFrame, partitions: int, column: str) -> DataFrame:
+    """
+    Return a DataFrame whose partition i contains the rows with i in a column.
+
+    :param column: Integer column with values from 0 to the number of partitions minus one.
+    """
+    if hasattr(frame, "repartitionById"):
+        return frame.repartitionById(partitions, column)
+    return _repartition_by_hash(frame, partitions, column)
+
+
+def _repartition_by_hash(frame: DataFrame, partitions: int, column: str) -> DataFrame:
+    """Place rows by a number whose hash falls on the wanted partition; ``repartitionById`` is new in Spark 4.1."""
+    from pyspark.sql import functions as F
+
+    numbers = F.array(*(F.lit(number) for number in numbers_of_partitions(partitions)))
+    place = "__statecheck_place"
+    placed = frame.withColumn(place, F.element_at(numbers, F.col(column) + F.lit(1)))
+    return placed.repartition(partitions, place).drop(place)
+
+
+@cache
+def numbers_of_partitions(partitions: int) -> tuple[int, ...]:
+    """
+    Return for each partition an integer that Spark places there.
+
+    Spark's ``HashPartitioning`` takes the Murmur3 hash of an ``int`` (Austin Appleby's MurmurHash3 x86 32-bit) with the
+    seed 42, modulo the number of partitions.
+    """
+    found: dict[int, int] = {}
+    start, size = 0, max(64, 4 * partitions)
+    while len(found) < partitions:
+        numbers = np.arange(start, start + size, dtype=np.uint32)
+        places, first = np.unique(_hashed(numbers).view(np.int32) % partitions, return_index=True)
+        found = dict(zip(places.tolist(), numbers[first].tolist(), strict=True)) | found
+        start += size
+    return tuple(found[partition] for partition in range(partitions))
+
+
+def _hashed(numbers: Any) -> Any:
+    mixed = _SEED ^ (_rotated(numbers * _C1, 15) * _C2)
+    mixed = _rotated(mixed, 13) * 5 + 0xE6546B64
+    mixed ^= 4  # the length of an int in bytes
+    mixed = (mixed ^ (mixed >> 16)) * 0x85EBCA6B
+    mixed = (mixed ^ (mixed >> 13)) * 0xC2B2AE35
+    return mixed ^ (mixed >> 16)
+
+
+def _rotated(numbers: Any, bits: int) -> Any:
+    return (numbers << bits) | (numbers >> (32 - bits))
