@@ -173,8 +173,9 @@ def to_file_columns(df: DataFrame) -> DataFrame:
 
     :raises UnsupportedStateError: for a column that this version of Spark cannot store.
     """
-    if not is_at_least(df.sparkSession, "4.2"):
-        _refuse_void(df.schema)
+    for field in df.schema.fields:
+        if _has_void(field.dataType) and not is_at_least(df.sparkSession, "4.2"):
+            raise _not_stored(field)
     return _converted(df, lambda field: [file_type(field.dataType)])
 
 
@@ -183,18 +184,20 @@ def from_file_columns(files: DataFrame, schema: StructType) -> DataFrame:
     return _original(files, schema, lambda field: [file_type(field.dataType)])
 
 
-def _refuse_void(schema: StructType) -> None:
+def _has_void(data_type: DataType) -> bool:
     from pyspark.sql.types import NullType
 
-    for field in schema.fields:
-        if any(isinstance(part, NullType) for part in nested_types(field.dataType)):
-            found = field.dataType.simpleString()
-            raise UnsupportedStateError(
-                f"Expected types that a snapshot supports before Spark 4.2, found {found} in column {field.name!r}; "
-                "cast void to another type, or use Spark 4.2 or newer.",
-                column=field.name,
-                type=found,
-            )
+    return any(isinstance(part, NullType) for part in nested_types(data_type))
+
+
+def _not_stored(field: StructField) -> UnsupportedStateError:
+    found = field.dataType.simpleString()
+    return UnsupportedStateError(
+        f"Expected types that a snapshot supports before Spark 4.2, found {found} in column {field.name!r}; cast void "
+        "to another type, or use Spark 4.2 or newer.",
+        column=field.name,
+        type=found,
+    )
 
 
 def to_transfer_columns(df: DataFrame) -> DataFrame:
