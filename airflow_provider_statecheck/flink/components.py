@@ -1,5 +1,5 @@
 """
-Parts that the steps of the coordinator share: aborter, notifier of tasks, statistics.
+Parts that the steps of the coordinator share: notifier of tasks, messages, statistics.
 
 Notifications are sent at most once and may be lost. Receivers treat a completion as the completion of all earlier
 checkpoints.
@@ -15,26 +15,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from functools import partial
 from threading import Lock
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.contents import AlignedStorage
 from airflow_provider_statecheck.checkpoint.aligned.decider import CheckpointRequestDecider
-from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints, AbortScope
-from airflow_provider_statecheck.checkpoint.aligned.steps import message_of, recorded_failure
-from airflow_provider_statecheck.checkpoint.codec import require, storable_text
+from airflow_provider_statecheck.checkpoint.aligned.steps import report_failure
+from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import (
     CheckpointException,
     CheckpointFailureManager,
     CheckpointFailureReason,
-    root_cause,
 )
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, RowsVersion
+from airflow_provider_statecheck.checkpoint.records import RowsVersion
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
 from airflow_provider_statecheck.checkpoint.statistics import HISTORY_SIZE, CheckpointStatsSnapshot, snapshot_of
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
@@ -52,8 +49,6 @@ class CoordinatorComponents:
 
     rows: AlignedCheckpoints
     leader: AttemptRef
-    name: str
-    """The unique name of the coordinator as a finalizer."""
     lease: timedelta
     """The time after which another coordinator may take over a finalization."""
     config: CheckpointConfig
@@ -97,88 +92,9 @@ class CoordinatorComponents:
                 raise failure
 
 
-class CheckpointAborter:
-    """
-    Aborts pending checkpoints.
-
-    :param ended: Called after a cleaning has ended; it triggers queued checkpoints.
-    """
-
-    def __init__(self, components: CoordinatorComponents, ended: Callable[[], None]) -> None:
-        self._components = components
-        self._ended = ended
-
-    def abort_one(self, checkpoint_id: int, error: CheckpointException, *, attempt_id: str = "") -> bool:
-        """
-        Abort a checkpoint if it is pending.
-
-        :param attempt_id: The attempt that caused the abort, empty for the coordinator.
-        :return: Whether the checkpoint was pending.
-        """
-        return bool(self.abort(AbortScope.CHECKPOINT, error, checkpoint_id=checkpoint_id, attempt_id=attempt_id))
-
-    def abort(
-        self, scope: AbortScope, error: CheckpointException, *, attempt_id: str = "", **fields: Any
-    ) -> tuple[CheckpointRecord, ...]:
-        """
-        Abort the checkpoints of a scope in one transition, then delete their files and notify the tasks.
-
-        Errors after the transition are logged.
-
-        :param attempt_id: The attempt that caused the abort, empty for the coordinator.
-        :param fields: Further fields of ``AbortCheckpoints``.
-        :return: The aborted checkpoints.
-        """
-        components = self._components
-        message = AbortCheckpoints(
-            leader=components.leader,
-            scope=scope,
-            reason=error.reason,
-            message=message_of(error),
-            **fields,
-        )
-        aborted = components.rows.abort(message)
-        for each in aborted:
-            log.info("Aborted checkpoint %s: %s", each.checkpoint_id, each.failure_message)
-            _run_logged(partial(self._notify, each))
-            self._count(each, recorded_failure(each) if scope is AbortScope.EXPIRED else error, attempt_id)
-        if aborted:
-            _run_logged(partial(components.cleaner.clean, self._ended))
-        return aborted
-
-    def expire(self) -> None:
-        """Abort the pending checkpoints whose timeout has passed."""
-        uids = {task.operator_id: task.uid for task in self._components.tasks}
-        self.abort(AbortScope.EXPIRED, CheckpointException(CheckpointFailureReason.CHECKPOINT_EXPIRED), uids=uids)
-
-    def _notify(self, aborted: CheckpointRecord) -> None:
-        checkpoint_id = aborted.checkpoint_id
-        latest = self._components.completed_store.get_latest_checkpoint_id() or -1
-        tasks = running(self._components)
-        self._components.notifier.notify_aborted(tasks, checkpoint_id, latest, aborted.triggered_at)
-        self._components.operator_coordinators.notify_checkpoint_aborted(checkpoint_id)
-
-    def _count(self, aborted: CheckpointRecord, error: CheckpointException, attempt_id: str) -> None:
-        operators = (task.uid for task in self._components.tasks if attempt_id and task.attempt_id == attempt_id)
-        self._components.count_failure(
-            error,
-            properties=aborted.properties,
-            checkpoint_id=aborted.checkpoint_id,
-            attempt_id=attempt_id or None,
-            operator=next(operators, ""),
-        )
-
-
 def running(components: CoordinatorComponents) -> list[ExecutionTask]:
     """Return the running tasks, which can receive notifications."""
     return [task for task in components.tasks if task.status is ExecutionStatus.RUNNING]
-
-
-def _run_logged(step: Callable[[], None]) -> None:
-    try:
-        step()
-    except Exception:
-        log.exception("A step after the abort of checkpoints failed")
 
 
 REMEMBERED_CHECKPOINTS = 1000
@@ -340,8 +256,7 @@ class CheckpointStatsTracker:
 
     def report_failed_checkpoint(self, checkpoint_id: int, error: CheckpointException) -> None:
         """Record the root cause of a failed checkpoint, which counts as one without an id if it has no row."""
-        cause = None if error.__cause__ is None else storable_text(root_cause(error))
-        self._rows.report_failure(self._leader, error.reason, checkpoint_id, cause)
+        report_failure(self._rows, self._leader, error, checkpoint_id)
 
     def report_failed_checkpoint_without_in_progress(self, error: CheckpointException) -> None:
         """Count a checkpoint that failed before it had an id; each call counts."""

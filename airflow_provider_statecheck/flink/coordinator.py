@@ -41,10 +41,9 @@ from airflow_provider_statecheck.flink.completed_store import (
     CompletedCheckpointStore,
     StateDiscarder,
 )
-from airflow_provider_statecheck.flink.completion import CheckpointFinalizer
+from airflow_provider_statecheck.flink.completion import CoordinatorSteps
 from airflow_provider_statecheck.flink.components import (
     AcknowledgeMessage,
-    CheckpointAborter,
     CheckpointNotifier,
     CheckpointStatsTracker,
     CoordinatorComponents,
@@ -66,7 +65,7 @@ from airflow_provider_statecheck.flink.requests import (
     as_checkpoint_exception,
     properties_of,
 )
-from airflow_provider_statecheck.flink.restore import RestorableTask, StateRestorer, resume
+from airflow_provider_statecheck.flink.restore import RestorableTask, StateRestorer
 from airflow_provider_statecheck.flink.state_handles import CheckpointIDCounter
 from airflow_provider_statecheck.flink.timer import CheckpointTimer
 from airflow_provider_statecheck.flink.triggering import CheckpointTrigger, PeriodicTrigger
@@ -141,7 +140,6 @@ class CheckpointCoordinator:
         self.components = CoordinatorComponents(
             rows=rows,
             leader=leader,
-            name=new_key(),
             lease=lease,
             config=config,
             tasks=tuple(tasks_to_commit_to),
@@ -168,17 +166,14 @@ class CheckpointCoordinator:
             executor=executor,
         )
         self._periodic = _periodic_trigger(config, random)
-        self.aborter = CheckpointAborter(self.components, self._trigger_next)
-        self.finalizer = CheckpointFinalizer(self.components, self.aborter, self._trigger_next)
-        self._trigger = CheckpointTrigger(
-            self.components, self.aborter, self.finalizer, self._require_ready, self._rearm
-        )
+        self.steps = CoordinatorSteps(self.components, self._trigger_next)
+        self._trigger = CheckpointTrigger(self.components, self.steps, self._require_ready, self._rearm)
         self._restorer = StateRestorer(self.components)
         id_counter.start()
         if self._periodic is not None:
             self._ensure_base_locations()
         completed_store.recover()
-        resume(self.components, self.aborter, self.finalizer)
+        self.steps.resume()
 
     @property
     def cleaner(self) -> CheckpointsCleaner:
@@ -258,7 +253,7 @@ class CheckpointCoordinator:
             return False
         with self.components.raising_job_failures():
             try:
-                return self.finalizer.acknowledge(message, sender)
+                return self.steps.receive(message, sender)
             except StaleAttemptError as error:
                 log.warning("Ignored an acknowledgement after a change of the leader: %s", error)
                 return False
@@ -280,7 +275,7 @@ class CheckpointCoordinator:
             )
         with self.components.raising_job_failures():
             try:
-                if not self.aborter.abort_one(message.checkpoint_id, message.cause, attempt_id=message.attempt_id):
+                if not self.steps.abort_one(message.checkpoint_id, message.cause, attempt_id=message.attempt_id):
                     log.debug("Ignored a decline of checkpoint %s (%s)", message.checkpoint_id, sender)
             except StaleAttemptError as error:
                 log.warning("Ignored a decline after a change of the leader: %s", error)
@@ -358,8 +353,8 @@ class CheckpointCoordinator:
             self._timer.stop()
 
     def _tick(self) -> None:
-        self.aborter.expire()
-        self.finalizer.take_over()
+        self.steps.expire()
+        self.steps.take_over()
         if self._periodic is not None and self._periodic.due(self._clock.now()):
             policy = self.components.config.retention_policy
             self.trigger_checkpoint(CheckpointProperties.for_checkpoint(policy), is_periodic=True)
@@ -458,8 +453,8 @@ class CheckpointCoordinator:
     def _abort_everything(self, reason: CheckpointFailureReason) -> None:
         try:
             with as_checkpoint_exception():
-                self.finalizer.take_over()
-                self.aborter.abort(AbortScope.EVERYTHING, CheckpointException(reason))
+                self.steps.take_over()
+                self.steps.abort(AbortScope.EVERYTHING, CheckpointException(reason))
         except StaleAttemptError as stale:
             log.warning("Pending checkpoints were not aborted after a change of the leader: %s", stale)
         self.futures.settle()

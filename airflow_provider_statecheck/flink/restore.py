@@ -1,4 +1,4 @@
-"""Restore of operator state, and takeover of the checkpoints of earlier leaders."""
+"""Restore of operators, hooks and operator coordinators from a checkpoint or a savepoint."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint.aligned.contents import CompletedCheckpoint
-from airflow_provider_statecheck.checkpoint.aligned.steps import unrecoverable
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointProperties,
@@ -19,8 +18,7 @@ from airflow_provider_statecheck.checkpoint.states.assignment import StateAssign
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, OperatorSubtaskState
 from airflow_provider_statecheck.checkpoint.states.matching import RestoreTarget
 from airflow_provider_statecheck.exceptions import CoordinatorError
-from airflow_provider_statecheck.flink.completion import CheckpointFinalizer
-from airflow_provider_statecheck.flink.components import CheckpointAborter, CoordinatorComponents
+from airflow_provider_statecheck.flink.components import CoordinatorComponents
 from airflow_provider_statecheck.flink.participants import OperatorCoordinatorRestoreMode
 
 log = logging.getLogger(__name__)
@@ -176,16 +174,3 @@ def _set_initial_states(
         operator_id = task.restore_target.operator_id
         mine = {index: state for (owner, index), state in assignment.subtask_states.items() if owner == operator_id}
         task.set_initial_state(latest.checkpoint_id, mine, is_finished=operator_id in assignment.finished)
-
-
-def resume(components: CoordinatorComponents, aborter: CheckpointAborter, finalizer: CheckpointFinalizer) -> None:
-    """
-    Resume the checkpoints of earlier leaders that can still be completed, and abort the others.
-
-    :raises StateCheckError: if the database or the storage fails; the call may be repeated.
-    """
-    for acknowledged in finalizer.take_over(is_new=True).pending:
-        error = unrecoverable(components.storage, acknowledged)
-        if error is not None:
-            aborter.abort_one(acknowledged.checkpoint.checkpoint_id, error)
-    components.cleaner.clean()

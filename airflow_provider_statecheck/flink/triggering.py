@@ -5,17 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
+from functools import partial
 from random import Random
 
 from airflow_provider_statecheck.checkpoint.aligned.contents import AlignedContent, CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AbortScope,
-    AcknowledgeAligned,
-    AcknowledgedCheckpoint,
     AwaitedTask,
     BeginCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.aligned.steps import trigger_failure
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
@@ -26,9 +24,8 @@ from airflow_provider_statecheck.checkpoint.properties import (
 )
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointRequest, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, OperatorState
-from airflow_provider_statecheck.exceptions import StaleAttemptError
-from airflow_provider_statecheck.flink.completion import CheckpointFinalizer
-from airflow_provider_statecheck.flink.components import CheckpointAborter, CoordinatorComponents
+from airflow_provider_statecheck.flink.completion import CoordinatorSteps
+from airflow_provider_statecheck.flink.components import CoordinatorComponents
 from airflow_provider_statecheck.flink.contents import coordinator_content
 from airflow_provider_statecheck.flink.plan import CheckpointPlan
 
@@ -39,8 +36,6 @@ class CheckpointTrigger:
     """
     Triggers the checkpoints of queued requests.
 
-    :param aborter: The aborter of checkpoints that cannot be triggered.
-    :param finalizer: The finalizer of checkpoints that need no further acknowledgement.
     :param require_ready: A callback that raises a ``CheckpointException`` if a request must not be triggered now.
     :param rearm: A callback with the delay before the next periodic checkpoint.
     """
@@ -48,14 +43,12 @@ class CheckpointTrigger:
     def __init__(
         self,
         components: CoordinatorComponents,
-        aborter: CheckpointAborter,
-        finalizer: CheckpointFinalizer,
+        steps: CoordinatorSteps,
         require_ready: Callable[[CheckpointRequest], None],
         rearm: Callable[[timedelta], None],
     ) -> None:
         self._components = components
-        self.aborter = aborter
-        self._finalizer = finalizer
+        self._steps = steps
         self._require_ready = require_ready
         self._rearm = rearm
 
@@ -76,25 +69,19 @@ class CheckpointTrigger:
         for dropped in choice.dropped:
             early = CheckpointException(CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS)
             # Another process of the leader may have begun the request since.
-            self._refuse(dropped, early, AbortScope.QUEUED)
+            self._steps.refuse(dropped, early, AbortScope.QUEUED)
         if choice.run is None:
             return bool(choice.dropped)
         self._serve(choice.run)
         return True
 
     def _serve(self, request: CheckpointRequest) -> None:
-        try:
+        with self._steps.refusing(request):
             self._require_ready(request)
             plan = self._components.plan_calculator.calculate()
             checkpoint = self._begin(request, plan)
-        except StaleAttemptError:
-            raise
-        except Exception as error:
-            # The request has a checkpoint if its begin was committed although it reported an error.
-            self._refuse(request, trigger_failure(error), AbortScope.REQUEST)
-            return
-        if checkpoint is not None:
-            self._trigger(checkpoint, plan)
+            if checkpoint is not None:
+                self._steps.trigger(checkpoint, partial(self._trigger, checkpoint, plan, request))
 
     def _begin(self, request: CheckpointRequest, plan: CheckpointPlan) -> CheckpointRecord | None:
         components, properties = self._components, request.properties
@@ -105,16 +92,13 @@ class CheckpointTrigger:
             decider=components.decider,
             cleanings=components.cleaner.cleanings,
             request_key=request.request_key,
-            coordinator=components.name,
+            coordinator=self._steps.name,
             awaited=tuple(_awaited(plan)),
             timeout_seconds=components.config.timeout.total_seconds(),
             is_full=is_full,
             savepoint_dir=parent,
         )
-        checkpoint = components.rows.begin(message)
-        # A shutdown meanwhile has not aborted a checkpoint that began after it.
-        self._require_ready(request)
-        return checkpoint
+        return components.rows.begin(message)
 
     def _must_be_full(self) -> bool:
         # The owner of a snapshot that was restored without a claim may delete its files.
@@ -128,25 +112,17 @@ class CheckpointTrigger:
         self._components.completed_store.recover()
         return self._components.completed_store.get_latest_checkpoint()
 
-    def _refuse(self, request: CheckpointRequest, error: CheckpointException, scope: AbortScope) -> None:
-        if not self.aborter.abort(scope, error, request_key=request.request_key):
-            self._components.count_failure(error, properties=request.properties)
-
-    def _trigger(self, checkpoint: CheckpointRecord, plan: CheckpointPlan) -> None:
-        try:
-            manifest = self._write_coordinator_manifest(checkpoint, plan)
-            if not self._is_still_pending(checkpoint):
-                return
-            self._trigger_tasks(checkpoint, plan)
-            acknowledged = self._acknowledge(checkpoint, manifest)
-        except StaleAttemptError:
-            raise
-        except Exception as error:
-            log.warning("Checkpoint %s could not be triggered", checkpoint.checkpoint_id, exc_info=True)
-            self.aborter.abort_one(checkpoint.checkpoint_id, trigger_failure(error))
-            return
-        if acknowledged is not None:
-            self._finalizer.try_finalize(acknowledged)
+    def _trigger(
+        self, checkpoint: CheckpointRecord, plan: CheckpointPlan, request: CheckpointRequest
+    ) -> FileStateHandle | None:
+        # A shutdown meanwhile has not aborted a checkpoint that began after it.
+        self._require_ready(request)
+        manifest = self._write_coordinator_manifest(checkpoint, plan)
+        self._require_pending(checkpoint)
+        options = options_of(checkpoint)
+        for task in plan.tasks_to_trigger:
+            task.trigger_checkpoint(checkpoint.checkpoint_id, checkpoint.triggered_at, options)
+        return manifest
 
     def _write_coordinator_manifest(self, checkpoint: CheckpointRecord, plan: CheckpointPlan) -> FileStateHandle | None:
         components, checkpoint_id, timeout = self._components, checkpoint.checkpoint_id, self._components.config.timeout
@@ -170,31 +146,12 @@ class CheckpointTrigger:
         copied = self._components.storage.copy_state(checkpoint, states) if is_self_contained and states else states
         return {state.operator_id: state for state in copied}
 
-    def _is_still_pending(self, checkpoint: CheckpointRecord) -> bool:
+    def _require_pending(self, checkpoint: CheckpointRecord) -> None:
         # Coordinators, hooks and copies may have taken longer than the timeout; tasks would snapshot in vain.
-        self.aborter.expire()
+        self._steps.expire()
         row = self._components.rows.checkpoint(checkpoint.job_id, checkpoint.checkpoint_id)
-        return row is not None and row.status is CheckpointStatus.PENDING
-
-    def _trigger_tasks(self, checkpoint: CheckpointRecord, plan: CheckpointPlan) -> None:
-        options = options_of(checkpoint)
-        for task in plan.tasks_to_trigger:
-            task.trigger_checkpoint(checkpoint.checkpoint_id, checkpoint.triggered_at, options)
-
-    def _acknowledge(
-        self, checkpoint: CheckpointRecord, manifest: FileStateHandle | None
-    ) -> AcknowledgedCheckpoint | None:
-        components = self._components
-        own = AcknowledgeAligned(
-            leader=components.leader,
-            checkpoint_id=checkpoint.checkpoint_id,
-            attempt_id=None,
-            is_written=True,
-            manifest=manifest,
-            finalizer=components.name,
-            lease_seconds=components.lease.total_seconds(),
-        )
-        return components.rows.acknowledge(own).finalizing
+        if row is None or row.status is not CheckpointStatus.PENDING:
+            raise CheckpointException(CheckpointFailureReason.CHECKPOINT_EXPIRED)
 
 
 def _awaited(plan: CheckpointPlan) -> Iterator[AwaitedTask]:

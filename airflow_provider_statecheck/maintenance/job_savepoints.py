@@ -246,7 +246,7 @@ class WholeJobSavepoints:
     def _tick(self, view: JobView, request: CheckpointRequest) -> tuple[str, ...]:
         with self._steps(view, request) as steps:
             steps.expire()
-            steps.trigger(request)
+            steps.begin(request)
         return ()
 
     def _steps(self, view: JobView, request: CheckpointRequest) -> AbstractContextManager[SavepointSteps]:

@@ -88,7 +88,7 @@ class StageCosts:
 
     @property
     def share(self) -> float:
-        """Return the part of the time that checkpointing has taken, from 0 to 1."""
+        """The part of the time that checkpointing has taken, from 0 to 1."""
         elapsed = self.elapsed_seconds
         return self.spent_seconds / elapsed if elapsed else 0.0
 

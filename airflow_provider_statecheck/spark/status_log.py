@@ -326,7 +326,7 @@ class StageProgress:
 
     @property
     def rows_per_second(self) -> float | None:
-        """Return the smoothed rate; ``None`` before the first rows."""
+        """The smoothed rate; ``None`` before the first rows."""
         return self._row_rate.per_second or None
 
     @property

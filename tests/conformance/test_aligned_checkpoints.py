@@ -170,7 +170,7 @@ class AlignedContract:
         late.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 1))
         held: list[AcknowledgedCheckpoint] = []
         with monkeypatch.context() as paused:
-            paused.setattr(late.finalizer, "finalize", held.append)
+            paused.setattr(late.steps, "finalize", held.append)
             late.receive_acknowledge_message(job.acknowledgement(job.tasks[1], 1))
         job.pass_time(600)
         other.tick()
@@ -178,8 +178,8 @@ class AlignedContract:
         job.acknowledge_all(other, 2)
         assert job.status(1) == "subsumed"
         # The references of its manifest are gone with the checkpoint.
-        monkeypatch.setattr("airflow_provider_statecheck.flink.completion.contents", lambda *_: [])
-        late.finalizer.try_finalize(held[0])
+        monkeypatch.setattr("airflow_provider_statecheck.checkpoint.aligned.steps.contents", lambda *_: [])
+        late.steps.try_finalize(held[0])
         assert job.directories() == {"chk-2"}
 
     def test_a_clock_that_was_far_ahead_holds_up_no_finalization(self, job: AlignedJob) -> None:

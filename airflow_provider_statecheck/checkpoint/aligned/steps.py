@@ -24,7 +24,8 @@ from airflow_provider_statecheck.checkpoint.aligned.contents import (
 )
 from airflow_provider_statecheck.checkpoint.aligned.rows import AcknowledgedCheckpoint, PutHandle
 from airflow_provider_statecheck.checkpoint.aligned.transitions import is_triggered
-from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.codec import storable_text
+from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason, root_cause
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, OpenEffects
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
@@ -199,6 +200,14 @@ def _named(storage: AlignedStorage, manifests: Iterable[AcknowledgementRecord]) 
     states = chain.from_iterable(content.operator_states for content in contents(storage, manifests))
     streams = chain.from_iterable(streams_of(state) for state in states)
     return frozenset(s.uri for s in streams if isinstance(s, FileStateHandle | SegmentFileStateHandle))
+
+
+def report_failure(
+    rows: AlignedCheckpoints, leader: AttemptRef, error: CheckpointException, checkpoint_id: int | None
+) -> None:
+    """Record the root cause of a failed checkpoint, which counts as one without an id if it has no row."""
+    cause = None if error.__cause__ is None else storable_text(root_cause(error))
+    rows.report_failure(leader, error.reason, checkpoint_id, cause)
 
 
 def recorded_failure(failed: CheckpointRequest | CheckpointRecord) -> CheckpointException:

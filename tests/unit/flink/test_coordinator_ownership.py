@@ -216,7 +216,7 @@ def test_a_completed_checkpoint_is_announced_although_older_ones_cannot_be_abort
     coordinator.trigger_checkpoint(CHECKPOINT)
     coordinator.trigger_checkpoint(CHECKPOINT)
     with monkeypatch.context() as broken:
-        broken.setattr(coordinator.finalizer.aborter, "abort", unavailable)
+        broken.setattr(coordinator.steps, "abort", unavailable)
         job.acknowledge_all(coordinator, 2)
     assert (job.status(2), job.tasks[0].heard("complete")) == ("completed", [2])
     job.take(coordinator)
