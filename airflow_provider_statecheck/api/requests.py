@@ -258,7 +258,7 @@ def public_text(error: StateCheckError) -> str:
 
 async def _reply_to_malformed(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for this class alone
-    # The reply names the fields but not their values, one of which may be a secret.
+    # The reply names the fields but not their values: one may be a secret.
     details = "; ".join(f"{_field_name(each['loc'])}: {each['msg']}" for each in error.errors())
     return rejection(422, f"Expected a message of this version of the API, found {details}.")
 

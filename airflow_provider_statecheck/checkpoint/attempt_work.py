@@ -1,4 +1,4 @@
-"""What the newest attempt of an operator is working on, at which rate, and what checkpointing costs it."""
+"""What the newest attempt of an operator works on, at which rate, and the cost of checkpoints."""
 
 from __future__ import annotations
 

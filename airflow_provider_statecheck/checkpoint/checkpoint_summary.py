@@ -1,5 +1,5 @@
 """
-Figures of a checkpoint for display: steps, loops, sources, states, open commits, durations and the work in progress.
+Figures of a checkpoint for display: its content, its durations and the work in progress.
 
 The driver sends them with the acknowledgement, because the server reads no checkpoint storage. No decision depends on
 them. They are bounded whatever the user's names and the number of entries are, so that a row stays small.

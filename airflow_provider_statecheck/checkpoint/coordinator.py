@@ -1,5 +1,5 @@
 """
-Checkpoint coordinator for stages, each of which checkpoints one operator.
+Checkpoint coordinator for stages; each stage checkpoints one operator.
 
 Each call runs one transaction on the rows of a job and returns the effects that are open after it. There is no daemon
 and no timer: each call first aborts the pending checkpoints that have expired. The model is Apache Flink's

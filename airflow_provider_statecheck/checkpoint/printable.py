@@ -51,6 +51,6 @@ def _escape(found: re.Match[str]) -> str:
 
 
 class Lines(str):
-    """Several lines, each of which is printable, for a message of a log that has more than one."""
+    """Several printable lines, for a message of a log that has more than one."""
 
     __slots__ = ()

@@ -294,7 +294,7 @@ def _reason_elsewhere(
         return f"{last}, which no longer exists"
     declared = {uid for uids in tasks.uids.values() for uid in uids}
     if declared.isdisjoint(task_uids_of(operator.uid)) and not _is_of_template(operator, newest, tasks.uids):
-        return f"{last}, no task of which has this uid in this job any more"
+        return f"{last}, and none of its tasks has this uid in this job any more"
     # Airflow may create a Dag paused, and dag.test() runs it anyway.
     return f"{last}, which is paused" if tasks.is_paused and not ignores_pause else ""
 

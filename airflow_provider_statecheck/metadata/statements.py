@@ -128,7 +128,7 @@ OPERATOR = (
     .where(given(_operator.job_id), given(_operator.operator_id))
 )
 """
-An operator with the attempt that holds its epoch and its undiscarded checkpoints, of which only few are retained.
+An operator with the attempt that holds its epoch and its undiscarded checkpoints; only few are retained.
 
 With each pending checkpoint come the statistics and the open requests of the operator, which its end changes, and the
 open requests to the whole job, with which its stages may have to stop.

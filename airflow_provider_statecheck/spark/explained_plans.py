@@ -2,7 +2,7 @@
 Texts that Spark writes of plans: all that this package reads in them.
 
 A client of Spark Connect has plans as text only, and so has the size of a cached relation. Versions of Spark may write
-other texts, of which the tests have samples.
+other texts; the tests have samples of them.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 _TRACEBACK = "Traceback (most recent call last):\n"
 _GROUP = "+ Exception Group "
-"""What precedes the first line of the traceback of a group of errors, each line of which is indented."""
+"""What precedes the first line of the traceback of a group of errors, whose lines are all indented."""
 _OF_LIBRARY = re.compile(
     r"/(?:site|dist)-packages/(?:airflow_provider_statecheck|pyspark)/|/pyspark\.zip/|/python/pyspark/|<frozen "
     r"|/airflow_provider_statecheck/(?:checkpoint|flink|formats|spark|state|storage)/"

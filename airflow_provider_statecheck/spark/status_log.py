@@ -423,7 +423,7 @@ class StepFigures:
         self._add((snapshot.scope, snapshot.name), step_summary(snapshot, StepOutcome.COMPUTED, progress))
 
     def restored(self, snapshot: NamedSnapshot, progress: PartedStep | None = None) -> None:
-        """Record a step that was restored, or of which parts were restored; ``progress`` as for :meth:`computed`."""
+        """Record a step that was restored, or some of its parts; ``progress`` as for :meth:`computed`."""
         step = step_summary(snapshot, StepOutcome.RESTORED, progress)
         self._add((snapshot.scope, snapshot.name), step)
         self._restored = [*self._restored, step][-_NEWEST_STEPS:]

@@ -1,6 +1,7 @@
 """
-What an attempt is working on: the step, the item of a loop or the increment, its rate, and the cost of checkpoints.
+What an attempt is working on, at which rate, and what checkpoints cost it, for pages.
 
+The work is a step, an item of a loop or an increment.
 Checkpoints tell it with their figures. Work that takes longer than some seconds is reported in between, so that a page
 names the step that takes hours, and many short steps cost no calls.
 """

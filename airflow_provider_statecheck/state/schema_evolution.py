@@ -356,7 +356,7 @@ def compatibility_of(
     """
     Return the compatibility of restored data of a state with a serializer.
 
-    :param are_keys: Whether the data are the user keys of a map, of which a migration must not make two equal.
+    :param are_keys: Whether the data are the user keys of a map; a migration must not make two of them equal.
     :param advice: What to do about incompatible types, for the error.
     :raises StateMigrationError: if they are incompatible.
     """

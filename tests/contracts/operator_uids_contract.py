@@ -239,7 +239,7 @@ class OperatorUidsContract:
         ("old", "reason"),
         [
             ("gone", "'orders' ran last, which no longer exists"),
-            ("without the task", "'orders' ran last, no task of which has this uid"),
+            ("without the task", "'orders' ran last, and none of its tasks has this uid"),
             ("paused", "'orders' ran last, which is paused"),
             ("unknown", "'orders' ran last, whose current tasks cannot be looked up"),
         ],
@@ -277,7 +277,10 @@ class OperatorUidsContract:
         dags.put("orders", "kept")
         dags.put("books", "totals", "sums")
         moved = registration("sums", owner=owner_of_task("sums", dag_id="books"))
-        with unchanged(self.gateway), pytest.raises(IncompatibleCheckpointError, match="no task of which has this uid"):
+        with (
+            unchanged(self.gateway),
+            pytest.raises(IncompatibleCheckpointError, match="none of its tasks has this uid"),
+        ):
             self.gateway.register(moved)
         grant = self.gateway.register(registration("totals", owner=owner_of_task("totals", dag_id="books")))
         assert (grant.is_restore, grant.warning) == (True, "")
@@ -323,7 +326,7 @@ class OperatorUidsContract:
         if is_in_use:
             assert self.gateway.register(added).uid == "added"
             return
-        with pytest.raises(IncompatibleCheckpointError, match="no task of which has this uid"):
+        with pytest.raises(IncompatibleCheckpointError, match="none of its tasks has this uid"):
             self.gateway.register(added)
 
     def test_task_whose_fixed_uid_became_a_template_is_refused(self) -> None:

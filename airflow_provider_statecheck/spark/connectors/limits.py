@@ -156,7 +156,7 @@ def _part_of(values: Any, steps: Sequence[str]) -> Any:
 
 
 def _entries_of(maps: Any, entries: Any) -> Any:
-    """Return the keys or values of maps, which PyArrow returns for the whole array of which the maps are a slice."""
+    """Return the keys or values of maps; if the maps are a slice, PyArrow returns those of the whole array."""
     # A copy, because PyArrow takes no mask with a slice of offsets.
     offsets = pa.array(maps.offsets.to_numpy())
     return pa.ListArray.from_arrays(offsets, entries, mask=maps.is_null()).flatten()

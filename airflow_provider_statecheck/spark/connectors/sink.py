@@ -206,7 +206,7 @@ class TaskCommittable(ABC):
 class Committable(TaskCommittable):
     """Files of one task that wait for their commit."""
 
-    KIND: ClassVar[str] = "a committable of a Parquet sink"
+    KIND: ClassVar[str] = "the uncommitted output of a Parquet sink"
     KEEPS_EMPTY: ClassVar[bool] = True
 
     schema: str

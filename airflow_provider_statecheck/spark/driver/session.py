@@ -503,7 +503,7 @@ class TaggedJobs:
 
     def each(self, frame: DataFrame) -> Iterator[Any]:
         """
-        Yield the rows of one partition after another, each of which is a job; the rest is not computed if it ends.
+        Yield the rows of one partition after another, with a job for each; the rest is not computed if it ends.
         """
         with self.tagged():
             yield from frame.toLocalIterator()

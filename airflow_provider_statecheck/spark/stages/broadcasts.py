@@ -85,8 +85,8 @@ class Broadcasts:
         if packed is None or self._size + len(packed) > LARGEST_BYTES:
             raise UnsupportedStateError(
                 f"Expected at most {readable_size(LARGEST_BYTES)} of rows in the broadcast inputs of a stage together, "
-                f"all of which each subtask sees, found more in that of {uid!r}; select fewer rows or columns, or join "
-                "the two inputs before key_by."
+                f"which each subtask sees as a whole, found more in that of {uid!r}; select fewer rows or columns, or "
+                "join the two inputs before key_by."
             )
         self._size += len(packed)
         return bytes(packed)

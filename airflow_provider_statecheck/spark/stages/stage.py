@@ -97,7 +97,7 @@ class MapNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BroadcastInput:
-    """A second source, all rows of which each subtask sees, and the states that the function keeps of them."""
+    """A second source, whose rows each subtask sees all, and the states that the function keeps of them."""
 
     source: Source
     states: tuple[MapStateDescriptor[Any], ...]
@@ -135,7 +135,7 @@ class AggregateNode:
     """``True`` to emit changed keys after each increment, ``False`` to emit all keys at the end of the input."""
     reads_results: bool = False
     """
-    Whether it aggregates the results of another aggregate, all of which it reads at the end of each input. Set by the
+    Whether it aggregates the results of another aggregate, and reads them all at the end of each input. Set by the
     plan.
     """
 

@@ -71,6 +71,7 @@ class TestJobs:
             "name": "test/without one",
             "job_id": job_id_of("test/without one"),
             "status": "running",
+            "computing": [],
             "operators": 1,
             "dags": [],
             "checkpoint": None,

@@ -297,7 +297,7 @@ class CommitFiles:
         if known is None:
             raise CoordinatorError(
                 f"Expected to commit to {name} a checkpoint after the newest one, found checkpoint "
-                f"{committed.checkpoint_id} of attempt {committed.epoch}, of which there is no record; restore from "
+                f"{committed.checkpoint_id} of attempt {committed.epoch}, which has no record; restore from "
                 "the newest checkpoint, or start over.",
                 checkpoint_id=committed.checkpoint_id,
             )

@@ -265,8 +265,8 @@ class TwoPhaseCommitter:
             elif not theirs.knows(epoch, checkpoint_id):
                 raise IncompatibleCheckpointError(
                     f"Expected all output of the savepoint to be committed to {self.destination.name}, found that of "
-                    f"checkpoint {checkpoint_id} of lineage {lineage} missing: the job that took the savepoint ended "
-                    "before the commit. Run that job until it succeeds, or take another savepoint of it.",
+                    f"checkpoint {checkpoint_id} with the mark {lineage} missing: the job that took the savepoint "
+                    "ended before the commit. Run that job until it succeeds, or take another savepoint of it.",
                     checkpoint_id=checkpoint_id,
                 )
 

@@ -203,7 +203,8 @@ class TargetFiles:
         is_internal = name.startswith(f"{lineage_directory(self.lineage)}/")
         if not is_plain or not (is_internal or self.lineage in (lineage_of_file(name), lineage_of_data_file(name))):
             raise CoordinatorError(
-                f"Expected a file of lineage {self.lineage} below {self.target}, found {name!r}; no file was changed."
+                f"Expected a file of this sink, with {self.lineage} in its name, below {self.target}, found {name!r}; "
+                "no file was changed."
             )
 
     def _uri(self, name: str) -> str:

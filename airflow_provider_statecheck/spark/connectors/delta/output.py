@@ -61,7 +61,7 @@ from airflow_provider_statecheck.storage.file_operations import in_parallel
 class DeltaCommittable(Committable):
     """Data files of one task."""
 
-    KIND: ClassVar[str] = "a committable of a Delta sink"
+    KIND: ClassVar[str] = "the uncommitted output of a Delta sink"
     KEEPS_EMPTY: ClassVar[bool] = False
     FORMAT: ClassVar[Mapping[str, Any]] = {"format_version": 1, "kind": "delta"}
 

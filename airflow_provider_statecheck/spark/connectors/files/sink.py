@@ -226,7 +226,7 @@ class PublishedFiles(Output):
         # Every attempt has to carry out the plan in the log, a fresh start included.
         lineage = self.files.lineage
         return (
-            "it was deleted after the commit had begun. Restore it from a backup, or delete the files with the lineage "
+            "it was deleted after the commit had begun. Restore it from a backup, or delete the files with "
             f"{lineage} in their names together with the log of the sink, {lineage_directory(lineage)}, and start over."
         )
 

@@ -108,7 +108,7 @@ class TableLedger:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CorruptStateError(
-                f"Expected the ledger of a sink of format {_FORMAT_VERSION} in {where}, found {text[:60]!r}; use the "
+                f"Expected the commits of a sink in format {_FORMAT_VERSION} in {where}, found {text[:60]!r}; use the "
                 "version of airflow-provider-statecheck that wrote it, or delete the output of the sink, drop the "
                 "branch, and start over."
             ) from error

@@ -173,7 +173,7 @@ class IcebergRanges:
         lost = [item.name for item in before.ledger.unfinished if item.name not in planned.tasks]
         if lost:
             self._refuse(
-                f"snapshots have expired of which {len(lost)} file(s) are still to be read, such as {redact(lost[0])}",
+                f"snapshots have expired with {len(lost)} file(s) that are still to be read, such as {redact(lost[0])}",
                 is_lost=True,
             )
         return planned

@@ -188,7 +188,7 @@ def _named_write_task() -> Any:
 class IcebergCommittable(TaskCommittable):
     """Data files of one task."""
 
-    KIND: ClassVar[str] = "a committable of an Iceberg sink"
+    KIND: ClassVar[str] = "the uncommitted output of an Iceberg sink"
     FORMAT: ClassVar[Mapping[str, Any]] = {"format_version": 1, "kind": "iceberg"}
 
     files: tuple[dict[str, Any], ...]
@@ -402,7 +402,7 @@ def require_marks(table: Any, shown: str) -> None:
         raise UnsupportedStateError(
             f"Expected the columns {LINEAGE} (string) and {CHECKPOINT} (long) in the Iceberg table {shown}, as it had "
             "them when rows were upserted, found that they were dropped; roll the table back to a snapshot and a "
-            "schema with them, or delete the rows of this stage from the table, drop the branch of the ledger and "
+            "schema with them, or delete the rows of this stage from the table, drop the branch of the sink and "
             "start over."
         )
 

@@ -207,7 +207,7 @@ def test_a_commit_with_the_committables_of_another_sink_is_refused(path, tmp_pat
     for keys in ([], ["key"]):
         sink = DeltaSink(str(tmp_path / f"delta-{len(keys)}"), upsert_by=keys)
         written = SinkAttempt(sink, 1).open().write(1)
-        with pytest.raises(CorruptStateError, match="Expected a committable of a Parquet sink of format 1"):
+        with pytest.raises(CorruptStateError, match="Expected the uncommitted output of a Parquet sink of format 1"):
             Attempt(path, 1).open().commit(1, written)
 
 
@@ -334,7 +334,7 @@ def test_a_changed_byte_of_the_ledger_changes_no_committed_file(path):
 def test_no_file_of_others_can_be_changed(path, name):
     files = TargetFiles.open(path, "mine", {})
     for change in (lambda: files.delete(name), lambda: files.move(name, name)):
-        with pytest.raises(CoordinatorError, match="Expected a file of lineage mine"):
+        with pytest.raises(CoordinatorError, match="Expected a file of this sink, with mine in its name"):
             change()
 
 
