@@ -16,6 +16,7 @@ from airflow_provider_statecheck.configuration import (
     StatecheckSettings,
     StateServingSettings,
     maintenance_dags,
+    migrates_on_start,
     reads_other_jobs,
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
@@ -58,6 +59,7 @@ VALUES = {
 ELSEWHERE = {
     "api_url",
     "maintenance_dags",
+    "migrate_on_start",
     "read_other_jobs",
     "storage_conn_id",
     "serve_state",
@@ -135,6 +137,12 @@ def test_tasks_read_other_jobs_unless_the_configuration_says_no(in_file: Any) ->
     assert reads_other_jobs()
     in_file("read_other_jobs", "off")
     assert not reads_other_jobs()
+
+
+def test_a_server_that_starts_migrates_unless_the_configuration_says_no(in_file: Any) -> None:
+    assert migrates_on_start()
+    in_file("migrate_on_start", "off")
+    assert not migrates_on_start()
 
 
 def test_the_settings_of_a_server_of_state_are_used(in_file: Any) -> None:

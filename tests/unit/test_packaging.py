@@ -14,6 +14,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
@@ -82,10 +83,13 @@ def test_constraints_name_each_distribution_once():
 
 
 def test_constraints_hold_the_equal_versions_of_pyspark_and_its_client():
-    pins = PROJECT["optional-dependencies"]["pyspark"]
+    ranges = {r.name: r.specifier for r in map(Requirement, PROJECT["optional-dependencies"]["pyspark"])}
+    pins = dict(line.split("==") for line in CONSTRAINTS)
 
-    assert len({pin.partition("==")[2] for pin in pins}) == 1
-    assert set(pins) <= set(CONSTRAINTS)
+    assert set(ranges) == {"pyspark", "pyspark-client"}
+    assert len(set(ranges.values())) == 1
+    assert len({pins[name] for name in ranges}) == 1
+    assert all(pins[name] in allowed for name, allowed in ranges.items())
 
 
 def test_each_requirement_is_a_name_with_a_range():

@@ -25,7 +25,14 @@ MODULES = ("operators", "sensors", "triggers", "hooks")
 (CONNECTION,) = INFO["connection-types"]
 OPTIONS: dict[str, dict[str, Any]] = INFO["config"]["statecheck"]["options"]
 # Where the API is, who tidies up and what is served belong to the deployment, all others to a stage.
-OF_DEPLOYMENT = {"api_url", "maintenance_dags", "read_other_jobs", "serve_state", "state_requests_per_second"}
+OF_DEPLOYMENT = {
+    "api_url",
+    "maintenance_dags",
+    "migrate_on_start",
+    "read_other_jobs",
+    "serve_state",
+    "state_requests_per_second",
+}
 STAGE_OPTIONS = {name: option for name, option in OPTIONS.items() if name not in OF_DEPLOYMENT}
 
 

@@ -95,7 +95,12 @@ def test_what_scripts_take_for_a_stage_stands_in_one_place_only() -> None:
 
 def test_each_option_of_the_section_is_read() -> None:
     read = {each.name for kind in (StatecheckSettings, StateServingSettings) for each in fields(kind)}
-    assert set(settings_in(Place.SECTION)) - read == {"api_url", "maintenance_dags", "read_other_jobs"}
+    assert set(settings_in(Place.SECTION)) - read == {
+        "api_url",
+        "maintenance_dags",
+        "migrate_on_start",
+        "read_other_jobs",
+    }
     assert set(StatecheckSettings.names()) == {
         n for n, s in settings_in(Place.SECTION).items() if Place.TASK in s.places
     }
