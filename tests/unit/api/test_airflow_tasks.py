@@ -152,7 +152,7 @@ def test_a_store_that_holds_something_else_proves_nothing(task: RunningTask, wri
 def test_the_hash_is_read_with_and_without_quotes(engine: Engine, written: str) -> None:
     task = RunningTask.start(engine)
     task.announce(written)
-    _prove(task)
+    assert _prove(task).run_id == task.run_id
 
 
 @pytest.mark.parametrize(

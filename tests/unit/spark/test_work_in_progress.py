@@ -124,6 +124,8 @@ def test_a_report_that_fails_in_any_way_is_dropped() -> None:
     found.during_call = fail
     with found.work.on("sessions"):
         found.wait()
+        found.wait()
+    assert [name for name, _ in found.told] == ["sessions"], "it is not sent again"
 
 
 def test_nothing_is_reported_after_the_end() -> None:

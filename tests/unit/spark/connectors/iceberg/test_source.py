@@ -239,7 +239,7 @@ def test_a_snapshot_that_was_forgotten_within_what_is_still_to_be_read_is_refuse
     state, snapshots = begun_after_a_run(folder)
     expire(folder, snapshots[number])
     for choice in ("fail", "ignore"):
-        with pytest.raises(SourceChangedError, match=rf"{number + 1} file\(s\) are still to be read"):
+        with pytest.raises(SourceChangedError, match=rf"{number + 1} file\(s\) that are still to be read"):
             source_of(folder, on_change=choice).open(SPARK, state, new_run=new_run)
     with pytest.raises(SourceRestartRequiredError, match="still to be read"):
         source_of(folder, on_change="restart").open(SPARK, state, new_run=new_run)
@@ -253,7 +253,7 @@ def test_a_snapshot_that_others_forgot_within_what_is_still_to_be_read_is_refuse
         table.metadata = table.metadata.model_copy(update={"snapshots": kept})
         ranges = IcebergRanges(table, TABLE, OnChange.IGNORE)
         for plan in (ranges.of_restarted_run, ranges.of_new_run):
-            with pytest.raises(SourceChangedError, match=r"1 file\(s\) are still to be read"):
+            with pytest.raises(SourceChangedError, match=r"1 file\(s\) that are still to be read"):
                 plan(decode_source_state(state))
 
 
