@@ -58,8 +58,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     403: {"description": "The credentials are missing or invalid, or the token belongs to another job"},
     404: {
         "description": "The job, the checkpoint, the name or the key does not exist; the code tells them apart. A job "
-        "that "
-        "a user may not read does not exist for this user"
+        "that a user may not read does not exist for this user"
     },
     413: {"description": "The request or the answer is too large"},
     429: {

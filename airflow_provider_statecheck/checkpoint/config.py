@@ -262,8 +262,7 @@ class CheckpointConfig:
             keys = CheckpointConfig.checkpoint_storage.key, CheckpointConfig.checkpoint_dir.key
             raise InvalidConfigurationError(
                 f"Expected one directory of checkpoints, found different ones in {keys[0]} and {keys[1]}; remove one "
-                f"of "
-                "the settings.",
+                "of the settings.",
                 key=keys[0],
             )
         return storage

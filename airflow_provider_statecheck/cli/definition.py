@@ -324,8 +324,7 @@ def _changing_commands() -> tuple[ActionCommand, ...]:
                 type=age,
                 metavar="AGE",
                 help="Minimum age of the database rows to remove, such as 60d; also removes whole jobs whose Dag run "
-                "is over for that time "
-                "(default: 30d)",
+                "is over for that time (default: 30d)",
             ),
             Arg(("--test-jobs",), action="store_true", help="Also remove whole jobs of test runs"),
             ARG_DRY_RUN,
@@ -378,8 +377,7 @@ def _changing_commands() -> tuple[ActionCommand, ...]:
                 ("--stop",),
                 choices=("suspend", "terminate"),
                 help="Stop the stages of the job, or with --uid one stage, with the savepoint: at the next boundary "
-                "(suspend) or at the "
-                "end (terminate)",
+                "(suspend) or at the end (terminate)",
             ),
             Arg(
                 ("--no-wait",), action="store_true", help="Only request the savepoint; the maintenance Dag completes it"
@@ -470,8 +468,7 @@ def _serving_command() -> ActionCommand:
             default=0,
             metavar="SECONDS",
             help="Maximum time since the last version check of a job for which no new check is made; callers are "
-            "authorized every "
-            "5 seconds in any case (default: 0)",
+            "authorized every 5 seconds in any case (default: 0)",
         ),
         ARG_STORAGE,
     )

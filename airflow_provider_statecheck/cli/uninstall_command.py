@@ -101,10 +101,9 @@ def _tell_running(views: list[JobView]) -> bool:
     if running:
         print_message(
             f"{counted(len(running), 'job')} with an attempt that has not ended, such as {running[0]}: nothing is "
-            f"removed "
-            "before. Pause the Dags, wait until their tasks have ended, or stop them, and repeat the command. The "
-            "attempt of a driver that crashed ends with the next attempt of its task, or days later with 'airflow "
-            "statecheck gc'."
+            "removed before. Pause the Dags, wait until their tasks have ended, or stop them, and repeat the "
+            "command. The attempt of a driver that crashed ends with the next attempt of its task, or days later "
+            "with 'airflow statecheck gc'."
         )
     return bool(running)
 

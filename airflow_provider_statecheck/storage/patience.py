@@ -109,8 +109,8 @@ class HostPatience:
                 if goes_on
                 else StorageError(
                     f"Expected an answer of {host} within {seconds:g} seconds, found that it answers other calls "
-                    f"only; a "
-                    "directory may be too large, or a link may lead elsewhere. Check the storage and the network."
+                    "only; a directory may be too large, or a link may lead elsewhere. Check the storage and the "
+                    "network."
                 )
             )
         self._silent_until[host] = self.monotonic() + _SILENT_SECONDS

@@ -252,8 +252,7 @@ class Stage:
         if getattr(source, "on_change", None) == "restart":
             raise InvalidConfigurationError(
                 "Expected on_change of a broadcast input to be 'fail' or 'ignore', found 'restart', which only the "
-                "source "
-                "of a stage has: this input has no run of its own to start again; correct it."
+                "source of a stage has: this input has no run of its own to start again; correct it."
             )
         return replace(
             self, nodes=(*self.nodes[:-1], replace(key, broadcast=BroadcastInput(source=source, states=states)))

@@ -180,8 +180,7 @@ def require_broadcast_rows(
         raise SourceChangedError(
             "Expected the run that starts again to read its whole input again, found that "
             f"{some_of([redact(name) for name in lost])}, which it had read of the broadcast input of {uid!r}, "
-            f"vanished. "
-            "Restore these files."
+            "vanished. Restore these files."
         )
 
 

@@ -279,6 +279,5 @@ def require_keyed_process_function(function: object) -> None:
     if getattr(process, "__func__", process) is KeyedBroadcastProcessFunction.process_broadcast_element:
         raise InvalidConfigurationError(
             f"Expected {type(function).__name__} to define process_broadcast_element, found no such method; define "
-            f"it, or "
-            "use a KeyedProcessFunction."
+            "it, or use a KeyedProcessFunction."
         )

@@ -127,10 +127,8 @@ class ParquetReader(CuttingReader, FileReader):
         if new:
             raise SourceChangedError(
                 f"Expected the columns {known.names} in {redact(item.name)}, as in the first files of the run, found "
-                f"{new} in "
-                "addition. To read the columns of all files, set options={'mergeSchema': True}; to leave columns out, "
-                "set "
-                "columns= or schema=, and schema= for fields of structs."
+                f"{new} in addition. To read the columns of all files, set options={{'mergeSchema': True}}; to leave "
+                "columns out, set columns= or schema=, and schema= for fields of structs."
             )
 
     def _widen(self, item: Item, found: StructType) -> None:

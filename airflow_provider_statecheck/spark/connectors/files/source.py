@@ -126,8 +126,7 @@ class FileSource(ItemSource):
             shown = ", ".join(redact(f"{path.root}/{path.pattern}") for path in missed or self._paths)
             raise InvalidConfigurationError(
                 f"Expected files in {shown}, found none; empty and hidden files are not read. Correct the path. Write "
-                f"alternatives "
-                "such as {a,b} as several paths."
+                "alternatives such as {a,b} as several paths."
             )
 
 
