@@ -22,7 +22,8 @@ def messages_after(kind: str) -> list[str]:
     async def server(scope: Any, receive: Any, send: Any) -> None:
         passed.append(scope["type"])
 
-    anyio.run(TableUpgrade(server), {"type": kind}, None, None)
+    unused: Any = None
+    anyio.run(lambda: TableUpgrade(server)({"type": kind}, unused, unused))
     return passed
 
 
