@@ -18,6 +18,7 @@ class AttemptWork:
     computing: str | None = None
     """Step, item of a loop or increment; ``None`` if the attempt has ended, or is between two of them."""
     computing_since: datetime | None = None
+    """``None`` as well if the driver sent no possible time."""
     rows_per_second: float | None = None
     """``None`` if it is unknown, or the work does not read rows one after the other."""
     checkpoint_share: float | None = None
@@ -35,10 +36,18 @@ def work_of(view: JobView, operator_id: OperatorId) -> AttemptWork:
     is_working = attempt.is_running and bool(own.computing)
     return AttemptWork(
         computing=own.computing if is_working else None,
-        computing_since=attempt.registered_at + timedelta(seconds=own.computing_after) if is_working else None,
+        computing_since=_later(attempt.registered_at, own.computing_after) if is_working else None,
         rows_per_second=_first(newest.rows_per_second, own.rows_per_second),
         checkpoint_share=_first(newest.checkpoint_share, own.checkpoint_share),
     )
+
+
+def _later(begin: datetime, seconds: float) -> datetime | None:
+    try:
+        return begin + timedelta(seconds=seconds)
+    except OverflowError:
+        # The driver may send any number.
+        return None
 
 
 def _newest_figures(view: JobView, attempt: AttemptRecord) -> CheckpointSummary | None:

@@ -9,6 +9,7 @@ snapshots would be lost.
 from __future__ import annotations
 
 import base64
+import csv
 import errno
 import hashlib
 import importlib
@@ -225,20 +226,20 @@ def has_own_files(distribution: str) -> bool:
     ``pyspark`` and ``pyspark-client`` install the same files, and an installer that works in parallel can mix them.
     """
     found = metadata.distribution(distribution)
+    # Distribution.files leaves out missing files in some versions.
+    record = csv.reader((found.read_text("RECORD") or "").splitlines())
     return all(
-        file.hash is None or file.hash.value == _digest(Path(str(found.locate_file(file))))
-        for file in found.files or ()
-        if file.suffix == ".py"
+        digest == _digest(Path(str(found.locate_file(name)))) for name, digest, _ in record if name.endswith(".py")
     )
 
 
 def _digest(path: Path) -> str | None:
-    """Return the digest of a file in the notation of installed distributions, ``None`` if the file is missing."""
+    """Return the digest of a file as a ``RECORD`` has it, ``None`` if the file is missing."""
     try:
         digest = hashlib.sha256(path.read_bytes()).digest()
     except OSError:
         return None
-    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+    return f"sha256={base64.urlsafe_b64encode(digest).rstrip(b'=').decode()}"
 
 
 def check_environment(

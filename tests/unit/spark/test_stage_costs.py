@@ -245,6 +245,9 @@ class Saving:
     def within(self, _: str) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def working_on(self, _: StepKey) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def require_room(self, _: object) -> None: ...
 
     def write(self, step: StepKey, frame: Any, *_: object) -> Any:

@@ -80,6 +80,13 @@ def test_a_checkpoint_tells_the_next_work_and_the_end_ends_it(site: Site, retrie
     assert "Computing now" not in tiles(site.read(path_of(retried)))
 
 
+@pytest.mark.parametrize("seconds", [1e10, 9e15, float("inf"), float("nan"), -1.0])
+def test_a_page_is_shown_whatever_number_a_driver_sends(site: Site, retried: MadeJob, seconds: float) -> None:
+    numbers = {"computing_after": seconds, "rows_per_second": seconds, "checkpoint_share": seconds}
+    retried.report(CheckpointSummary(computing="increment 1", **numbers))
+    assert tiles(site.read(path_of(retried)))["Computing now"].startswith("increment 1")
+
+
 def test_what_a_silent_attempt_was_computing_is_not_said_to_go_on(site: Site, retried: MadeJob) -> None:
     retried.report(CheckpointSummary(computing="increment 1"))
     retried.clock.advance(SILENCE.total_seconds() + 60)
