@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -82,7 +83,7 @@ def test_a_checkpoint_tells_the_next_work_and_the_end_ends_it(site: Site, retrie
 
 @pytest.mark.parametrize("seconds", [1e10, 9e15, float("inf"), float("nan"), -1.0])
 def test_a_page_is_shown_whatever_number_a_driver_sends(site: Site, retried: MadeJob, seconds: float) -> None:
-    numbers = {"computing_after": seconds, "rows_per_second": seconds, "checkpoint_share": seconds}
+    numbers: dict[str, Any] = {"computing_after": seconds, "rows_per_second": seconds, "checkpoint_share": seconds}
     retried.report(CheckpointSummary(computing="increment 1", **numbers))
     assert tiles(site.read(path_of(retried)))["Computing now"].startswith("increment 1")
 
