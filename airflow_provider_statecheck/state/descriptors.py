@@ -155,11 +155,6 @@ class StateDescriptor(Generic[T]):
         """The serializer of the user keys; ``None`` unless the state is a map."""
         return None
 
-    @property
-    def is_serializer_initialized(self) -> bool:
-        """Whether the serializer is set."""
-        return self._serializer is not None
-
     def initialize_serializer_unless_set(self, serializer: Any = None) -> None:
         """
         Set the serializer unless it is set already.

@@ -67,10 +67,10 @@ class KeyedAccessContract:
         with pytest.raises(CoordinatorError, match="current key"):
             _ = backend.current_key
 
-    def test_current_key_and_its_group_can_be_read(self, keyed: KeyedHarness) -> None:
+    def test_the_current_key_can_be_read(self, keyed: KeyedHarness) -> None:
         backend: Any = keyed.open()
         backend.set_current_key("a")
-        assert (backend.current_key, backend.current_key_group) == ("a", keyed.keys.key_group_of("a", KEY_GROUPS))
+        assert backend.current_key == "a"
 
     def test_same_name_and_kind_is_the_same_state(self, keyed: KeyedHarness) -> None:
         backend: Any = keyed.open()

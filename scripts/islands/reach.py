@@ -4,9 +4,10 @@ What live code makes live.
 * A name that live code evaluates, or writes in a text as ``package.module:name``, makes its definition live, and with
   it what its module runs at import. A name that only says a type makes protocols and typed dictionaries live.
 * A method of a live class is live if live code uses an attribute of its name, if it overrides a live method, or if a
-  class of another library or the language may call it.
-* A public method of a class that users get is live. They get the roots, the types in the signatures of what they get,
-  and the base classes and subclasses of these.
+  class of another library or the language may call it. This holds for protocols too: a method that users must write,
+  and nothing calls, is dead.
+* A public method of a class that users get is live if a page of the documentation names it. They get the roots, the
+  types in the signatures of what they get, and the base classes and subclasses of these.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from scripts.islands.code import Definition, Kind
-from scripts.islands.names import Names, is_public_name
+from scripts.islands.names import Names
 
 # Other libraries call these methods of any object that they use as a file.
 _OF_FILES = frozenset(dir(io.RawIOBase))
@@ -33,12 +34,14 @@ class Reach:
     Call ``start_from`` and ``hand_to_users`` for the roots, and then ``spread`` once.
 
     :param attributes: Attributes that templates use.
+    :param documented: Names on pages of the documentation.
     """
 
-    def __init__(self, names: Names, attributes: Iterable[str] = ()) -> None:
+    def __init__(self, names: Names, attributes: Iterable[str] = (), documented: Iterable[str] = ()) -> None:
         self.live: set[Definition] = set()
         self._names = names
         self._attributes = set(attributes)
+        self._documented = frozenset(documented)
         self._of_users: set[Definition] = set()
         self._unread: list[Definition] = []
         self._given: list[Definition] = []
@@ -115,7 +118,7 @@ class Reach:
     def _may_be_called(self, owner: Definition, method: Definition) -> bool:
         name = method.own_name
         is_special = name.startswith("_") and name.endswith("_")
-        if is_special or name in _OF_FILES or name in self._attributes or owner.describes_values:
+        if is_special or name in _OF_FILES or name in self._attributes:
             return True
         overridden = {base.methods.get(name) for base in self._classes.above(owner)}
         return bool(overridden & self.live) or owner in self._classes.called_from_elsewhere
@@ -133,12 +136,9 @@ class Reach:
         self._give(self._classes.above(definition))
         for name in definition.types_for_users():
             self._give(self._names.meant(definition.module, name))
-        if definition.describes_values:
-            # Users call the methods of a protocol on objects that are like it.
-            self._use(definition.methods)
-        public = [each for name, each in definition.methods.items() if is_public_name(name)]
-        self.start_from(public)
-        self._give(public)
+        shown = [each for name, each in definition.methods.items() if name in self._documented]
+        self.start_from(shown)
+        self._give(shown)
 
 
 class _Classes:

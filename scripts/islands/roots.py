@@ -17,6 +17,8 @@ _LOADED_BY_AIRFLOW = ("operators", "decorators", "sensors", "triggers", "plugins
 _REPORTED = (Kind.FUNCTION, Kind.CLASS, Kind.METHOD)
 _TEMPLATES = (".html", ".jinja", ".jinja2", ".j2", ".mako")
 _ATTRIBUTE = re.compile(r"\.([A-Za-z_]\w*)")
+_PAGES = ("docs/**/*.md", "README.md")
+_ON_PAGE = re.compile(r"[.`]([A-Za-z_]\w*)")
 
 
 def reach_of(names: Names, package: Path, listed: Iterable[Definition]) -> Reach:
@@ -25,7 +27,7 @@ def reach_of(names: Names, package: Path, listed: Iterable[Definition]) -> Reach
 
     :param listed: The definitions in the file of roots.
     """
-    reach = Reach(names, _attributes_in_templates(package))
+    reach = Reach(names, _attributes_in_templates(package), _on_pages(package.parent))
     for module in names.modules.values():
         if _is_loaded(module, package.name):
             reach.start_from(each for name, each in module.definitions.items() if "." not in name)
@@ -52,6 +54,12 @@ def _attributes_in_templates(package: Path) -> Iterator[str]:
     for path in package.rglob("*"):
         if path.suffix in _TEMPLATES:
             yield from _ATTRIBUTE.findall(path.read_text(encoding="utf-8"))
+
+
+def _on_pages(project: Path) -> Iterator[str]:
+    """Yield the names that the documentation marks as code or calls."""
+    for page in (page for pattern in _PAGES for page in project.glob(pattern)):
+        yield from _ON_PAGE.findall(page.read_text(encoding="utf-8"))
 
 
 def _entry_points(package: Path) -> list[str]:

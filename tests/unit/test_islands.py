@@ -127,18 +127,35 @@ def test_a_class_that_only_type_checkers_import_is_found(shop: Shop):
     assert shop.check() == ["shop/prices.py:1: class Price"]
 
 
-def test_a_protocol_is_live_in_an_annotation(shop: Shop):
+def test_a_protocol_in_an_annotation_is_live_without_the_methods_that_nothing_calls(shop: Shop):
     shop.write(
         "shop/orders.py",
         """
         class Price(Protocol):
             def amount(self): ...
+            def tax(self): ...
 
-        def sell(price: Price): ...
+        def sell(price: Price): return price.amount()
         """,
     )
 
-    assert shop.check() == []
+    assert shop.check() == ["shop/orders.py:4: method Price.tax"]
+
+
+def test_a_method_that_users_must_write_and_nothing_calls_is_found(shop: Shop):
+    shop.write("shop/__init__.py", "from shop.orders import sell, Price\n\n__all__ = ['sell', 'Price']\n")
+    shop.write(
+        "shop/orders.py",
+        """
+        class Price(Protocol):
+            def amount(self): ...
+            def tax(self): ...
+
+        def sell(price: Price) -> None: price.amount()
+        """,
+    )
+
+    assert shop.check() == ["shop/orders.py:4: method Price.tax"]
 
 
 def test_a_call_in_an_annotation_runs(shop: Shop):
@@ -177,7 +194,7 @@ def test_a_method_that_overrides_a_live_method_is_not_found(shop: Shop):
         class Reduced(Fixed):
             def amount(self): ...
 
-        def sell(): return _price()
+        def sell(): return _price().amount()
         def _price() -> Price: return Reduced()
         """,
     )
@@ -230,13 +247,15 @@ def test_a_template_uses_methods(shop: Shop):
     assert shop.check() == []
 
 
-def test_the_methods_of_a_public_class_and_of_what_it_returns_are_not_found(shop: Shop):
+def test_methods_of_a_public_class_and_of_what_it_returns_are_live_if_a_page_names_them(shop: Shop):
+    shop.write("docs/use/orders.md", "Call `receipt()`, then `fold`, as in `Receipt().print()`; this is no refund.\n")
     shop.write("shop/__init__.py", "from shop.orders import Till\n\n__all__ = ['Till']\n")
     shop.write(
         "shop/orders.py",
         """
         class Receipt:
             def print(self): ...
+            def refund(self): ...
             def _cut(self): ...
 
         class Paper(Receipt):
@@ -248,7 +267,10 @@ def test_the_methods_of_a_public_class_and_of_what_it_returns_are_not_found(shop
         """,
     )
 
-    assert shop.check() == ["shop/orders.py:4: method Receipt._cut"]
+    assert shop.check() == [
+        "shop/orders.py:4: method Receipt.refund",
+        "shop/orders.py:5: method Receipt._cut",
+    ]
 
 
 def test_methods_of_a_class_that_users_do_not_get_are_found(shop: Shop):
@@ -282,6 +304,7 @@ def test_an_entry_point_is_live(shop: Shop):
 
 def test_a_definition_in_the_file_of_roots_is_live(shop: Shop):
     shop.write("shop/orders.py", "class Order:\n    def pay(self): ...\n\ndef sell(): ...\n\ndef refund(): ...\n")
+    shop.write("README.md", "```python\norder.pay()\n```\n")
 
     assert shop.check(roots="# Orders\nshop.orders.Order\n\nshop.orders.refund  # undoes it\n") == []
 

@@ -227,16 +227,6 @@ class AbstractKeyedStateBackend(ABC):
             return ""
         return f"{self._context.key!r:.{_SHOWN_KEY}}"
 
-    @property
-    def current_key_group(self) -> int:
-        """
-        The key group of the current key.
-
-        :raises CoordinatorError: without a current key.
-        """
-        self._context.require()
-        return self._context.key_group
-
     def set_current_key(self, key: Any, key_group: int | None = None) -> None:
         """
         Set the current key of all states.

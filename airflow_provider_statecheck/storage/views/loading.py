@@ -21,7 +21,16 @@ from airflow_provider_statecheck.storage.views.state_files import CheckpointStor
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 
 DEFAULT_STORAGE = "filesystem"
-Factory = TypeVar("Factory")
+
+
+class IdentifiedFactory(Protocol):
+    """Factory that an entry point may name."""
+
+    def get_identifier(self) -> str:
+        """Return the name of the factory in configurations."""
+
+
+Factory = TypeVar("Factory", bound=IdentifiedFactory)
 
 
 @runtime_checkable
@@ -62,14 +71,16 @@ class NamedFactories(Generic[Factory]):
 
         A factory is itself, and one of a class is an object of it.
 
-        :raises InvalidConfigurationError: if no factory can be loaded.
+        :raises InvalidConfigurationError: if no factory can be loaded, or that of an entry point has another name.
         """
         if isinstance(name, type):
             return self._create(name, name)
         if isinstance(name, self.kind):
             return name
         known = self.known.get(name.lower()) if isinstance(name, str) else None
-        return self._create(name, known or self._load_entry_point(name) or self._import_path(name))
+        if known is None and (loaded := self._load_entry_point(name)) is not None:
+            return self._identified(name, self._create(name, loaded))
+        return self._create(name, known or self._import_path(name))
 
     def _load_entry_point(self, name: Any) -> Any:
         found = entry_points(group=self.group, name=name) if isinstance(name, str) else ()
@@ -99,6 +110,11 @@ class NamedFactories(Generic[Factory]):
             raise self._error(name, f"its factory cannot be created: {error}") from error
         if not isinstance(factory, self.kind):
             raise self._error(name, f"it is not a {self.kind.__name__}, a method is missing")
+        return factory
+
+    def _identified(self, name: str, factory: Factory) -> Factory:
+        if factory.get_identifier() != name:
+            raise self._error(name, f"the factory of this entry point says that it is {factory.get_identifier()!r}")
         return factory
 
     def _error(self, name: Any, reason: str) -> InvalidConfigurationError:

@@ -44,6 +44,11 @@ class UnmakeableFactory(OwnFactory):
         raise NotImplementedError
 
 
+class OtherFactory(OwnFactory):
+    def get_identifier(self) -> str:
+        return "other"
+
+
 NO_FACTORY = 5
 MADE_FACTORY = OwnFactory()
 
@@ -112,6 +117,12 @@ def test_factory_is_found_by_its_dotted_path_or_entry_point(name: str, monkeypat
     entry_point(monkeypatch, f"{HERE}:OwnFactory")
     backend: Any = load_state_backend(None, {"state.backend": name, "own.size": 9})
     assert backend.max_state_size == 9
+
+
+def test_factory_of_an_entry_point_of_another_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry_point(monkeypatch, f"{HERE}:OtherFactory")
+    with pytest.raises(InvalidConfigurationError, match=r"'own': the factory of this entry point says .* 'other'"):
+        load_state_backend(None, {"state.backend": "own"})
 
 
 def test_entry_point_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
