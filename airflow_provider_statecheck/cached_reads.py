@@ -44,7 +44,7 @@ def about_to_wait() -> None:
     """
     Announce that a read is about to wait.
 
-    :raises WouldWaitError: in a context without waiting.
+    :raises WouldWaitError: if the context forbids waiting.
     """
     if not _may_wait.get():
         raise WouldWaitError

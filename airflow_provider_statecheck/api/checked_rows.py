@@ -221,7 +221,7 @@ class CheckedRows:
 
         They are not older than the call, or than the greatest staleness before it.
 
-        :raises StateCheckError: the error of the rows, or of the connection to them.
+        :raises StateCheckError: if the rows refuse the call, or the connection to them fails.
         """
         if not self._is_granted(job_id, token):
             return await self._checked(job_id, token)

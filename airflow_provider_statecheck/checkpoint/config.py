@@ -74,7 +74,7 @@ class CheckpointConfig:
     """
     Checkpoint settings of a job, which are validated on assignment. ``None`` resets a setting to its default.
 
-    :raises InvalidConfigurationError: on assignment of a value that is out of range.
+    :raises InvalidConfigurationError: if a value out of range is assigned.
     """
 
     checkpoint_storage = ConfigOption[Any](

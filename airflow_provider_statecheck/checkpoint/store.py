@@ -457,7 +457,7 @@ class JobStore(JobReads, Protocol):
 
         :param create_as: Name with which to create the job if it does not exist.
         :raises CheckpointNotFoundError: if the job does not exist and ``create_as`` is ``None``.
-        :raises CommitStateUnknownError: on leaving the context, if the outcome of the commit is unknown.
+        :raises CommitStateUnknownError: if the outcome of the commit is unknown when the context ends.
         """
 
     def claim(self, pointer: str) -> ClaimRecord | None:

@@ -105,7 +105,7 @@ def require_whole_union_state(state: OperatorState, finished_subtasks: AbstractS
 
     :param state: The operator's state to write.
     :param finished_subtasks: The indexes of the ended subtasks.
-    :raises CheckpointException: ``CHECKPOINT_DECLINED_TASK_CLOSING`` if union state of an ended subtask is missing.
+    :raises CheckpointException: if union state of an ended subtask is missing, as ``CHECKPOINT_DECLINED_TASK_CLOSING``.
     """
     if len(finished_subtasks) >= state.parallelism:
         return

@@ -287,7 +287,7 @@ class CheckpointCoordinator:
 
         Without a timer, :meth:`tick` triggers them, and a warning says so.
 
-        :raises CoordinatorError: after the shutdown, or if no interval is configured.
+        :raises CoordinatorError: if called after the shutdown, or no interval is configured.
         """
         self._require_in_use()
         if self._periodic is None:
@@ -307,7 +307,7 @@ class CheckpointCoordinator:
         """
         Stop periodic checkpoints and abort all pending and queued ones; repeated calls have no effect.
 
-        :raises CheckpointException: ``IO_EXCEPTION`` if the database fails; periodic checkpoints are stopped anyway.
+        :raises CheckpointException: if the database fails, as ``IO_EXCEPTION``; periodic ones are stopped anyway.
         """
         self._stop_periodic()
         self._abort_everything(CheckpointFailureReason.CHECKPOINT_COORDINATOR_SUSPEND)
@@ -380,7 +380,7 @@ class CheckpointCoordinator:
         :param renamed_uids: The new uids of operators by their uids in the checkpoint.
         :param mode: How to restore operator coordinators.
         :return: Whether there is a checkpoint.
-        :raises CoordinatorError: after the shutdown, or if a required checkpoint does not exist.
+        :raises CoordinatorError: if called after the shutdown, or a required checkpoint does not exist.
         :raises IncompatibleCheckpointError: if a state does not fit.
         """
         self._require_in_use()
@@ -410,7 +410,7 @@ class CheckpointCoordinator:
         :param restore_mode: The claim mode, which determines the owner of the snapshot's files.
         :param allow_non_restored_state: Whether to drop state that has no operator or hook.
         :param renamed_uids: The new uids of operators by their uids in the snapshot.
-        :raises CoordinatorError: after the shutdown, or if the job has newer checkpoints.
+        :raises CoordinatorError: if called after the shutdown, or the job has newer checkpoints.
         :raises CheckpointNotFoundError: if the snapshot does not exist.
         :raises IncompatibleCheckpointError: if a state does not fit; the owner of the snapshot does not change.
         :raises SavepointClaimedError: if another job has claimed the snapshot.

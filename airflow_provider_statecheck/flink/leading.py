@@ -100,7 +100,7 @@ def new_coordinator(
     :param pause: The function with which futures wait between two reads of the rows.
     :param lease: The time after which another coordinator may take over a finalization.
     :param timer: The timer of periodic checkpoints, by default none.
-    :raises InvalidConfigurationError: as for :class:`CheckpointCoordinator`, and for other settings.
+    :raises InvalidConfigurationError: as :class:`CheckpointCoordinator`, and for other settings.
     """
     config.require_only(SETTINGS, "a coordinator of several operators")
     _require_same_directory(config, storage)

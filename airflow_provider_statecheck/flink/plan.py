@@ -123,8 +123,8 @@ class CheckpointPlanCalculator:
         """
         Return the plan of a checkpoint that is triggered now.
 
-        :raises CheckpointException: ``NOT_ALL_REQUIRED_TASKS_RUNNING`` if the status of a task does not allow a
-            checkpoint, or no task is running.
+        :raises CheckpointException: if the status of a task does not allow a checkpoint, or no task is running,
+            as ``NOT_ALL_REQUIRED_TASKS_RUNNING``.
         """
         # Each status is read once: a task that ends meanwhile must not have two roles in the plan.
         statuses = {_key(task): task.status for task in (*self._to_trigger, *self._to_wait_for, *self._to_commit_to)}

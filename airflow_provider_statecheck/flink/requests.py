@@ -101,7 +101,7 @@ class CheckpointFuture:
         """
         Read the rows and return whether the request has ended.
 
-        :raises CheckpointException: ``IO_EXCEPTION`` if the database fails; the call may be repeated.
+        :raises CheckpointException: if the database fails, as ``IO_EXCEPTION``; the call may be repeated.
         """
         if self._ended is None:
             with as_checkpoint_exception():
@@ -115,7 +115,7 @@ class CheckpointFuture:
         Wait for the end and return the error, ``None`` if the checkpoint was completed.
 
         :param timeout: The longest wait in seconds, ``None`` for no limit.
-        :raises CheckpointException: ``IO_EXCEPTION`` if the database fails; the call may be repeated.
+        :raises CheckpointException: if the database fails, as ``IO_EXCEPTION``; the call may be repeated.
         :raises TimeoutError: if the request has not ended within the timeout.
         """
         ended = self._wait(timeout)
@@ -248,7 +248,7 @@ def as_checkpoint_exception() -> Iterator[None]:
     """
     Convert errors of the database or the storage.
 
-    :raises CheckpointException: ``IO_EXCEPTION`` with the error as its cause; a ``CheckpointException`` is unchanged.
+    :raises CheckpointException: if database or storage fail, as ``IO_EXCEPTION``; a ``CheckpointException`` stays.
     :raises StaleAttemptError: if another leader has taken over.
     """
     try:

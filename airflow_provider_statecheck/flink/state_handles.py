@@ -233,7 +233,7 @@ class CheckpointIDCounter:
         """
         Start the counter; a second call has no effect.
 
-        :raises CoordinatorError: after the shutdown.
+        :raises CoordinatorError: if called after the shutdown.
         :raises CheckpointNotFoundError: if the job does not exist.
         """
         if self._is_shut_down:
@@ -245,7 +245,7 @@ class CheckpointIDCounter:
         """
         Return the next id.
 
-        :raises CoordinatorError: before the start and after the shutdown.
+        :raises CoordinatorError: if called before the start or after the shutdown.
         """
         self._require_in_use()
         self._has_drawn = True
@@ -255,7 +255,7 @@ class CheckpointIDCounter:
         """
         Return the next id without drawing it.
 
-        :raises CoordinatorError: before the start and after the shutdown.
+        :raises CoordinatorError: if called before the start or after the shutdown.
         """
         self._require_in_use()
         return self._count()

@@ -43,7 +43,7 @@ class HttpClient:
 
     :param base_url: Root URL of Airflow's api-server, including the path of ``[api] base_url``.
     :param client: Client for the requests. The default trusts the certificates of the machine.
-    :raises InvalidConfigurationError: as for :func:`root_url`.
+    :raises InvalidConfigurationError: as :func:`root_url`.
     """
 
     def __init__(self, base_url: str, client: httpx.Client | None = None) -> None:
@@ -54,7 +54,7 @@ class HttpClient:
         """
         Make a call of the API.
 
-        :raises StateCheckError: as for :meth:`post`.
+        :raises StateCheckError: as :meth:`post`.
         """
         given = verb.signature.bind(*arguments, **named).arguments
         if verb.is_read:
@@ -66,7 +66,7 @@ class HttpClient:
         """
         Send a message and return the reply.
 
-        :raises StateCheckError: the error of the coordinator.
+        :raises StateCheckError: if the coordinator refuses the call; this is its error.
         :raises CoordinatorUnavailableError: if the message did not reach the server.
         :raises CommitStateUnknownError: if the reply was lost.
         """
@@ -76,7 +76,7 @@ class HttpClient:
         """
         Return the reply to a query.
 
-        :raises StateCheckError: as for :meth:`post`.
+        :raises StateCheckError: as :meth:`post`.
         """
         return self._send("GET", path, token, None)
 
@@ -210,7 +210,7 @@ def _content_of(response: httpx.Response, url: str) -> Any:
     """
     Return the content of a reply.
 
-    :raises StateCheckError: the error of the coordinator, or one derived from the reply of another server.
+    :raises StateCheckError: if the coordinator refuses the call, or the reply is that of another server.
     """
     data = _json(response)
     if response.is_success and data is not _NO_JSON:
@@ -441,7 +441,7 @@ class AsyncJobReader:
         """
         Return a job with its newest checkpoints.
 
-        :raises StateCheckError: the error of the coordinator, or of the connection.
+        :raises StateCheckError: if the coordinator refuses the call, or the connection fails.
         """
         view: JobView = await self._read(COORDINATOR["describe"], job_id=job_id)
         return view
@@ -452,7 +452,7 @@ class AsyncJobReader:
         """
         Return the newest readable checkpoint of each operator, or ``None`` if the version is the known one.
 
-        :raises StateCheckError: as for :meth:`describe`.
+        :raises StateCheckError: as :meth:`describe`.
         """
         found: LatestCheckpoints | None = await self._read(
             COORDINATOR["latest_checkpoints"], job_id=job_id, known_version=known_version
@@ -465,7 +465,7 @@ class AsyncJobReader:
 
         :raises TokenExpiredError: if the token has expired.
         :raises AccessDeniedError: if its task neither runs nor is deferred.
-        :raises StateCheckError: as for :meth:`describe`.
+        :raises StateCheckError: as :meth:`describe`.
         """
         await self._client.request("POST", "token/renew", self._token)
 

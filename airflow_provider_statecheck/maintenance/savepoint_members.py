@@ -131,7 +131,7 @@ def require_checkpoints(view: JobView, members: Sequence[Member]) -> None:
     """
     Require that the stages of a savepoint can give their parts.
 
-    :raises CheckpointNotFoundError: as for :func:`require_members`.
+    :raises CheckpointNotFoundError: as :func:`require_members`.
     """
     begun = next((m for m in members if m.status is MemberStatus.RELEASED and _has_only_its_savepoint(view, m)), None)
     if begun is not None:

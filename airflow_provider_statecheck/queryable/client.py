@@ -91,7 +91,7 @@ class QueryableStateClient(StateReads):
     :param retries: Number and pauses of the rounds over all servers, and the time in which the requests of a call
         begin.
     :param client: Client for the requests, such as one with other certificates; the caller closes it.
-    :raises InvalidConfigurationError: without a server, and for a URL with a user or a password.
+    :raises InvalidConfigurationError: if there is no server, or its URL has a user or a password.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class AsyncQueryableStateClient:
         begin.
     :param client: Client for the requests; the caller closes it.
     :param sleep: Coroutine function that waits for a number of seconds.
-    :raises InvalidConfigurationError: without a server, and for a URL with a user or a password.
+    :raises InvalidConfigurationError: if there is no server, or its URL has a user or a password.
     """
 
     def __init__(

@@ -121,7 +121,7 @@ class JobContents:
         :param as_of: The checkpoint to read; by default the latest of each operator.
         :param lists: Whether to read the listing of each as well.
         :raises CheckpointNotFoundError: if there is no such job, operator or checkpoint.
-        :raises StateCheckError: the error of the metadata, if that of no checkpoint can be read.
+        :raises StateCheckError: if the metadata of no checkpoint can be read; this is its error.
         :raises StorageError: if the storage fails.
         """
         records = self._records(job_id, uid, as_of)

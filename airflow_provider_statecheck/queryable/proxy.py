@@ -183,7 +183,7 @@ class StateProxy:
         :raises InvalidConfigurationError: if a key has no value for a column, or for a user key of a state without one.
         :raises UnsupportedStateError: if a key does not fit its type.
         :raises RequestLimitError: if the values are larger than the query allows.
-        :raises StateCheckError: the last error, if the locations stay stale, or if rows or storage fail.
+        :raises StateCheckError: if the locations stay stale, or rows or storage fail; this is the last error.
         """
         tries = _Tries(self._retries)
         while True:

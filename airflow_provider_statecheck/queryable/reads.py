@@ -205,7 +205,7 @@ class StateReads(ABC):
         checkpoint, up to five times.
 
         :param keys: The keys; ``keys`` of the reply has them in the same order, in normal form.
-        :raises CheckpointNotFoundError: also if each checkpoint was subsumed during the read.
+        :raises CheckpointNotFoundError: if each checkpoint was subsumed during the read, too.
         :raises InvalidConfigurationError: if the keys are a single text.
         :raises RequestLimitError: if a single key or its value is too large.
         :raises StateCheckError: as :meth:`ask`.

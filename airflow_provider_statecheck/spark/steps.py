@@ -55,7 +55,7 @@ class StageState(MutableMapping[str, Any]):
     Supports the types of :func:`~airflow_provider_statecheck.storage.state_json.encode_state`: numbers, text, bytes,
     dates, decimals and collections of these. Intended for cursors and counters, not for data.
 
-    :raises UnsupportedStateError: on assignment of a value of another type.
+    :raises UnsupportedStateError: if a value of another type is assigned.
     """
 
     def __init__(self, encoded: Any = None) -> None:

@@ -295,7 +295,7 @@ class FsStateBackend(AbstractFileStateBackend):
         """
         Return a checkpoint storage with files.
 
-        :raises InvalidConfigurationError: without a checkpoint directory.
+        :raises InvalidConfigurationError: if there is no checkpoint directory.
         """
         if self.checkpoint_path is None:
             raise InvalidConfigurationError(

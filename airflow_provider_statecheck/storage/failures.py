@@ -206,7 +206,7 @@ class RetryPolicy:
 
         :param name: Redacted URI for the log.
         :return: Result of the function.
-        :raises Exception: the last error, if it is not transient or the attempts or the deadline are exhausted.
+        :raises Exception: if the last error is not transient, or the attempts or the deadline are exhausted.
         """
         started = self.monotonic()
         for number in range(1, self.attempts):

@@ -55,7 +55,7 @@ def find(filesystem: Any, root: str) -> dict[str, dict[str, Any]]:
     """
     Return fsspec's details of each file below a directory by its path; an empty dict if the directory is missing.
 
-    :raises Exception: the client's error, if any part of the directory cannot be listed.
+    :raises Exception: if any part of the directory cannot be listed; this is the client's error.
     """
     found: dict[str, dict[str, Any]] = {}
     with ignoring_missing():
@@ -67,7 +67,7 @@ def delete_all(filesystem: Any, root: str) -> None:
     """
     Delete a directory and its contents, if it exists.
 
-    :raises Exception: the client's error, if a file cannot be deleted.
+    :raises Exception: if a file cannot be deleted; this is the client's error.
     """
     with ignoring_missing():
         filesystem.rm(root, recursive=True)
@@ -239,8 +239,8 @@ def write(filesystem: Any, path: str, data: bytes, *, overwrite: bool) -> None:
     """
     Publish a file.
 
-    :raises FileExistsError: or another error for which ``is_taken`` returns true, if the name exists and may not be
-        overwritten.
+    :raises FileExistsError: if the name exists and may not be overwritten; or another error for which ``is_taken``
+        returns true.
     """
     if not overwrite:
         if _is_created_conditionally(filesystem, path, data):

@@ -274,7 +274,7 @@ def write_metadata(storage: CheckpointStorage, directory: str, document: Checkpo
 
     :param directory: The exclusive directory of the checkpoint.
     :raises InvalidConfigurationError: if the metadata cannot be encoded; see :func:`encode_metadata`.
-    :raises StorageError: as for :func:`publish_metadata`.
+    :raises StorageError: as :func:`publish_metadata`.
     """
     return publish_metadata(storage, directory, encode_metadata(document, uri=f"{directory}/{METADATA_FILE}"))
 

@@ -104,7 +104,7 @@ def require_own(root: OwnDirectory, path: Path) -> None:
     """
     Require that no symbolic link leads to a file.
 
-    :raises InvalidConfigurationError: One does.
+    :raises InvalidConfigurationError: if one does.
     """
     with ignoring_missing(), _parent_of(root, path):
         pass

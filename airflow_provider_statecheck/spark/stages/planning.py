@@ -497,7 +497,7 @@ def key_serializer_of(
     Return the serializer of the key in columns of a DataFrame.
 
     :param aliases: Former names of columns.
-    :raises InvalidConfigurationError: without key columns, or for one that does not occur exactly once.
+    :raises InvalidConfigurationError: if there are no key columns, or one does not occur exactly once.
     :raises UnsupportedStateError: for a column whose type cannot be part of a key.
     """
     fields = {}

@@ -192,7 +192,7 @@ class KeyedContext(Generic[K]):
         """
         The key of the current element.
 
-        :raises CoordinatorError: outside of a call, or while a batch is processed.
+        :raises CoordinatorError: if used outside of a call, or while a batch is processed.
         """
         if self._key is _NO_KEY:
             raise CoordinatorError(
@@ -205,7 +205,7 @@ class KeyedContext(Generic[K]):
         """
         Return the timestamp of the element in milliseconds since the epoch, or ``None`` if it has none.
 
-        :raises CoordinatorError: outside of a call.
+        :raises CoordinatorError: if used outside of a call.
         """
         if not self._is_open:
             raise CoordinatorError(

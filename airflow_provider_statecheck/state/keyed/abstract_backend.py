@@ -215,7 +215,7 @@ class AbstractKeyedStateBackend(ABC):
         """
         The current key.
 
-        :raises CoordinatorError: without a current key.
+        :raises CoordinatorError: if there is no current key.
         """
         self._context.require()
         return self._context.key
@@ -276,7 +276,7 @@ class AbstractKeyedStateBackend(ABC):
         Merge the state of the current key in the source namespaces into the target namespace.
 
         :raises InvalidConfigurationError: if a namespace is ``None``, or the state cannot be merged.
-        :raises CoordinatorError: without a current key.
+        :raises CoordinatorError: if there is no current key.
         """
         for namespace in (target, *sources):
             _require_namespace(namespace)

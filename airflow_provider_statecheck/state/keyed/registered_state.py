@@ -118,7 +118,7 @@ class KeyContext:
         """
         Require a current key.
 
-        :raises CoordinatorError: without a current key.
+        :raises CoordinatorError: if there is no current key.
         """
         if self.key_group < 0:
             raise no_key()

@@ -181,7 +181,7 @@ class KeySerializer:
         """
         Return the keys of Arrow columns as Spark sends them, in normal form.
 
-        :raises UnsupportedStateError: also if a time is outside the years 1 to 9999, or a text is not in UTF-8.
+        :raises UnsupportedStateError: if a time is outside the years 1 to 9999, or a text is not in UTF-8, too.
         """
         values = list(map(KeyField.values, self.fields, self.normalized_columns(columns)))
         return values[0] if len(values) == 1 else list(zip(*values, strict=True))

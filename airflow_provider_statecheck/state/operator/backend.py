@@ -175,7 +175,7 @@ class DefaultOperatorStateBackend(OperatorStateStore):
 
         :param timestamp: The time of its trigger, in milliseconds since the epoch.
         :raises UnsupportedStateError: if an element does not fit the type of its state.
-        :raises CoordinatorError: after ``dispose``.
+        :raises CoordinatorError: if called after ``dispose``.
         """
         self._require_usable()
         captured = [registered.capture() for registered in self._registered.values()]
