@@ -1,9 +1,9 @@
 """
 Add up the delays of a year twice, by airport and by carrier, and checkpoint both at the same flight.
 
-The task executes two operators in its own process, without Spark, and leads their checkpoints. After each month, one
-checkpoint contains the state of both. Fail the task at any point: the retry restores both and repeats the month that
-failed.
+The task executes two operators in its own process, without Spark, and leads their checkpoints. An operator coordinator
+assigns them one month after the other. After each month, one checkpoint contains the state of both operators and the
+position of the coordinator. Fail the task at any point: the retry restores all three and repeats the month that failed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from pathlib import Path
@@ -51,23 +52,22 @@ class Delays:
         self.uid, self.operator_id, self.attempt_id = uid, operator_id_of(uid), f"{uid}/{new_key()}"
         self.restore_target = RestoreTarget(operator_id=self.operator_id, uid=uid, parallelism=1, max_parallelism=128)
         self.by, self.minutes = by, minutes
-        self.months, self.total = 0, Counter[str]()
+        self.total = Counter[str]()
 
     def add(self, flights: list[dict[str, str]]) -> None:
         """Add the flights of a month."""
         for flight in flights:
             if flight[self.minutes] != "NA":
                 self.total[flight[self.by]] += max(0, int(flight[self.minutes]))
-        self.months += 1
 
     def trigger_checkpoint(self, checkpoint_id: int, timestamp: datetime, options: Any) -> None:
         """Acknowledge a checkpoint with the state, or decline it before the first month."""
-        if not self.months:
+        if not self.total:
             self.coordinator.receive_decline_message(
                 DeclineMessage(job_id=self.coordinator.job_id, attempt_id=self.attempt_id, checkpoint_id=checkpoint_id)
             )
             return
-        data = json.dumps([self.months, self.total]).encode()
+        data = json.dumps(self.total).encode()
         handle = OperatorStateHandle((("delays", ONE),), ByteStreamStateHandle(f"{self.uid}/{checkpoint_id}", data))
         state = OperatorState(
             operator_id=self.operator_id,
@@ -88,8 +88,7 @@ class Delays:
         """Restore the state of a checkpoint."""
         [handle] = subtask_states[0].managed_operator
         if isinstance(handle.stream, ByteStreamStateHandle):
-            self.months, total = json.loads(handle.stream.data)
-            self.total.update(total)
+            self.total.update(json.loads(handle.stream.data))
 
     def notify_checkpoint_complete(self, checkpoint_id: int, timestamp: datetime, last_subsumed_id: int) -> None:
         """Do nothing: the state has no effects outside."""
@@ -101,10 +100,38 @@ class Delays:
         """Do nothing."""
 
 
-def months_after(months: int) -> Iterator[list[dict[str, str]]]:
-    with FLIGHTS.open(newline="") as file:
-        flights = sorted(csv.DictReader(file), key=month_of)
-    yield from (list(each) for month, each in groupby(flights, month_of) if month > months)
+class Months:
+    """The coordinator of an operator that assigns the months of the flights, as the enumerator of a source does."""
+
+    def __init__(self, uid: str) -> None:
+        self.operator_id, self.assigned = operator_id_of(uid), 0
+        with FLIGHTS.open(newline="") as file:
+            flights = sorted(csv.DictReader(file), key=month_of)
+        self.months = [list(each) for _, each in groupby(flights, month_of)]
+
+    def next_month(self) -> list[dict[str, str]]:
+        """Return the flights of the next month, an empty list at the end of the year."""
+        if self.assigned == len(self.months):
+            return []
+        self.assigned += 1
+        return self.months[self.assigned - 1]
+
+    def checkpoint(self, checkpoint_id: int, result: Future[bytes | None]) -> None:
+        """Give the position in the year to the checkpoint."""
+        result.set_result(json.dumps(self.assigned).encode())
+
+    def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
+        """Continue after the months that a checkpoint contains."""
+        self.assigned = 0 if state is None else json.loads(state)
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """Do nothing: the position has no effects outside."""
+
+    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """Do nothing."""
+
+    def abort_current_triggering(self) -> None:
+        """Do nothing: the position was given at once."""
 
 
 def month_of(flight: dict[str, str]) -> int:
@@ -122,11 +149,12 @@ def example_aligned_checkpoints() -> None:
     @task(retries=2, retry_delay=timedelta(seconds=1))
     def delays() -> None:
         operators = [Delays("by_airport", "origin", "dep_delay"), Delays("by_carrier", "carrier", "arr_delay")]
-        with StatecheckHook().coordinator(operators) as coordinator:
+        months = Months("by_airport")
+        with StatecheckHook().coordinator(operators, operator_coordinators=[months]) as coordinator:
             for operator in operators:
                 operator.coordinator = coordinator
             coordinator.restore_latest_checkpointed_state(operators)
-            for flights in months_after(operators[0].months):
+            while flights := months.next_month():
                 for operator in operators:
                     operator.add(flights)
                 coordinator.trigger_checkpoint(CheckpointProperties.for_checkpoint()).result(60)

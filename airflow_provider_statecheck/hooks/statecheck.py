@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
     from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, JobRecord
     from airflow_provider_statecheck.flink.coordinator import CheckpointCoordinator
+    from airflow_provider_statecheck.flink.participants import OperatorCoordinatorContext
     from airflow_provider_statecheck.flink.plan import ExecutionTask
     from airflow_provider_statecheck.gateway.verbs import StageGateway
     from airflow_provider_statecheck.maintenance.job_restore import RestoredJob
@@ -272,6 +273,7 @@ class StatecheckHook(BaseHook):
         tasks: Sequence[ExecutionTask],
         config: CheckpointConfig | None = None,
         *,
+        operator_coordinators: Sequence[OperatorCoordinatorContext] = (),
         job: str | None = None,
         checkpoint_dir: str | None = None,
         storage_conn_id: str | None = None,
@@ -284,6 +286,8 @@ class StatecheckHook(BaseHook):
 
         :param tasks: The tasks of the operators.
         :param config: Settings of checkpoints, by default those of ``CheckpointConfig()``.
+        :param operator_coordinators: Coordinators of single operators, such as those that assign splits of a source;
+            each checkpoint contains their state. Each belongs to an operator of ``tasks``.
         :param job: Name of the job, by default that of the Dag run. Under ``dag.test``, it means the job of test runs.
         :param checkpoint_dir: Directory of the checkpoints, by default that of ``config``, or ``[statecheck]
             checkpoint_dir``.
@@ -313,6 +317,7 @@ class StatecheckHook(BaseHook):
                 tasks=tasks,
                 callback=program,
                 fail_task=program.fail_task,
+                operator_coordinators=operator_coordinators,
             ) as coordinator,
             ending(coordinator.shutdown),
         ):

@@ -28,6 +28,7 @@ from airflow_provider_statecheck.hooks import transport
 from airflow_provider_statecheck.hooks.statecheck import StatecheckHook
 from tests.aligned_job import AlignedTask
 from tests.conformance.served import ClaimedTask
+from tests.unit.flink.stand_ins import RecordingCoordinator
 from tests.unit.worker import ServedJobs
 
 CHECKPOINT = CheckpointProperties.for_checkpoint()
@@ -98,6 +99,18 @@ def test_after_a_loss_of_the_rows_new_checkpoints_leave_those_on_storage_as_they
     assert kept
     assert {path: path.read_bytes() for path in kept} == kept
     assert task.store.describe(job_id_of("sales")).checkpoint(4) is not None
+
+
+def test_each_checkpoint_has_the_state_of_operator_coordinators_and_a_retry_restores_it(task: ServedJobs) -> None:
+    tasks = [AlignedTask("orders")]
+    first, second = (RecordingCoordinator("orders", lambda result: result.set_result(b"month 3")) for _ in range(2))
+    with StatecheckHook().coordinator(tasks, operator_coordinators=[first], job="sales") as coordinator:
+        acknowledging(coordinator, tasks)
+        coordinator.trigger_checkpoint(CHECKPOINT).result(30)
+    with StatecheckHook().coordinator(tasks, operator_coordinators=[second], job="sales") as coordinator:
+        assert coordinator.restore_latest_checkpointed_state(tasks)
+    assert first.told == [("checkpoint", 1), ("complete", 1)]
+    assert second.told == [("reset", 1, b"month 3")]
 
 
 def test_pending_checkpoints_of_the_job_of_the_run_are_aborted_at_the_end_of_the_block(task: ServedJobs) -> None:
