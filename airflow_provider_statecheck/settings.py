@@ -250,7 +250,7 @@ _SETTINGS = (
         Kind.TEXT,
         ARGUMENT,
         "Pointer to a savepoint, or to a checkpoint of another job. The stage starts from it if it has no checkpoint "
-        "of its own to restore; of a savepoint of a whole job, from the part with its uid.",
+        "of its own to restore; of a savepoint of a whole job, from the member with its uid.",
     ),
     Setting(
         "from_checkpoint",

@@ -99,7 +99,7 @@ class OpenEffects:
     """Ids of completed checkpoints with an unconfirmed sink commit, oldest first."""
     stop: CheckpointRecord | None = None
     """
-    Pending savepoint with which the job suspends; the attempt has given its part, and waits for the end of it.
+    Pending savepoint with which the job suspends; the attempt has given its member, and waits for the end of it.
 
     The registration of a retry also returns a complete one of the job or of the stage alone, if an earlier try ran or
     had failed when it was triggered, or has waited for it.

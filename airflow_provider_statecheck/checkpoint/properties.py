@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
@@ -110,8 +110,8 @@ class CheckpointProperties:
     """
     Whether it was restored without a claim. The job never deletes it, and new checkpoints reference none of its files.
     """
-    part: str = ""
-    """Uid of the stage whose part of a savepoint of the whole job was restored; empty for all other snapshots."""
+    member: str = field(default="", metadata={"key": "part"})
+    """Uid of the stage whose member of a savepoint of the whole job was restored; empty for all other snapshots."""
 
     @property
     def is_savepoint(self) -> bool:
@@ -186,16 +186,16 @@ class CheckpointProperties:
         return cls._of_user(kind, force=force, savepoint_format=SavepointFormat(savepoint_format))
 
     @classmethod
-    def for_unclaimed_snapshot(cls, part: str = "") -> CheckpointProperties:
+    def for_unclaimed_snapshot(cls, member: str = "") -> CheckpointProperties:
         """
         Return the properties of a snapshot that is restored without a claim.
 
-        :param part: Uid of the stage whose part of a savepoint of the whole job is restored.
+        :param member: Uid of the stage whose member of a savepoint of the whole job is restored.
         """
         unclaimed = cls._of_user(
             CheckpointType.SAVEPOINT, force=False, savepoint_format=SavepointFormat.CANONICAL, unclaimed=True
         )
-        return replace(unclaimed, part=part)
+        return replace(unclaimed, member=member)
 
     @classmethod
     def _of_user(
@@ -235,8 +235,8 @@ class RestoreSource:
     metadata_sha256: str
     full_size_bytes: int = 0
     mode: RestoreMode = RestoreMode.NO_CLAIM
-    part: str = ""
-    """Uid of the stage whose part of a savepoint of the whole job is restored; empty for a snapshot of one stage."""
+    member: str = field(default="", metadata={"key": "part"})
+    """Uid of the stage whose member of a savepoint of the whole job is restored; empty for a snapshot of one stage."""
     run: str = ""
     """Run that the state of the snapshot has reached; empty for the run of the attempt that starts from it."""
     problem: str | None = None

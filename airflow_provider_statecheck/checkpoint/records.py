@@ -520,9 +520,9 @@ class InPlaceRestore:
     pointer: str
     """Directory of the savepoint."""
     source: RestoreSource | None = None
-    """Part of the operator; ``None`` if it has none, and starts without state."""
+    """Member of the operator in the savepoint; ``None`` if it has none, and starts without state."""
     first_run: str = ""
-    """Run that started the generation of the part; empty if unknown."""
+    """Run that started the generation of the member; empty if unknown."""
     earlier_generation: int
     """Generation of the operator before the restore."""
     earlier_first_run: str = ""

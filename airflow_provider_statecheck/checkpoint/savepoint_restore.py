@@ -44,7 +44,7 @@ def propose(tx: JobTransaction, operator: OperatorRecord, source: RestoreSource)
         raise (StorageError if source.is_unavailable else PointerNotFoundError)(source.problem)
     require_unclaimed(tx, operator, source.pointer)
     if source.mode is RestoreMode.CLAIM:
-        require_claimable(source.pointer, source.metadata_uri, source.part)
+        require_claimable(source.pointer, source.metadata_uri, source.member)
     tx.add_checkpoint(
         CheckpointRecord(
             job_id=operator.job_id,
@@ -58,7 +58,7 @@ def propose(tx: JobTransaction, operator: OperatorRecord, source: RestoreSource)
             triggered_at=tx.now,
             expires_at=tx.now,
             run_key=source.run or operator.first_run,
-            properties=CheckpointProperties.for_unclaimed_snapshot(source.part),
+            properties=CheckpointProperties.for_unclaimed_snapshot(source.member),
             metadata_uri=source.metadata_uri,
             metadata_size=source.metadata_size,
             metadata_sha256=source.metadata_sha256,
@@ -86,7 +86,7 @@ def adopt(tx: JobTransaction, attempt: AttemptRecord, pending: CheckpointRecord,
     """
     require_unclaimed(tx, attempt, pending.location)
     if claim:
-        require_claimable(pending.location, pending.metadata_uri or "", pending.properties.part)
+        require_claimable(pending.location, pending.metadata_uri or "", pending.properties.member)
         claim_savepoint(tx, attempt, pending.location)
     adopted = replace(as_adopted(pending, attempt.retention, claim=claim), completed_at=tx.now)
     tx.update_checkpoint(adopted, expected=CheckpointStatus.PENDING)
@@ -164,21 +164,21 @@ def require_not_disposed(tx: JobTransaction, pointer: str) -> None:
 
 
 def whole_job_not_claimable(pointer: str) -> InvalidConfigurationError:
-    """Return the error for the claim of a savepoint that has parts of several stages."""
+    """Return the error for the claim of a savepoint that has members of several stages."""
     return InvalidConfigurationError(
         f"Expected to claim a savepoint of one stage, found {pointer}, a savepoint of the whole job, which also has "
-        f"the parts of other stages; set claim_mode='no_claim', and dispose of the savepoint when no stage needs it."
+        f"the members of other stages; set claim_mode='no_claim', and dispose of the savepoint when no stage needs it."
     )
 
 
-def require_claimable(pointer: str, metadata_uri: str, part: str = "") -> None:
+def require_claimable(pointer: str, metadata_uri: str, member: str = "") -> None:
     """
     Require a snapshot to be a savepoint, whose directory its owner may delete.
 
-    :param part: Uid of the restored stage in a savepoint of the whole job.
-    :raises InvalidConfigurationError: if it is another snapshot, or if other stages have a part of it.
+    :param member: Uid of the restored stage in a savepoint of the whole job.
+    :raises InvalidConfigurationError: if it is another snapshot, or if other stages have a member of it.
     """
-    if part:
+    if member:
         raise whole_job_not_claimable(pointer)
     # The owner deletes the whole directory, which therefore must neither be nor contain a checkpoint of a job.
     require_metadata_in(pointer, metadata_uri)

@@ -193,7 +193,7 @@ def _print_first(found: JsonRows, args: Namespace) -> int:
 
 
 def _state_rows(contents: CheckpointContents, states: CheckpointStates) -> Iterator[Row]:
-    stage = f"{contents.checkpoint.document.uid}/" if states.document.parts else ""
+    stage = f"{contents.checkpoint.document.uid}/" if states.document.members else ""
     yield from (_state_row(each, f"{stage}{each.uid}") for each in contents.states())
 
 

@@ -87,7 +87,7 @@ class StateRestorer:
         If its state does not fit the tasks, the owner of the snapshot does not change.
         """
         found = self._components.storage.resolve_checkpoint(pointer)
-        if mode is RestoreMode.CLAIM and found.parts:
+        if mode is RestoreMode.CLAIM and found.members:
             raise whole_job_not_claimable(pointer)
         if mode is RestoreMode.CLAIM:
             require_claimable(found.external_pointer, found.metadata.uri)

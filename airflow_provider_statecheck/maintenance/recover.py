@@ -209,11 +209,11 @@ def _newest_generations(found: Iterable[FoundCheckpoint]) -> dict[str, int]:
 
 
 def _documents(found: FoundCheckpoint) -> Iterator[CheckpointDocument]:
-    """Return the metadata of a snapshot and of its parts that are checkpoints of the same job."""
+    """Return the metadata of a snapshot and of its members that are checkpoints of the same job."""
     document = found.document
     yield document
-    # A stage that had restored a snapshot of another job, and no checkpoint since, has that snapshot as its part.
-    yield from (part for part in document.parts if part.job_id == document.job_id)
+    # A stage that had restored a snapshot of another job, and no checkpoint since, has that snapshot as its member.
+    yield from (member for member in document.members if member.job_id == document.job_id)
 
 
 def _of_newest_generation(found: tuple[FoundCheckpoint, ...]) -> list[FoundCheckpoint]:
@@ -384,9 +384,9 @@ def _read(storage: CheckpointStorage, directory: str) -> FoundCheckpoint:
 
 
 def _without_handles(document: CheckpointDocument) -> CheckpointDocument:
-    parts = tuple(map(_without_handles, document.parts))
+    members = tuple(map(_without_handles, document.members))
     none = InlineStateHandle(value={})
-    return replace(document, snapshots=(), state=none, operator_states=(), master_states=(), parts=parts)
+    return replace(document, snapshots=(), state=none, operator_states=(), master_states=(), members=members)
 
 
 def _has_own_ids(document: CheckpointDocument) -> bool:

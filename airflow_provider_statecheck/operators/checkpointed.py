@@ -100,7 +100,7 @@ class CheckpointedOperator(BaseOperator):
         always retains them.
     :param savepoint_dir: Default directory for savepoints: any fsspec URI. A request can name another one. (templated)
     :param from_savepoint: Pointer to a savepoint, or to a checkpoint of another job. The stage starts from it if it has
-        no checkpoint of its own to restore; of a savepoint of a whole job, from the part with its uid. (templated)
+        no checkpoint of its own to restore; of a savepoint of a whole job, from the member with its uid. (templated)
     :param from_checkpoint: For a fork: the checkpoint of ``job`` to start from, as an id, ``run:<run>`` or
         ``before:<run>``, or a pointer. A run is named by its logical date or run id. (templated)
     :param fork: Name of the fork, which is the job ``<job>@<fork>``. The default is the logical date, else the

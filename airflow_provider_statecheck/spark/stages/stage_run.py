@@ -147,7 +147,7 @@ def run_stage(
         milliseconds; text has a unit, such as ``5 min``.
     :param savepoint_dir: Default directory for savepoints: any fsspec URI. A request can name another one.
     :param from_savepoint: Pointer to a savepoint, or to a checkpoint of another job. The stage starts from it if it has
-        no checkpoint of its own to restore; of a savepoint of a whole job, from the part with its uid.
+        no checkpoint of its own to restore; of a savepoint of a whole job, from the member with its uid.
     :param from_checkpoint: For a fork: the checkpoint of ``job`` to start from, as an id, ``run:<run>`` or
         ``before:<run>``, or a pointer.
     :param fork: Name of the fork, which is the job ``<job>@<fork>``. The default is the name of the run.

@@ -96,13 +96,13 @@ class RestoredStageState:
 
         Empty for any other checkpoint.
         """
-        if self._restored is None or not self.is_of_other_job or not self._restored.checkpoint.properties.part:
+        if self._restored is None or not self.is_of_other_job or not self._restored.checkpoint.properties.member:
             return {}
         from airflow_provider_statecheck.spark.connectors.sink import lineage_of
 
         savepoint = load_whole(self._attempt.storage, self._restored.checkpoint)
-        lineages = {lineage_of(JobId(part.job_id), f"{part.uid}/{SINK}"): part for part in savepoint.parts}
-        return {lineage: (part.epoch, part.checkpoint_id) for lineage, part in lineages.items()}
+        lineages = {lineage_of(JobId(m.job_id), f"{m.uid}/{SINK}"): m for m in savepoint.members}
+        return {lineage: (m.epoch, m.checkpoint_id) for lineage, m in lineages.items()}
 
     @property
     def own_epoch(self) -> int | None:

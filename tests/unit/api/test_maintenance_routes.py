@@ -219,9 +219,9 @@ POINTER = "s3://lake/savepoints/savepoint-5d2c4a-0f6f7c1e2b3a"
 
 def restore_of(uid: str = UID, **changes: Any) -> RestoreJob:
     """Return a request for the first checkpoint of a stage, which a savepoint has copied."""
-    source = make_source(POINTER, part=uid)
-    part = SavedMember(uid=uid, checkpoint_id=1, generation=1, run="", source=source)
-    savepoint = JobSavepoint(pointer=POINTER, parts=(part,))
+    source = make_source(POINTER, member=uid)
+    member = SavedMember(uid=uid, checkpoint_id=1, generation=1, run="", source=source)
+    savepoint = JobSavepoint(pointer=POINTER, members=(member,))
     return RestoreJob(job_id=OWN_NAME, savepoint=savepoint, requested_by="anybody", **changes)
 
 
@@ -245,7 +245,7 @@ def test_only_a_maintenance_task_restores_a_job_and_only_from_the_savepoint(ende
     wrong = replace(restore_of(), savepoint=replace(restore_of().savepoint, pointer="s3://lake/other"))
     with pytest.raises(InvalidConfigurationError, match="to be one of the savepoint s3://lake/other"):
         restores(ended).restore(wrong)
-    empty = replace(restore_of(), savepoint=replace(restore_of().savepoint, parts=()))
+    empty = replace(restore_of(), savepoint=replace(restore_of().savepoint, members=()))
     with pytest.raises(InvalidConfigurationError, match=r"Expected the parts of the savepoint .*, found none"):
         restores(ended).restore(empty)
     assert ended.services.coordinator.describe(OWN_NAME).actions == ()
