@@ -45,7 +45,7 @@ _RECENT_BYTES = 64 << 20
 
 class AlignedFiles(AlignedStorage):
     """
-    Snapshot storage on any fsspec filesystem.
+    Storage of aligned checkpoints on any fsspec filesystem.
 
     Writes create missing directories.
 

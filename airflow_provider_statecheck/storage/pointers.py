@@ -143,20 +143,20 @@ def find_source(
     allow_non_restored_state: bool,
 ) -> RestoreSource | None:
     """
-    Resolve a pointer and check that its snapshot belongs to the operator, or has a member that does.
+    Resolve a pointer and check that its checkpoint belongs to the operator, or has a member that does.
 
-    If the snapshot cannot be read, the result carries the problem instead of raising it. The coordinator raises it only
-    if the operator has no checkpoint in the job: a retry after a claim does not need the savepoint, which may be
+    If the checkpoint cannot be read, the result carries the problem instead of raising it. The coordinator raises it
+    only if the operator has no checkpoint in the job: a retry after a claim does not need the savepoint, which may be
     deleted.
 
     :param storage: Storage of the operator's checkpoints.
     :param pointer: URI of a savepoint or checkpoint directory, or of its metadata file.
     :param uid: Uid of the operator to restore.
-    :param mode: Claim mode, which decides who owns the snapshot after the restore.
+    :param mode: Claim mode, which decides who owns the checkpoint or savepoint after the restore.
     :param renamed_uids: New uids of operators by their old uids.
-    :param allow_non_restored_state: Start with empty state if the snapshot belongs to another operator.
+    :param allow_non_restored_state: Start with empty state if the checkpoint belongs to another operator.
     :return: Source of the restore, or ``None`` if the operator starts with empty state.
-    :raises IncompatibleCheckpointError: if the snapshot belongs to other operators; the message names their uids.
+    :raises IncompatibleCheckpointError: if the checkpoint belongs to other operators; the message names their uids.
     :raises InvalidConfigurationError: if the pointer is missing or empty, or for a claim of a checkpoint or of a
         savepoint of the whole job.
     :raises InvalidPointerError: if the text is neither a URI nor a path.

@@ -158,10 +158,10 @@ class AlignedStorage(Protocol):
 
     def resolve_checkpoint(self, pointer: str) -> CompletedCheckpoint:
         """
-        Return the snapshot at a pointer; it may belong to any job.
+        Return the checkpoint or savepoint at a pointer; it may belong to any job.
 
         :raises InvalidConfigurationError: if the pointer is empty.
-        :raises CheckpointNotFoundError: if the snapshot does not exist.
+        :raises CheckpointNotFoundError: if it does not exist.
         """
 
 

@@ -1,5 +1,5 @@
 """
-The increment loop: read, run, snapshot, acknowledge, commit.
+The increment loop: read, run, write the state, acknowledge, commit.
 
 The order of these steps gives the exactly-once guarantee: an increment is finished in the state of the source only
 after all its tasks have reported, and its output is committed only after the checkpoint with its committables is

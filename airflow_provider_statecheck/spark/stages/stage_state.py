@@ -410,7 +410,7 @@ def copy_borrowed_files(
     storage: CheckpointStorage, states: Iterable[OperatorState], attempt: AttemptRef
 ) -> tuple[OperatorState, ...]:
     """
-    Copy the files that belong to the owner of an unclaimed snapshot, and return the states with the copies.
+    Copy the files that belong to the owner of an unclaimed savepoint, and return the states with the copies.
 
     A repeated call of the same attempt copies only missing files.
 

@@ -15,7 +15,7 @@ from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.properties import RestoreSource
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus, JobAction, RequestStatus
-from airflow_provider_statecheck.checkpoint.statistics import snapshot_of
+from airflow_provider_statecheck.checkpoint.statistics import statistics_of
 from airflow_provider_statecheck.checkpoint.transitions import roll_back
 from airflow_provider_statecheck.exceptions import CorruptStateError
 from airflow_provider_statecheck.maintenance.action_targets import UserAction
@@ -150,7 +150,7 @@ def test_a_savepoint_that_expires_after_a_stage_has_lost_its_checkpoints_counts_
     assert job.outcome(key).failure_reason == CheckpointFailureReason.CHECKPOINT_EXPIRED.value
     operator = job.view.operator_of_job
     assert operator is not None
-    assert snapshot_of(job.view, operator).counts.failed == 1
+    assert statistics_of(job.view, operator).counts.failed == 1
 
 
 def test_a_member_that_is_rolled_back_after_it_was_pinned_is_not_copied(job: SavedJob) -> None:

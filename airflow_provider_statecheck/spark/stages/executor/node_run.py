@@ -201,7 +201,7 @@ class NodeRun:
         """
         self._raw = self._lifecycle.snapshot(moment.checkpoint, streams)
 
-    def snapshot(self, moment: StateCapture, streams: CheckpointStreamFactory) -> WrittenFunction:
+    def write_state(self, moment: StateCapture, streams: CheckpointStreamFactory) -> WrittenFunction:
         """Write the state of this subtask."""
         checkpoint = (moment.checkpoint.checkpoint_id, moment.checkpoint.timestamp_milliseconds, streams)
         operator = self._operator_backend.snapshot(*checkpoint).run()

@@ -186,7 +186,7 @@ class VertexTask:
         restored = (operator.states[subtask] for operator in self.operators if subtask in operator.states)
         view = worker_view(self.storage, self.attempt, self.config, restored)
         streams = view.resolve_checkpoint_storage_location(self.moment.checkpoint.checkpoint_id, DEFAULT_LOCATION)
-        written = chain.snapshot(self.moment, streams)
+        written = chain.write_state(self.moment, streams)
         states = view.make_durable(each.state for each in written.values() if each.state is not None)
         return TaskReport(
             vertex=self.vertex,
@@ -316,7 +316,7 @@ class FunctionChain:
         """Number of keys of declared aggregates."""
         return sum(run.keys for run in self._runs if isinstance(run, AggregateRun))
 
-    def snapshot(self, moment: StateCapture, streams: CheckpointStreamFactory) -> dict[str, WrittenFunction]:
+    def write_state(self, moment: StateCapture, streams: CheckpointStreamFactory) -> dict[str, WrittenFunction]:
         """
         Save the state of all functions: call ``snapshot_state`` of each of them, then write their state.
 
@@ -324,7 +324,7 @@ class FunctionChain:
         """
         for run in self._runs:
             run.capture(moment, streams)
-        return {run.task.uid: run.snapshot(moment, streams) for run in self._runs}
+        return {run.task.uid: run.write_state(moment, streams) for run in self._runs}
 
     def schemas(self) -> dict[str, OperatorSchemas]:
         """Return the types of all state, by the uids of the operators."""
