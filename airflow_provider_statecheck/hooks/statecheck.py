@@ -57,8 +57,8 @@ class StatecheckHook(BaseHook):
     """
     Read jobs and checkpoints from the coordinator, and queryable state from checkpoints.
 
-    The name of a job is the ``job`` argument of its operators, by default ``dag_id/<logical date, else partition, else
-    run id>``. The names of test runs start with ``test/``.
+    The name of a job is the ``job`` argument of its Airflow operators, by default ``dag_id/<logical date, else
+    partition, else run id>``. The names of test runs start with ``test/``.
 
     :param statecheck_conn_id: Connection to the server, with a login if tasks cannot authenticate on their own. If the
         default connection is missing, the hook uses this Airflow's api-server.
@@ -148,7 +148,7 @@ class StatecheckHook(BaseHook):
         Return the reply for one key of a job's queryable state, whose ``value`` is the value.
 
         :param job: Name or id of the job. In a task that runs under ``dag.test``, a name means the job of test runs,
-            because the operators use that job there.
+            because the Airflow operators use that job there.
         :param name: Queryable name of the state.
         :param key: The key; a tuple for a key of several columns.
         :param user_key: Key of one entry of a map state; without it, the value is the whole map.

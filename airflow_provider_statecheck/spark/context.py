@@ -227,7 +227,7 @@ class StageContext:
         The first call connects to the coordinator and restores; later calls return the same context.
 
         :param spark: Session that computes the steps; by default the running one, else a new one.
-        :raises EnvironmentNotReadyError: if no operator submitted this driver, or a package is missing.
+        :raises EnvironmentNotReadyError: if no Airflow operator submitted this driver, or a package is missing.
         :raises StaleAttemptError: if a newer attempt has taken over.
         :raises NoRestorableCheckpointError: if there are checkpoints but none is readable.
         """
@@ -490,7 +490,7 @@ class CurrentContext:
 
         :param kind: Class of the context to create.
         :param spark: Session that computes the steps; by default the running one, else a new one.
-        :raises EnvironmentNotReadyError: if no operator submitted this driver, or a package is missing.
+        :raises EnvironmentNotReadyError: if no Airflow operator submitted this driver, or a package is missing.
         """
         with self._lock:
             if self._context is None:
