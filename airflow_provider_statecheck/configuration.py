@@ -1,5 +1,5 @@
 """
-Settings of a stage: operator arguments, then ``[statecheck]`` of Airflow's configuration.
+Settings of a stage: arguments of the Airflow operator, then ``[statecheck]`` of Airflow's configuration.
 
 An argument takes precedence over the section. In the section, an option takes precedence over its counterpart in Flink,
 a key with a dot such as ``state.checkpoints.dir``.
@@ -67,7 +67,7 @@ class StatecheckSettings:
         """
         Read the settings.
 
-        :param arguments: Operator arguments; ``None`` means not given.
+        :param arguments: Arguments of the Airflow operator; ``None`` means not given.
         :raises InvalidConfigurationError: if a setting is missing, unknown or out of range.
         """
         _refuse_unknown(arguments)

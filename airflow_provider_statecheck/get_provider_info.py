@@ -90,8 +90,8 @@ def get_provider_info() -> dict[str, Any]:
         "cli": ["airflow_provider_statecheck.cli.definition.get_statecheck_commands"],
         "config": {
             "statecheck": {
-                "description": "Checkpoints of Spark tasks. An argument of an operator takes precedence over the "
-                "option of the same name.",
+                "description": "Checkpoints of Spark tasks. An argument of an Airflow operator takes precedence over "
+                "the option of the same name.",
                 "options": {name: setting.option() for name, setting in settings_in(Place.SECTION).items()},
             }
         },

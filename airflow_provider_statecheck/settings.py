@@ -18,9 +18,9 @@ class Place(Flag):
     SECTION = auto()
     """``[statecheck]`` of Airflow's configuration."""
     TASK = auto()
-    """Operators and the decorator that run a function or an application."""
+    """Airflow operators and the decorator that run a function or an application."""
     STAGE_TASK = auto()
-    """Operators that run a stage with state."""
+    """Airflow operators that run a stage with state."""
     SCRIPT = auto()
     """``StageContext.open``."""
     STAGE_SCRIPT = auto()
@@ -32,7 +32,7 @@ TASKS = Place.TASK | Place.STAGE_TASK
 SCRIPTS = Place.SCRIPT | Place.STAGE_SCRIPT
 STAGES = Place.STAGE_TASK | Place.STAGE_SCRIPT
 ARGUMENT = TASKS | SCRIPTS
-"""An argument of all operators, and of both functions for scripts."""
+"""An argument of all Airflow operators, and of both functions for scripts."""
 OPTION = Place.SECTION | ARGUMENT
 """Such an argument whose default is in the section."""
 
@@ -132,7 +132,7 @@ _SETTINGS = (
         OPTION,
         "Directory for checkpoints: a path or any fsspec URI that the Spark driver can reach.",
         example="s3://lake/checkpoints",
-        of_place=((Place.SECTION, "Required unless each operator has its own."),),
+        of_place=((Place.SECTION, "Required unless each Airflow operator has its own."),),
         required_in=SCRIPTS,
         flink="checkpoint_dir",
     ),
@@ -250,7 +250,7 @@ _SETTINGS = (
         Kind.TEXT,
         ARGUMENT,
         "Pointer to a savepoint, or to a checkpoint of another job. The stage starts from it if it has no checkpoint "
-        "of its own to restore; of a savepoint of a whole job, from the part with its uid.",
+        "of its own to restore; of a savepoint of a whole job, from the member with its uid.",
     ),
     Setting(
         "from_checkpoint",

@@ -102,12 +102,12 @@ def add_row(store: JobStore, storage: CheckpointStorage, pointer: str) -> Checkp
     return row
 
 
-def job_document(parts: Sequence[CheckpointDocument], empty: Sequence[str] = ()) -> CheckpointDocument:
+def job_document(members: Sequence[CheckpointDocument], empty: Sequence[str] = ()) -> CheckpointDocument:
     """Return the metadata of a savepoint of the whole job."""
-    uids = (*(part.uid for part in parts), *empty)
+    uids = (*(member.uid for member in members), *empty)
     return CheckpointDocument(
-        job_id=parts[0].job_id,
-        job_name=parts[0].job_name,
+        job_id=members[0].job_id,
+        job_name=members[0].job_name,
         operator_id=ALIGNED_OPERATOR_ID,
         uid=ALIGNED_UID,
         checkpoint_id=SAVEPOINT_ID,
@@ -121,7 +121,7 @@ def job_document(parts: Sequence[CheckpointDocument], empty: Sequence[str] = ())
         operator_states=tuple(
             OperatorState(operator_id=operator_id_of(uid), uid=uid, parallelism=1, max_parallelism=1) for uid in uids
         ),
-        parts=tuple(parts),
+        members=tuple(members),
     )
 
 

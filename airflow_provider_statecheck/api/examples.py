@@ -13,7 +13,7 @@ from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary, LoopSummary, StepSummary
-from airflow_provider_statecheck.checkpoint.codec import encode
+from airflow_provider_statecheck.checkpoint.codec import encode, key_of
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_UID, job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.job_list import JobList, JobOverview, JobsPage, ListedStatus
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
@@ -38,7 +38,7 @@ _VALUES: dict[str, Any] = {
     "job_name": _JOB_NAME,
     "operator_id": _OPERATOR,
     "uid": "features",
-    "part": "features",
+    "member": "features",
     "checkpoint_id": 14,
     "attempt": {"job_id": _JOB, "operator_id": _OPERATOR, "epoch": 2},
     "leader": {"job_id": _JOB, "operator_id": operator_id_of(ALIGNED_UID), "epoch": 3},
@@ -98,7 +98,7 @@ def _object(kind: Any) -> dict[str, Any]:
     hints = get_type_hints(kind)
     needed = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
     shown = needed | _VALUES.keys() - _LEFT_OUT
-    return {name: _value(name, kind) for name, kind in hints.items() if name in shown}
+    return {key_of(f): _value(f.name, hints[f.name]) for f in fields(kind) if f.name in shown}
 
 
 def _value(name: str, kind: Any) -> Any:

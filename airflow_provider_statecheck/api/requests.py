@@ -307,7 +307,7 @@ _Path = tuple[str | int, ...]
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 STORED_AS = {
-    **dict.fromkeys(("job_name", "former_uids", "part"), "name"),
+    **dict.fromkeys(("job_name", "former_uids", "member"), "name"),
     **dict.fromkeys(("serves", "trigger_key"), "request_key"),
     **dict.fromkeys(("coordinator", "abort_key", "end_key"), "finalizer"),
     **dict.fromkeys(("run_id", "task_id"), "dag_id"),
@@ -363,7 +363,7 @@ def _require(value: Any, path: _Path, name: str) -> None:
 
 
 def _children(value: Any, name: str) -> Iterator[tuple[str | int, Any, str]]:
-    """Yield the parts of a value, each with its place and the name of the field that has it."""
+    """Yield the values in a value, each with its place and the name of the field that has it."""
     if is_dataclass(value):
         yield from ((field.name, getattr(value, field.name), field.name) for field in fields(value))
     elif isinstance(value, tuple | list):

@@ -13,7 +13,7 @@ import json
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from datetime import datetime
 from enum import Enum
 from functools import partial
@@ -61,7 +61,7 @@ def encode(value: Any) -> Any:
 def form_of(value: Any) -> Any:
     """Return a list, an object, a text or a number for a value without a JSON form; its elements are not encoded."""
     if is_dataclass(value):
-        form = {name: getattr(value, name) for name in _names_of(value.__class__)}
+        form = {key: getattr(value, name) for key, name in _names_of(value.__class__).items()}
         return {**form, "kind": value.TAG} if hasattr(value, "TAG") else form
     if isinstance(value, Enum):
         return value.value
@@ -74,9 +74,19 @@ def form_of(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+def key_of(field: Field[Any]) -> str:
+    """
+    Return the key of a field in JSON: its name, unless ``field(metadata={"key": ...})`` keeps one that is stored.
+
+    A field of a message or of what is stored can so have another name without a change of the format.
+    """
+    key: str = field.metadata.get("key", field.name)
+    return key
+
+
 @functools.cache
-def _names_of(kind: Any) -> tuple[str, ...]:
-    return tuple(f.name for f in fields(kind))
+def _names_of(kind: Any) -> dict[str, str]:
+    return {key_of(f): f.name for f in fields(kind)}
 
 
 _LISTS = (list, tuple, types.GeneratorType)
@@ -97,9 +107,7 @@ def json_parts(answer: Any) -> Iterator[str]:
     if isinstance(answer, _LISTS):
         yield from _list_parts(answer)
         return
-    values = (
-        answer if isinstance(answer, dict) else {field.name: getattr(answer, field.name) for field in fields(answer)}
-    )
+    values = answer if isinstance(answer, dict) else form_of(answer)
     lists = {name: value for name, value in values.items() if isinstance(value, _LISTS)}
     yield from object_parts(to_json({name: value for name, value in values.items() if name not in lists}), lists)
 
@@ -199,21 +207,21 @@ def _tagged(kinds: Mapping[Any, Any], data: Any) -> Any:
 
 def _dataclass(kind: Any, data: Any) -> Any:
     sent, found = data if type(data) is dict else _of_form(Mapping, data, "an object"), {}
-    for name, hint, decoder, is_required in _form(kind):
-        if name in sent:
-            value = sent[name]
-            found[name] = value if type(value) is hint else _below(name, decoder, value)
+    for key, name, hint, decoder, is_required in _form(kind):
+        if key in sent:
+            value = sent[key]
+            found[name] = value if type(value) is hint else _below(key, decoder, value)
         elif is_required:
-            raise MalformedMessageError("a value", (name,))
+            raise MalformedMessageError("a value", (key,))
     return _accepted(kind, partial(kind, **found))
 
 
 @functools.cache
-def _form(kind: Any) -> tuple[tuple[str, Any, Callable[[Any], Any], bool], ...]:
+def _form(kind: Any) -> tuple[tuple[str, str, Any, Callable[[Any], Any], bool], ...]:
     hints = {name: getattr(hint, "__supertype__", hint) for name, hint in get_type_hints(kind).items()}
     return tuple(
-        (f.name, hints[f.name], _decoder(hints[f.name]), f.default is MISSING and f.default_factory is MISSING)
-        for f in fields(kind)
+        (key, f.name, hints[f.name], _decoder(hints[f.name]), f.default is MISSING and f.default_factory is MISSING)
+        for key, f in ((key_of(each), each) for each in fields(kind))
     )
 
 
@@ -297,19 +305,20 @@ def of_fields(kind: type[Message], values: Mapping[str, Any]) -> Message:
     """
     Return a dataclass with values that have the classes of its fields, in a fraction of the time of :func:`decode`.
 
+    :param values: Values by the keys of the fields, see :func:`key_of`.
     :raises TypeError: for a value of another class, an unknown name, or a missing value.
     """
     wanted: Any = kind
-    classes = _classes_in(wanted)
-    if not all(isinstance(value, classes.get(name, object)) for name, value in values.items()):
+    classes, names = _classes_in(wanted), _names_of(wanted)
+    if not all(isinstance(value, classes.get(key, object)) for key, value in values.items()):
         raise TypeError(f"a value of another class in a {kind.__name__}")
-    return kind(**values)
+    return kind(**{names.get(key, key): value for key, value in values.items()})
 
 
 @functools.cache
 def _classes_in(kind: Any) -> dict[str, tuple[type, ...]]:
     hints = get_type_hints(kind)
-    return {name: classes_of(hints[name]) for name in _names_of(kind)}
+    return {key: classes_of(hints[name]) for key, name in _names_of(kind).items()}
 
 
 def classes_of(kind: Any) -> tuple[type, ...]:

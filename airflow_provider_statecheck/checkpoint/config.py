@@ -120,7 +120,7 @@ class CheckpointConfig:
         f"{_CHECKPOINTING}.incremental", True, parse_truth, old_keys=("state.backend.incremental",)
     )
     """
-    Whether a snapshot of the ``arrow`` backend references state files of earlier ones instead of writing all state.
+    Whether a checkpoint of the ``arrow`` backend references state files of earlier ones instead of writing all state.
     """
     data_inline_threshold = ConfigOption(
         f"{_CHECKPOINTING}.data-inline-threshold",
@@ -171,7 +171,7 @@ class CheckpointConfig:
     recovery_path = ConfigOption[str | None](
         f"{_RECOVERY}.path", None, parse_text, old_keys=("execution.savepoint.path",)
     )
-    """Pointer to the snapshot that a fresh start restores."""
+    """Pointer to the checkpoint or savepoint that a fresh start restores."""
     recovery_ignore_unclaimed_state = ConfigOption(
         f"{_RECOVERY}.ignore-unclaimed-state",
         False,
@@ -332,7 +332,7 @@ STORAGE_OPTIONS = (
     CheckpointConfig.file_merging_max_file_size,
     CheckpointConfig.file_merging_max_space_amplification,
 )
-"""Settings of the checkpoint storage and of snapshots that act on a stage."""
+"""Settings of the checkpoint storage and of checkpoints that act on a stage."""
 STORAGE_KEYS = frozenset(key for option in STORAGE_OPTIONS for key in option.keys)
 """Keys of these settings, current and deprecated."""
 

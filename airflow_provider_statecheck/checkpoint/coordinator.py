@@ -391,7 +391,7 @@ def _begin(tx: JobTransaction, attempt: AttemptRecord, request: TriggerCheckpoin
 
 
 def _must_be_full(tx: JobTransaction, attempt: AttemptRecord) -> bool:
-    # The owner of an unclaimed snapshot may delete it at any time, so new checkpoints must not reference its files.
+    # The owner of an unclaimed savepoint may delete it at any time, so new checkpoints must not reference its files.
     usable = (c for c in transitions.restorable(tx, attempt) if c.is_usable)
     newest = next(usable, None)
     return newest is not None and newest.properties.unclaimed

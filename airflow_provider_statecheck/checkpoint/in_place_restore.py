@@ -150,7 +150,7 @@ def _action(tx: JobTransaction, operator: OperatorRecord) -> ActionRecord | None
 def _outcome(attempt: AttemptRecord, restore: InPlaceRestore) -> str:
     if restore.source is None:
         return f"attempt {attempt.epoch} started without state, which {restore.pointer} does not contain"
-    return f"attempt {attempt.epoch} restored its part of {restore.pointer}"
+    return f"attempt {attempt.epoch} restored its member of {restore.pointer}"
 
 
 def _end_adoptions(tx: JobTransaction, operator: OperatorRecord) -> None:

@@ -62,7 +62,7 @@ class RegisterAttempt:
     retained_runs: int = 1
     """Number of earlier runs whose last checkpoint is retained, which a restart of a run needs."""
     restore_from: RestoreSource | None = None
-    """Snapshot for a fresh start; ``None`` for an empty state."""
+    """Checkpoint or savepoint for a fresh start; ``None`` for an empty state."""
     newest_on_storage: int = 0
     """Highest id of the job's checkpoints on storage, including those of other coordinators; 0 if there are none."""
     former_uids: tuple[str, ...] = ()
@@ -99,7 +99,7 @@ class OpenEffects:
     """Ids of completed checkpoints with an unconfirmed sink commit, oldest first."""
     stop: CheckpointRecord | None = None
     """
-    Pending savepoint with which the job suspends; the attempt has given its part, and waits for the end of it.
+    Pending savepoint with which the job suspends; the attempt has given its member, and waits for the end of it.
 
     The registration of a retry also returns a complete one of the job or of the stage alone, if an earlier try ran or
     had failed when it was triggered, or has waited for it.
@@ -132,7 +132,7 @@ class AttemptGrant:
     storage_bases: tuple[str, ...] = ()
     """Checkpoint directories of all attempts of the operator, whose snapshots a checkpoint may reference."""
     restore_from: RestoreSource | None = None
-    """Snapshot that a user restores in place of the one that the registration names; ``None`` for that one."""
+    """Start that a user has chosen in place of the one that the registration names; ``None`` for that one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
-"""Kind, ownership, retention and options of snapshots: Flink's ``CheckpointProperties``."""
+"""Kind, ownership, retention and options of checkpoints and savepoints: Flink's ``CheckpointProperties``."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
@@ -24,7 +24,7 @@ class SavepointFormat(StrEnum):
 
 
 class CheckpointType(StrEnum):
-    """Type of a snapshot."""
+    """Type of a checkpoint or a savepoint."""
 
     CHECKPOINT = "checkpoint"
     FULL_CHECKPOINT = "full_checkpoint"
@@ -37,7 +37,7 @@ class CheckpointType(StrEnum):
 
     @property
     def is_savepoint(self) -> bool:
-        """Whether the snapshot belongs to the user."""
+        """Whether it belongs to the user."""
         return self not in (CheckpointType.CHECKPOINT, CheckpointType.FULL_CHECKPOINT)
 
     @property
@@ -95,7 +95,7 @@ class CheckpointRetentionPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointProperties:
-    """Type of a snapshot, and the events on which its files are deleted."""
+    """Type of a checkpoint or a savepoint, and the events on which its files are deleted."""
 
     snapshot_type: CheckpointType = CheckpointType.CHECKPOINT
     savepoint_format: SavepointFormat | None = None
@@ -110,22 +110,22 @@ class CheckpointProperties:
     """
     Whether it was restored without a claim. The job never deletes it, and new checkpoints reference none of its files.
     """
-    part: str = ""
-    """Uid of the stage whose part of a savepoint of the whole job was restored; empty for all other snapshots."""
+    member: str = field(default="", metadata={"key": "part"})
+    """Uid of the stage whose member of a savepoint of the whole job was restored; empty for all others."""
 
     @property
     def is_savepoint(self) -> bool:
-        """Whether the snapshot belongs to the user."""
+        """Whether it belongs to the user."""
         return self.snapshot_type.is_savepoint
 
     @property
     def is_synchronous(self) -> bool:
-        """Whether the snapshot stops the job."""
+        """Whether the job stops with it."""
         return self.snapshot_type.is_synchronous
 
     @property
     def is_terminate(self) -> bool:
-        """Whether the snapshot finishes the job."""
+        """Whether the job finishes with it."""
         return self.snapshot_type.is_terminate
 
     @property
@@ -186,16 +186,16 @@ class CheckpointProperties:
         return cls._of_user(kind, force=force, savepoint_format=SavepointFormat(savepoint_format))
 
     @classmethod
-    def for_unclaimed_snapshot(cls, part: str = "") -> CheckpointProperties:
+    def for_unclaimed_snapshot(cls, member: str = "") -> CheckpointProperties:
         """
-        Return the properties of a snapshot that is restored without a claim.
+        Return the properties of a checkpoint or savepoint that is restored without a claim.
 
-        :param part: Uid of the stage whose part of a savepoint of the whole job is restored.
+        :param member: Uid of the stage whose member of a savepoint of the whole job is restored.
         """
         unclaimed = cls._of_user(
             CheckpointType.SAVEPOINT, force=False, savepoint_format=SavepointFormat.CANONICAL, unclaimed=True
         )
-        return replace(unclaimed, part=part)
+        return replace(unclaimed, member=member)
 
     @classmethod
     def _of_user(
@@ -216,54 +216,54 @@ class CheckpointProperties:
 
 
 class RestoreMode(StrEnum):
-    """Ownership of a restored snapshot."""
+    """Ownership of a restored checkpoint or savepoint."""
 
     NO_CLAIM = "no_claim"
-    """The snapshot keeps its owner; the job deletes none of its files, and new checkpoints reference none."""
+    """It keeps its owner; the job deletes none of its files, and new checkpoints reference none."""
     CLAIM = "claim"
-    """The restoring job owns the snapshot, and deletes it when it is subsumed and its files are not in use."""
+    """The restoring job owns the savepoint, and deletes it when it is subsumed and its files are not in use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreSource:
-    """Snapshot of any job that an operator without checkpoints starts from."""
+    """Checkpoint or savepoint of any job that an operator without checkpoints starts from."""
 
     pointer: str
-    """Directory of the snapshot."""
+    """Directory of the checkpoint or savepoint."""
     metadata_uri: str
     metadata_size: int
     metadata_sha256: str
     full_size_bytes: int = 0
     mode: RestoreMode = RestoreMode.NO_CLAIM
-    part: str = ""
-    """Uid of the stage whose part of a savepoint of the whole job is restored; empty for a snapshot of one stage."""
+    member: str = field(default="", metadata={"key": "part"})
+    """Uid of the stage whose member of a savepoint of the whole job is restored; empty for that of one stage."""
     run: str = ""
-    """Run that the state of the snapshot has reached; empty for the run of the attempt that starts from it."""
+    """Run that the state has reached; empty for the run of the attempt that starts from it."""
     problem: str | None = None
-    """Reason why the snapshot cannot be read; relevant only if the operator has no checkpoints."""
+    """Reason why it cannot be read; relevant only if the operator has no checkpoints."""
     is_unavailable: bool = False
     """Whether the storage did not respond, in which case a retry may succeed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRecord:
-    """Claim of a snapshot by one operator, or by a user who disposes of it."""
+    """Claim of a savepoint by one operator, or by a user who disposes of it."""
 
     pointer: str
-    """Directory of the snapshot."""
+    """Directory of the savepoint."""
     job_id: JobId
     operator_id: OperatorId
-    """Operator that owns the snapshot; empty for a disposal."""
+    """Operator that owns the savepoint; empty for a disposal."""
     claimed_at: datetime
 
     @property
     def is_disposal(self) -> bool:
-        """Whether a user has disposed of the snapshot, whose files are then deleted."""
+        """Whether a user has disposed of the savepoint, whose files are then deleted."""
         return not self.operator_id
 
 
 def already_claimed(pointer: str) -> SavepointClaimedError:
-    """Return the error for a snapshot that another operator has claimed."""
+    """Return the error for a savepoint that another operator has claimed."""
     return SavepointClaimedError(
         f"Expected the savepoint {pointer} to be unclaimed, found it claimed by another job, which may delete it at "
         "any time; take another savepoint and restore that one.",

@@ -387,13 +387,13 @@ class CheckpointRecord(OfOperator):
 
     @property
     def is_adoption(self) -> bool:
-        """Whether it is a snapshot to start from whose restore is not confirmed yet."""
+        """Whether it is a start from a savepoint whose restore is not confirmed yet."""
         return self.status is CheckpointStatus.PENDING and self.properties.unclaimed
 
     @property
     def is_unconfirmed(self) -> bool:
         """
-        Whether it is a snapshot to start from whose restore is not confirmed, also if its attempt has ended.
+        Whether it is a start from a savepoint whose restore is not confirmed, also if its attempt has ended.
         """
         return self.is_adoption or (self.status is CheckpointStatus.ABORTED and self.properties.unclaimed)
 
@@ -453,7 +453,7 @@ class StatisticsRecord:
 
 
 class RequestStatus(StrEnum):
-    """Status of a snapshot request. A request ends exactly once."""
+    """Status of a request for a checkpoint or a savepoint. A request ends exactly once."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -520,9 +520,9 @@ class InPlaceRestore:
     pointer: str
     """Directory of the savepoint."""
     source: RestoreSource | None = None
-    """Part of the operator; ``None`` if it has none, and starts without state."""
+    """Member of the operator in the savepoint; ``None`` if it has none, and starts without state."""
     first_run: str = ""
-    """Run that started the generation of the part; empty if unknown."""
+    """Run that started the generation of the member; empty if unknown."""
     earlier_generation: int
     """Generation of the operator before the restore."""
     earlier_first_run: str = ""

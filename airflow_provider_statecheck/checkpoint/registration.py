@@ -151,7 +151,7 @@ def _open_attempt(
     ended = operator.generation if restore is None else restore.earlier_generation
     transitions.end_commits(tx, operator_id, lambda c: c.generation < ended)
     tx.save_operator(operator)
-    # A stage without a part in the savepoint of its job starts without state, whatever savepoint its task names.
+    # A stage without a member in the savepoint of its job starts without state, whatever savepoint its task names.
     source = request.restore_from if restore is None else restore.source
     if not start.resumes and source is not None:
         savepoint_restore.propose(tx, operator, source)

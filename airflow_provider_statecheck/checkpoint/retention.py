@@ -169,19 +169,19 @@ def _has_protected_files(checkpoint: CheckpointRecord, protected: frozenset[int]
 
 
 class Owner(StrEnum):
-    """Owner of a snapshot, who deletes it."""
+    """Owner of a checkpoint or a savepoint, who deletes it."""
 
     JOB = "job"
-    """The job, which deletes the snapshot after it was subsumed."""
+    """The job, which deletes it after it was subsumed."""
     USER = "user"
     """The user who requested the savepoint."""
     OTHER = "other"
-    """The previous owner of a snapshot that was restored without a claim."""
+    """The previous owner of what was restored without a claim."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Custody:
-    """Owner of a snapshot, and whether its directory may be deleted by hand."""
+    """Owner of a checkpoint or a savepoint, and whether its directory may be deleted by hand."""
 
     owner: Owner
     is_safe_to_delete: bool
@@ -192,7 +192,7 @@ class Custody:
 
 def custody_of(view: JobView, checkpoint: CheckpointRecord) -> Custody:
     """
-    Return the owner of a snapshot, and whether its directory may be deleted by hand.
+    Return the owner of a checkpoint or a savepoint, and whether its directory may be deleted by hand.
 
     The rows of a job do not contain claims of other jobs; only ``dispose`` checks them.
     """

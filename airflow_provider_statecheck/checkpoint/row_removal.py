@@ -88,7 +88,7 @@ class OldRows:
         # Their rows prove that a run has advanced the state, and must not do so again when a user clears it.
         proofs = frozenset(self._last_of_runs.values())
         self._skipped += len(proofs.intersection(discarded))
-        # Unclaimed snapshots are never discarded, so their rows are removed after their end.
+        # Unclaimed savepoints are never discarded, so their rows are removed after their end.
         undiscarded = {c.checkpoint_id for c in tx.open_checkpoints(self.operator_id) if ended.includes(c)}
         checkpoint_ids = tuple(sorted(undiscarded.union(discarded) - proofs))
         return ForgettableRows(checkpoint_ids=checkpoint_ids, attempts=attempts, requests=requests)

@@ -21,9 +21,9 @@ class StartDecision:
     is_chosen: bool = False
     """Whether a user chose the checkpoint to restore."""
     source: RestoreSource | None = None
-    """Snapshot that a user restores in place of the one that the registration names."""
+    """Checkpoint or savepoint that a user restores in place of the one that the registration names."""
     first_run: str | None = None
-    """Run that started the generation of this snapshot; ``None`` if the run of the attempt starts a new one."""
+    """Run that started its generation; ``None`` if the run of the attempt starts a new one."""
 
 
 def decide_start(previous: AttemptRecord | None, request: RegisterAttempt) -> StartDecision:

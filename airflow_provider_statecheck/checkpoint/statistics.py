@@ -289,7 +289,7 @@ class OperatorStatistics(CheckpointStats):
 
     @property
     def has_had_state(self) -> bool:
-        """Whether the operator ever completed or restored a snapshot."""
+        """Whether the operator ever completed or restored a checkpoint."""
         return any(counts.completed or counts.restored for counts in (self.checkpoints, self.savepoints))
 
     def has_counted(self, checkpoint_id: int) -> bool:
@@ -481,7 +481,7 @@ def refusals_of(view: JobView) -> tuple[Refusal, ...]:
     return tuple(refusal for refusals in of_operators for refusal in refusals)
 
 
-def snapshot_of(
+def statistics_of(
     view: JobView, operator: OperatorRecord, *, history_size: int = HISTORY_SIZE
 ) -> CheckpointStatsSnapshot:
     """

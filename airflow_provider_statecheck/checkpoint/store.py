@@ -184,7 +184,7 @@ class LatestCheckpoints:
     """
     The newest readable checkpoint of each operator that has one, in the order of the operators.
 
-    It is the newest restorable one. While an operator restarts from a snapshot of its job, it is that of before the
+    It is the newest restorable one. While an operator restarts from a savepoint of its job, it is that of before the
     restart until the restore is confirmed.
     """
 
@@ -377,13 +377,13 @@ class JobTransaction(Protocol):
         """Remove the actions that ended before a time."""
 
     def claim(self, pointer: str) -> ClaimRecord | None:
-        """Return the claim of a snapshot of any job."""
+        """Return the claim of a savepoint of any job."""
 
     def save_claim(self, record: ClaimRecord) -> None:
         """
         Insert a claim.
 
-        :raises SavepointClaimedError: if another operator has claimed the snapshot.
+        :raises SavepointClaimedError: if another operator has claimed the savepoint.
         """
 
     def statistics(self, operator_id: OperatorId) -> StatisticsRecord | None:
@@ -461,7 +461,7 @@ class JobStore(JobReads, Protocol):
         """
 
     def claim(self, pointer: str) -> ClaimRecord | None:
-        """Return the claim of a snapshot of any job."""
+        """Return the claim of a savepoint of any job."""
 
     def dag_ids(self, *, beside: str | None = None) -> frozenset[str]:
         """Return the Dags with attempts in any job, or in any job with attempts of one Dag."""
@@ -531,7 +531,7 @@ def no_such_job(job_id: JobId) -> CheckpointNotFoundError:
 
 
 def _is_gone(checkpoint: CheckpointRecord, before: datetime) -> bool:
-    # The files of an unclaimed snapshot are never deleted, so its end counts.
+    # The files of an unclaimed savepoint are never deleted, so its end counts.
     gone_at = checkpoint.discarded_at or (None if checkpoint.awaits_discard else checkpoint.ended_at)
     return checkpoint.has_ended and gone_at is not None and gone_at < before
 

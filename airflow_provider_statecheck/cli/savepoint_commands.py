@@ -187,12 +187,12 @@ def _restore(args: Namespace, job_id: JobId, savepoint: JobSavepoint, *, dry_run
 
 
 def _restored_row(operator: RestoredOperator) -> Row:
-    part = operator.part
+    member = operator.member
     return {
         "operator": operator.uid,
-        "start": "without state" if part is None else "part of the savepoint",
-        "checkpoint": None if part is None else part.checkpoint_id,
-        "run": None if part is None else part.run or None,
+        "start": "without state" if member is None else "member of the savepoint",
+        "checkpoint": None if member is None else member.checkpoint_id,
+        "run": None if member is None else member.run or None,
         "rolled_back": [checkpoint.checkpoint_id for checkpoint in operator.taken_back],
         "runs": list(dict.fromkeys(checkpoint.run_key for checkpoint in operator.taken_back)),
         "fenced": None if operator.fenced is None else operator.fenced.owner.label,
@@ -200,6 +200,6 @@ def _restored_row(operator: RestoredOperator) -> Row:
     }
 
 
-def _missing_row(part: SavedMember) -> Row:
-    row = _restored_row(RestoredOperator(uid=part.uid, part=part, taken_back=(), first_run=""))
+def _missing_row(member: SavedMember) -> Row:
+    row = _restored_row(RestoredOperator(uid=member.uid, member=member, taken_back=(), first_run=""))
     return row | {"start": "not in the job"}

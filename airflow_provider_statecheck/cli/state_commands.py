@@ -12,7 +12,7 @@ from airflow_provider_statecheck.checkpoint.config_options import readable_size
 from airflow_provider_statecheck.checkpoint.ids import is_uri
 from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.checkpoint.retention import custody_of
-from airflow_provider_statecheck.checkpoint.statistics import snapshot_of
+from airflow_provider_statecheck.checkpoint.statistics import statistics_of
 from airflow_provider_statecheck.cli.output import (
     Exit,
     Row,
@@ -85,12 +85,12 @@ def stats(args: Namespace) -> Exit:
     if args.checkpoint is not None:
         return _show_figures(view, args)
     operators = operators_of(view, args.uid)
-    snapshots = [snapshot_of(view, operator) for operator in operators]
+    found = [statistics_of(view, operator) for operator in operators]
     if args.history:
-        print_rows([_history_row(view, each, entry) for each in snapshots for entry in each.history], args.output)
+        print_rows([_history_row(view, each, entry) for each in found for entry in each.history], args.output)
     else:
         working = [_work_row(work_of(view, operator.operator_id)) for operator in operators]
-        rows = [_overview_row(each) for each in snapshots]
+        rows = [_overview_row(each) for each in found]
         _print_overviews([{**row, **work} for row, work in zip(rows, working, strict=True)], args.output)
     return Exit.DONE
 
@@ -193,7 +193,7 @@ def _print_first(found: JsonRows, args: Namespace) -> int:
 
 
 def _state_rows(contents: CheckpointContents, states: CheckpointStates) -> Iterator[Row]:
-    stage = f"{contents.checkpoint.document.uid}/" if states.document.parts else ""
+    stage = f"{contents.checkpoint.document.uid}/" if states.document.members else ""
     yield from (_state_row(each, f"{stage}{each.uid}") for each in contents.states())
 
 
@@ -223,23 +223,23 @@ def _text(key: str, value: Any) -> Any:
     return readable_size(value) if key.endswith("_bytes") and value is not None else value
 
 
-def _overview_row(snapshot: CheckpointStatsSnapshot) -> Row:
-    counts, completed, failed = snapshot.counts, snapshot.latest_completed, snapshot.latest_failed
+def _overview_row(statistics: CheckpointStatsSnapshot) -> Row:
+    counts, completed, failed = statistics.counts, statistics.latest_completed, statistics.latest_failed
     return {
-        "operator": snapshot.uid,
+        "operator": statistics.uid,
         "total": counts.total,
         "in_progress": counts.in_progress,
         "completed": counts.completed,
         "failed": counts.failed,
         "restored": counts.restored,
-        "savepoints": snapshot.savepoints.completed,
-        **_size_columns(snapshot),
-        **_seconds_columns(snapshot.duration),
-        "awaiting_discard": snapshot.awaiting_discard,
+        "savepoints": statistics.savepoints.completed,
+        **_size_columns(statistics),
+        **_seconds_columns(statistics.duration),
+        "awaiting_discard": statistics.awaiting_discard,
         "latest_completed": None if completed is None else redact(completed.location),
         "latest_failed": None if failed is None else redact(failed.location),
         "failure": None if failed is None else _failure(failed),
-        "failures": [f"{reason}: {count}" for reason, count in snapshot.failures],
+        "failures": [f"{reason}: {count}" for reason, count in statistics.failures],
     }
 
 
@@ -253,12 +253,12 @@ def _work_row(work: AttemptWork) -> Row:
     }
 
 
-def _size_columns(snapshot: CheckpointStatsSnapshot) -> Row:
-    average = snapshot.state_size.average
+def _size_columns(statistics: CheckpointStatsSnapshot) -> Row:
+    average = statistics.state_size.average
     return {
         "average_new_bytes": None if average is None else round(average),
-        "max_new_bytes": snapshot.state_size.maximum,
-        "max_bytes": snapshot.full_size.maximum,
+        "max_new_bytes": statistics.state_size.maximum,
+        "max_bytes": statistics.full_size.maximum,
     }
 
 
@@ -270,12 +270,12 @@ def _seconds_columns(duration: StatsSummary) -> Row:
     }
 
 
-def _history_row(view: JobView, snapshot: CheckpointStatsSnapshot, entry: CheckpointEntry) -> Row:
+def _history_row(view: JobView, statistics: CheckpointStatsSnapshot, entry: CheckpointEntry) -> Row:
     row = view.checkpoint(entry.checkpoint_id)
     custody = None if row is None else custody_of(view, row)
     return {
         "checkpoint": entry.checkpoint_id,
-        "operator": snapshot.uid,
+        "operator": statistics.uid,
         "kind": entry.kind,
         "status": entry.status if row is None else row.status.value,
         "attempt": entry.epoch,

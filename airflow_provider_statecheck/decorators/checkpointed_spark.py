@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class CheckpointedSparkDecoratedOperator(DecoratedOperator, CheckpointedPySparkOperator):  # type: ignore[misc]
-    """The operator behind ``@task.checkpointed_spark``."""
+    """The Airflow operator behind ``@task.checkpointed_spark``."""
 
     custom_operator_name = "@task.checkpointed_spark"
     template_fields: Sequence[str] = CheckpointedPySparkOperator.template_fields

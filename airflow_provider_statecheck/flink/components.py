@@ -33,7 +33,7 @@ from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import RowsVersion
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
-from airflow_provider_statecheck.checkpoint.statistics import HISTORY_SIZE, CheckpointStatsSnapshot, snapshot_of
+from airflow_provider_statecheck.checkpoint.statistics import HISTORY_SIZE, CheckpointStatsSnapshot, statistics_of
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
 from airflow_provider_statecheck.flink.completed_store import CheckpointsCleaner, CompletedCheckpointStore
 from airflow_provider_statecheck.flink.participants import MasterHooks, OperatorCoordinators
@@ -276,6 +276,6 @@ class CheckpointStatsTracker:
                     f"Expected operator {self._leader.operator_id} in job {view.job.name!r}, found none; use the id of "
                     "an operator of the job."
                 )
-            snapshot = snapshot_of(view, operator, history_size=self._history_size)
-            self._latest = (view.job.rows_version, snapshot)
+            statistics = statistics_of(view, operator, history_size=self._history_size)
+            self._latest = (view.job.rows_version, statistics)
         return self._latest[1]

@@ -403,18 +403,18 @@ class CheckpointCoordinator:
         renamed_uids: Mapping[str, str] | None = None,
     ) -> CompletedCheckpoint:
         """
-        Restore the tasks of a new job from a snapshot.
+        Restore the tasks of a new job from a checkpoint or a savepoint.
 
-        :param pointer: The directory or metadata file of the snapshot.
+        :param pointer: The directory or metadata file of the checkpoint.
         :param tasks: The tasks, which must not have started.
-        :param restore_mode: The claim mode, which determines the owner of the snapshot's files.
+        :param restore_mode: The claim mode, which determines the owner of its files.
         :param allow_non_restored_state: Whether to drop state that has no operator or hook.
-        :param renamed_uids: The new uids of operators by their uids in the snapshot.
+        :param renamed_uids: The new uids of operators by their uids in the checkpoint.
         :raises CoordinatorError: if called after the shutdown, or the job has newer checkpoints.
-        :raises CheckpointNotFoundError: if the snapshot does not exist.
-        :raises IncompatibleCheckpointError: if a state does not fit; the owner of the snapshot does not change.
-        :raises SavepointClaimedError: if another job has claimed the snapshot.
-        :raises InvalidConfigurationError: if the claim is for a snapshot that is not a savepoint.
+        :raises CheckpointNotFoundError: if it does not exist.
+        :raises IncompatibleCheckpointError: if a state does not fit; its owner does not change.
+        :raises SavepointClaimedError: if another job has claimed it.
+        :raises InvalidConfigurationError: if the claim is for a checkpoint that is not a savepoint.
         """
         self._require_in_use()
         adopted = self._restorer.adopt(

@@ -101,7 +101,7 @@ class MasterHooks:
         :return: The saved data.
         :raises CoordinatorError: if a hook fails, with its error as the cause.
         """
-        hooks = self._snapshot()
+        hooks = self._current_hooks()
         started: dict[str, Future[Any]] = {}
         try:
             for identifier, hook in hooks.items():
@@ -125,7 +125,7 @@ class MasterHooks:
         :param allow_non_restored_state: Whether to drop data that has no hook.
         :raises CoordinatorError: if data has no hook or cannot be read, or if a hook fails.
         """
-        hooks = self._snapshot()
+        hooks = self._current_hooks()
         _require_matched(hooks, states, allow_non_restored_state)
         # All data is deserialized before the first hook is restored, which avoids a partly restored job.
         data = {s.name: _deserialized(hooks[s.name], s) for s in states if s.name in hooks}
@@ -142,7 +142,7 @@ class MasterHooks:
 
         :raises CoordinatorError: if a hook fails.
         """
-        for identifier, hook in self._snapshot().items():
+        for identifier, hook in self._current_hooks().items():
             with _reporting(f"master hook {identifier!r} to reset", "; correct the hook and start again"):
                 hook.reset()
 
@@ -156,7 +156,7 @@ class MasterHooks:
             except Exception:
                 log.exception("Master hook %s could not be closed", identifier)
 
-    def _snapshot(self) -> dict[str, MasterTriggerRestoreHook[Any]]:
+    def _current_hooks(self) -> dict[str, MasterTriggerRestoreHook[Any]]:
         with self._lock:
             return dict(self._hooks)
 

@@ -67,7 +67,7 @@ class ExecutionTask(Protocol):
         """The current status."""
 
     def trigger_checkpoint(self, checkpoint_id: int, timestamp: datetime, options: CheckpointOptions) -> None:
-        """Request a snapshot; a repeated call has no effect."""
+        """Request the state of the task; a repeated call has no effect."""
 
     def notify_checkpoint_complete(self, checkpoint_id: int, timestamp: datetime, last_subsumed_id: int) -> None:
         """Handle a completed checkpoint and the id of the one discarded for it, -1 for none."""

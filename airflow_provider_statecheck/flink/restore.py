@@ -82,12 +82,12 @@ class StateRestorer:
         renamed_uids: Mapping[str, str] | None,
     ) -> CompletedCheckpoint:
         """
-        Add a snapshot as the newest completed checkpoint of the job, see ``restore_savepoint``.
+        Add a restored checkpoint as the newest completed checkpoint of the job, see ``restore_savepoint``.
 
-        If its state does not fit the tasks, the owner of the snapshot does not change.
+        If its state does not fit the tasks, its owner does not change.
         """
         found = self._components.storage.resolve_checkpoint(pointer)
-        if mode is RestoreMode.CLAIM and found.parts:
+        if mode is RestoreMode.CLAIM and found.members:
             raise whole_job_not_claimable(pointer)
         if mode is RestoreMode.CLAIM:
             require_claimable(found.external_pointer, found.metadata.uri)
@@ -113,7 +113,7 @@ class StateRestorer:
         is_used = components.rows.adopt(
             components.leader, found.checkpoint_id, found.external_pointer, found.metadata.uri, is_claimed=is_claimed
         )
-        # The row of the job's own snapshot remains as it is.
+        # The row of the job's own checkpoint remains as it is.
         checkpoint_id = components.id_counter.get_and_increment() if is_used else found.checkpoint_id
         return replace(
             found,
@@ -147,14 +147,14 @@ class StateRestorer:
 
 def _assign(
     tasks: Sequence[RestorableTask],
-    snapshot: CompletedCheckpoint,
+    restored: CompletedCheckpoint,
     renamed_uids: Mapping[str, str] | None,
     allow_non_restored_state: bool,
     all_or_nothing_state: bool,
 ) -> StateAssignment:
     return assign_states(
         [task.restore_target for task in tasks],
-        snapshot.operator_states.values(),
+        restored.operator_states.values(),
         renamed_uids=renamed_uids,
         allow_non_restored_state=allow_non_restored_state,
         all_or_nothing_state=all_or_nothing_state,

@@ -101,7 +101,7 @@ class CheckpointTrigger:
         return components.rows.begin(message)
 
     def _must_be_full(self) -> bool:
-        # The owner of a snapshot that was restored without a claim may delete its files.
+        # The owner of what was restored without a claim may delete its files.
         self._components.completed_store.recover()
         retained = self._components.completed_store.get_all_checkpoints()
         foreign = max((c.checkpoint_id for c in retained if c.properties.unclaimed), default=0)
@@ -147,7 +147,7 @@ class CheckpointTrigger:
         return {state.operator_id: state for state in copied}
 
     def _require_pending(self, checkpoint: CheckpointRecord) -> None:
-        # Coordinators, hooks and copies may have taken longer than the timeout; tasks would snapshot in vain.
+        # Coordinators, hooks and copies may have taken longer than the timeout; tasks would write state in vain.
         self._steps.expire()
         row = self._components.rows.checkpoint(checkpoint.job_id, checkpoint.checkpoint_id)
         if row is None or row.status is not CheckpointStatus.PENDING:

@@ -155,7 +155,7 @@ class _ObservedTransaction:
     def update_checkpoint(self, record: CheckpointRecord, *, expected: CheckpointStatus) -> None:
         before = self._tx.checkpoint(record.checkpoint_id)
         self._tx.update_checkpoint(record, expected=expected)
-        # The job that took an adopted snapshot has already reported it.
+        # The job that took an adopted checkpoint has already reported it.
         if before is None or not before.is_adoption:
             self._note(expected, record)
 

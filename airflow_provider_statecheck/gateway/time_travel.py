@@ -93,7 +93,7 @@ def checkpoints_as_of(view: JobView, as_of: AsOf) -> tuple[CheckpointRecord, ...
 
 
 def is_of_whole_job(checkpoint: CheckpointRecord) -> bool:
-    """Return whether a checkpoint is a savepoint of the whole job, with a part for each stage."""
+    """Return whether a checkpoint is a savepoint of the whole job, with a member for each stage."""
     return checkpoint.is_of_job and checkpoint.properties.is_savepoint
 
 
@@ -260,7 +260,7 @@ def _fork_pointer(gateway: StageGateway, job: str, wanted: str, uids: set[str]) 
             f"There is no job {job!r} with a checkpoint {wanted!r} to start a fork from; correct the name, or run the "
             "job first."
         ) from error
-    # The id of a savepoint of the whole job names the parts of all stages.
+    # The id of a savepoint of the whole job names the members of all stages.
     named = {*uids, ALIGNED_UID} if _ID.fullmatch(wanted) else uids
     newest_first = _retained(view, {o.operator_id for o in view.operators if o.uid in named})[::-1]
     found = next(iter(_fork_candidates(view, newest_first, wanted)), None)

@@ -1,5 +1,5 @@
 """
-Calls of a coordinator: their interface, their form over HTTP, and their retries.
+Calls of stages: their interface ``StageGateway``, their form over HTTP, and their retries.
 
 The methods of an interface are the table of its calls: a call has the name, the parameters, the reply and the
 description of its method. Calls in :data:`_READS` read rows by a path, all others send a message to the path of their
@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import itertools
 import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, make_dataclass, replace
+from dataclasses import dataclass, field, make_dataclass, replace
 from functools import cached_property, partial
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar, cast, get_origin, get_type_hints
 from urllib.parse import quote, urlencode
 
 from airflow_provider_statecheck.checkpoint.codec import encode, read_reply
@@ -201,7 +202,8 @@ class Verb:
         # Unique, unlike the name of the method: the description of the API names the class.
         name = self.path.title().replace("/", "").replace("-", "")
         defaults = {p.name: p.default for p in self.signature.parameters.values() if p.default is not p.empty}
-        return make_dataclass(name, self.parameters.items(), namespace=defaults, frozen=True, kw_only=True)
+        declared = itertools.starmap(_field, self.parameters.items())
+        return make_dataclass(name, declared, namespace=defaults, frozen=True, kw_only=True)
 
     @cached_property
     def takes_message(self) -> bool:
@@ -229,6 +231,11 @@ class Verb:
         return method(message) if self.takes_message else method(**vars(message))
 
 
+def _field(name: str, kind: Any) -> Any:
+    # A parameter has another key in JSON if its annotation names one, as the metadata of a field do.
+    return (name, kind, field(metadata=kind.__metadata__[0])) if get_origin(kind) is Annotated else (name, kind)
+
+
 def _query(value: Any) -> dict[str, Any]:
     if isinstance(value, RowsVersion):
         return {"known_version": value.number, "seen_at": value.seen_at.isoformat()}
@@ -247,7 +254,8 @@ def verbs_of(interface: type, folder: str, service: str | None = None) -> dict[s
 
 
 def _verb(method: Any, folder: str, service: str) -> Verb:
-    name, hints, signature = method.__name__, get_type_hints(method), inspect.signature(method)
+    name, signature = method.__name__, inspect.signature(method)
+    hints = get_type_hints(method, include_extras=True)
     return Verb(
         name=name,
         service=service,
@@ -260,7 +268,7 @@ def _verb(method: Any, folder: str, service: str) -> Verb:
     )
 
 
-COORDINATOR = verbs_of(StageGateway, "attempts", "coordinator")
+STAGE_CALLS = verbs_of(StageGateway, "attempts", "coordinator")
 """Calls of a stage; the field ``attempt`` of a message names the attempt, which the token must be bound to."""
 
 

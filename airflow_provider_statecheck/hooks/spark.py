@@ -74,13 +74,13 @@ class CheckpointedSparkSubmitHook(SparkSubmitHook):
         """
         Return a hook with the settings of a ``SparkSubmitHook``.
 
-        :param hook: Hook created by Spark's operator; copying it avoids repeating its constructor's arguments.
+        :param hook: Hook created by Airflow's Spark operator; copying it avoids repeating its constructor's arguments.
         :raises InvalidConfigurationError: if the deploy mode does not support a handover.
         """
         copy = cls.__new__(cls)
         vars(copy).update(vars(hook))
         copy._stage, copy._shipping, copy._handover = stage, shipping, {}
-        # Spark's operator and the connection have added settings, and Airflow logs the command with all of them.
+        # Airflow's Spark operator and the connection have added settings, and Airflow logs the command with them.
         remember_secrets(secrets_in_settings(copy._conf))
         copy._require_known_master()
         copy._refuse_unsafe_mode()
@@ -267,7 +267,7 @@ class SessionTarget:
     @classmethod
     def of(cls, conn_id: str | None, config: Any) -> Self:
         """
-        Read a Spark connection with the same rules as Spark's operator.
+        Read a Spark connection with the same rules as Airflow's Spark operator.
 
         :param conn_id: Connection of type ``spark`` or ``spark_connect``. With ``None`` the master comes from
             ``config``, ``PYSPARK_SUBMIT_ARGS`` or ``spark-defaults.conf``, and is local by default.

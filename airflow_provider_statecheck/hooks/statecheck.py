@@ -58,8 +58,8 @@ class StatecheckHook(BaseHook):
     """
     Read jobs and checkpoints from the coordinator, and queryable state from checkpoints.
 
-    The name of a job is the ``job`` argument of its operators, by default ``dag_id/<logical date, else partition, else
-    run id>``. The names of test runs start with ``test/``.
+    The name of a job is the ``job`` argument of its Airflow operators, by default ``dag_id/<logical date, else
+    partition, else run id>``. The names of test runs start with ``test/``.
 
     :param statecheck_conn_id: Connection to the server, with a login if tasks cannot authenticate on their own. If the
         default connection is missing, the hook uses this Airflow's api-server.
@@ -149,7 +149,7 @@ class StatecheckHook(BaseHook):
         Return the reply for one key of a job's queryable state, whose ``value`` is the value.
 
         :param job: Name or id of the job. In a task that runs under ``dag.test``, a name means the job of test runs,
-            because the operators use that job there.
+            because the Airflow operators use that job there.
         :param name: Queryable name of the state.
         :param key: The key; a tuple for a key of several columns.
         :param user_key: Key of one entry of a map state; without it, the value is the whole map.
@@ -210,7 +210,7 @@ class StatecheckHook(BaseHook):
         """
         Take a savepoint of a whole job, and return the URI of its directory.
 
-        A stage that is running gives its next checkpoint. The call copies the parts, so it takes as long as a copy of
+        A stage that is running gives its next checkpoint. The call copies the members, so it takes as long as a copy of
         the state; no stage waits for it, unless the job is to stop.
 
         :param job: Name or id of the job. In a task that runs under ``dag.test``, a name means the job of test runs.
@@ -224,8 +224,8 @@ class StatecheckHook(BaseHook):
         :raises InvalidConfigurationError: if the target, ``stop`` or ``timeout`` is invalid, or the filesystem of the
             target is not installed.
         :raises CheckpointNotFoundError: if there is no such job, or a stage has no state that is retained.
-        :raises CheckpointDeclinedError: if a stage could not give its part.
-        :raises CheckpointExpiredError: if the stages have not given their parts within the timeout.
+        :raises CheckpointDeclinedError: if a stage could not give its member.
+        :raises CheckpointExpiredError: if the stages have not given their members within the timeout.
         :raises CheckpointError: if the savepoint is complete, and a stage did not stop within the timeout.
         """
         from airflow_provider_statecheck.checkpoint.codec import require
@@ -245,8 +245,8 @@ class StatecheckHook(BaseHook):
         """
         Restore all stages of a job in place, from a savepoint of the whole job, and return what changes.
 
-        The next attempt of each stage starts from its part. The call clears no tasks; ``tasks_to_run`` of the result
-        says which have to run again.
+        The next attempt of each stage starts from its member of the savepoint. The call clears no tasks;
+        ``tasks_to_run`` of the result says which have to run again.
 
         :param job: Name or id of the job. In a task that runs under ``dag.test``, a name means the job of test runs.
         :param pointer: URI of the savepoint.

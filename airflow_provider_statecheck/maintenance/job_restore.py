@@ -2,8 +2,8 @@
 Restore of a job in place, from a savepoint of the whole job.
 
 All stages return to the savepoint in one transaction, which changes rows only: the next attempt of each stage restores
-its part, and a stage without a part starts without state. Sinks keep the output up to the part and retract the later
-output with their first commit. The savepoint is read and verified before, and is never owned by the job.
+its member, and a stage without a member starts without state. Sinks keep the output up to the member and retract
+the later output with their first commit. The savepoint is read and verified before, and is never owned by the job.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class JobSavepoint:
     """Verified savepoint of a whole job."""
 
     pointer: str
-    parts: tuple[SavedMember, ...]
+    members: tuple[SavedMember, ...] = field(metadata={"key": "parts"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,12 +96,12 @@ class RestoredOperator:
     """Result for one operator."""
 
     uid: str
-    part: SavedMember | None
-    """Part that the next attempt restores; ``None`` if it starts without state."""
+    member: SavedMember | None = field(metadata={"key": "part"})
+    """Member that the next attempt restores; ``None`` if it starts without state."""
     taken_back: tuple[CheckpointRecord, ...]
-    """Checkpoints whose work is not in the part, newest first."""
+    """Checkpoints whose work is not in the member, newest first."""
     first_run: str
-    """First run that may have work that is not in the part; empty if unknown."""
+    """First run that may have work that is not in the member; empty if unknown."""
     newest: AttemptRecord | None = None
     """Newest attempt, whose task must run again; ``None`` if its row is removed."""
     fenced: AttemptRecord | None = None
@@ -109,7 +109,7 @@ class RestoredOperator:
     replaced: str = ""
     """The choice or the restore that this one replaces, for display; empty if there is none."""
     warning: str = ""
-    """What is known against the start, such as why the sink may refuse the part, for display; empty if nothing is."""
+    """What is known against the start, such as why the sink may refuse the member, for display; empty if nothing is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ class RestoredJob:
 
     operators: tuple[RestoredOperator, ...]
     missing: tuple[SavedMember, ...]
-    """Parts of stages that the job does not have, for instance of map keys that were removed."""
+    """Members of stages that the job does not have, for instance of map keys that were removed."""
 
     @property
     def tasks_to_run(self) -> tuple[str, ...]:
@@ -149,8 +149,8 @@ def read_savepoint(open_storage: Callable[[str], CheckpointStorage], pointer: st
             f"Expected the savepoint {redact(found.external_pointer)} to be complete, found: {'; '.join(problems)}. "
             "Nothing was changed; restore its files from a backup, or restore another savepoint."
         )
-    parts = tuple(_part(found.external_pointer, file, each, job.job_id) for each in document.parts)
-    return JobSavepoint(pointer=found.external_pointer, parts=parts)
+    members = tuple(_member(found.external_pointer, file, each, job.job_id) for each in document.members)
+    return JobSavepoint(pointer=found.external_pointer, members=members)
 
 
 def _require_of_job(document: CheckpointDocument, pointer: str, job: JobRecord) -> None:
@@ -161,7 +161,7 @@ def _require_of_job(document: CheckpointDocument, pointer: str, job: JobRecord) 
             "this pointer.",
             uid=document.uid,
         )
-    if not document.parts:
+    if not document.members:
         raise IncompatibleCheckpointError(
             f"Expected a savepoint of all stages of job {job.name!r}, found a checkpoint of {document.uid!r} alone in "
             f"{redact(pointer)}; nothing was changed. Choose a retained checkpoint of one operator on the page of the "
@@ -170,23 +170,23 @@ def _require_of_job(document: CheckpointDocument, pointer: str, job: JobRecord) 
         )
 
 
-def _part(pointer: str, file: FileStateHandle, part: CheckpointDocument, job_id: JobId) -> SavedMember:
+def _member(pointer: str, file: FileStateHandle, member: CheckpointDocument, job_id: JobId) -> SavedMember:
     source = RestoreSource(
         pointer=pointer,
         metadata_uri=file.uri,
         metadata_size=file.size,
         metadata_sha256=file.sha256,
-        full_size_bytes=part.named_bytes,
-        part=part.uid,
-        run=part.run,
+        full_size_bytes=member.named_bytes,
+        member=member.uid,
+        run=member.run,
     )
     return SavedMember(
-        uid=part.uid,
-        checkpoint_id=part.checkpoint_id,
-        generation=part.generation,
-        run=part.run,
+        uid=member.uid,
+        checkpoint_id=member.checkpoint_id,
+        generation=member.generation,
+        run=member.run,
         source=source,
-        is_foreign=part.job_id != job_id,
+        is_foreign=member.job_id != job_id,
     )
 
 
@@ -210,7 +210,7 @@ class JobRestoring:
 
         :raises CheckpointNotFoundError: if there is no such job, or the savepoint was disposed of.
         :raises ConcurrentAttemptError: if a task of the job is running.
-        :raises InvalidConfigurationError: if the savepoint has no part, or a part is not one of it.
+        :raises InvalidConfigurationError: if the savepoint has no member, or a member is not one of it.
         """
         _require_of_pointer(request.savepoint)
         # Airflow is queried before the transaction, as foreign code must not run while a row is locked.
@@ -222,46 +222,47 @@ class JobRestoring:
 
 def _require_of_pointer(savepoint: JobSavepoint) -> None:
     # The rows say which files the next attempts read, and the caller may be a task.
-    if not savepoint.parts:
+    if not savepoint.members:
         raise InvalidConfigurationError(
-            f"Expected the parts of the savepoint {redact(savepoint.pointer)}, found none; nothing was changed. "
-            "Without a part, every stage would start without state. Read the parts from the metadata of the savepoint."
+            f"Expected the members of the savepoint {redact(savepoint.pointer)}, found none; nothing was changed. "
+            "Without a member, every stage would start without state. Read the members from the metadata of the "
+            "savepoint."
         )
     uri = f"{savepoint.pointer}/{METADATA_FILE}"
-    for part in savepoint.parts:
+    for member in savepoint.members:
         expected = replace(
-            part.source,
+            member.source,
             pointer=savepoint.pointer,
             metadata_uri=uri,
             mode=RestoreMode.NO_CLAIM,
-            part=part.uid,
+            member=member.uid,
             problem=None,
         )
-        if part.source != expected or normalise_pointer(savepoint.pointer) != savepoint.pointer:
+        if member.source != expected or normalise_pointer(savepoint.pointer) != savepoint.pointer:
             raise InvalidConfigurationError(
-                f"Expected the part of stage {part.uid!r} to be one of the savepoint {redact(savepoint.pointer)}, "
-                "found another source; nothing was changed. Read the parts from the metadata of the savepoint.",
-                uid=part.uid,
+                f"Expected the member of stage {member.uid!r} to be one of the savepoint {redact(savepoint.pointer)}, "
+                "found another source; nothing was changed. Read the members from the metadata of the savepoint.",
+                uid=member.uid,
             )
 
 
 def _restore(tx: JobTransaction, request: RestoreJob, dead: Sequence[AttemptRecord]) -> RestoredJob:
-    parts = {part.uid: part for part in request.savepoint.parts}
+    members = {member.uid: member for member in request.savepoint.members}
     view = tx.view()
     stages = view.stages
     uids = {each.uid for each in stages}
-    missing = tuple(p for p in parts.values() if p.uid not in uids)
+    missing = tuple(p for p in members.values() if p.uid not in uids)
     known = [each for each in stages if tx.action(_action_key(request, each)) is not None]
     if known:
         # The reply was lost. Operators may have gone on since, and others may have been added.
         return RestoredJob(
-            operators=tuple(_known(tx, each, parts.get(each.uid), request) for each in known), missing=missing
+            operators=tuple(_known(tx, each, members.get(each.uid), request) for each in known), missing=missing
         )
     _require_kept(view, request.savepoint)
     # A savepoint that was moved, or whose row is removed, has no row.
     savepoint_restore.require_not_disposed(tx, request.savepoint.pointer)
-    restored = (_restore_operator(tx, each, parts.get(each.uid), request, dead) for each in stages)
-    warnings = [_warning(tx, view, each, parts.get(each.uid)) for each in stages]
+    restored = (_restore_operator(tx, each, members.get(each.uid), request, dead) for each in stages)
+    warnings = [_warning(tx, view, each, members.get(each.uid)) for each in stages]
     return RestoredJob(
         operators=tuple(replace(each, warning=text) for each, text in zip(restored, warnings, strict=True)),
         missing=missing,
@@ -284,7 +285,7 @@ def _require_kept(view: JobView, savepoint: JobSavepoint) -> None:
 def _require_unchanged(row: CheckpointRecord, savepoint: JobSavepoint) -> None:
     # The file has no checksum of its own: the row of the savepoint tells whether bytes in it have changed since.
     recorded = (row.metadata_size, row.metadata_sha256)
-    found = {(part.source.metadata_size, part.source.metadata_sha256) for part in savepoint.parts}
+    found = {(member.source.metadata_size, member.source.metadata_sha256) for member in savepoint.members}
     if found != {recorded}:
         raise CorruptStateError(
             f"Expected {redact(savepoint.pointer)}/{METADATA_FILE} as it was written, with {row.metadata_size} bytes "
@@ -295,33 +296,33 @@ def _require_unchanged(row: CheckpointRecord, savepoint: JobSavepoint) -> None:
 
 
 def _known(
-    tx: JobTransaction, operator: OperatorRecord, part: SavedMember | None, request: RestoreJob
+    tx: JobTransaction, operator: OperatorRecord, member: SavedMember | None, request: RestoreJob
 ) -> RestoredOperator:
     action = tx.action(_action_key(request, operator))
     restore = None if action is None else action.restore
-    return _result(tx, operator if restore is None else in_place_restore.before(operator, restore), part, None)
+    return _result(tx, operator if restore is None else in_place_restore.before(operator, restore), member, None)
 
 
-def _warning(tx: JobTransaction, view: JobView, operator: OperatorRecord, part: SavedMember | None) -> str:
-    if part is None:
-        return _warning_without_part(view, operator)
-    if part.is_foreign:
+def _warning(tx: JobTransaction, view: JobView, operator: OperatorRecord, member: SavedMember | None) -> str:
+    if member is None:
+        return _warning_without_member(view, operator)
+    if member.is_foreign:
         return ""
-    replacing = _replacing_attempts(tx, view, operator, part)
+    replacing = _replacing_attempts(tx, view, operator, member)
     # An attempt whose source has changed starts over in the generation of the checkpoints that it does not use.
-    if _has_started_over(view, operator, part.generation) or any(a.restored_from is None for a in replacing):
+    if _has_started_over(view, operator, member.generation) or any(a.restored_from is None for a in replacing):
         done = "started over"
     elif replacing:
         done = "gone back to an earlier checkpoint"
     else:
         return ""
     return (
-        f"Operator {operator.uid!r} has {done} since its part was taken, which retracted the output of the part; its "
-        "sink may refuse to restore it."
+        f"Operator {operator.uid!r} has {done} since its member was taken, which retracted the output of the member; "
+        "its sink may refuse to restore it."
     )
 
 
-def _warning_without_part(view: JobView, operator: OperatorRecord) -> str:
+def _warning_without_member(view: JobView, operator: OperatorRecord) -> str:
     """Return a warning for an operator that began from a savepoint of its task, whose state it loses."""
     in_place = {action.restore.pointer for action in view.actions if action.restore is not None}
     rows = (c for c in view.of_operator(operator.operator_id) if c.properties.unclaimed and c.completed_at is not None)
@@ -329,28 +330,28 @@ def _warning_without_part(view: JobView, operator: OperatorRecord) -> str:
     if began is None:
         return ""
     return (
-        f"Operator {operator.uid!r} has no part in the savepoint and starts without state, although it has started "
+        f"Operator {operator.uid!r} has no member in the savepoint and starts without state, although it has started "
         f"from {redact(began)} before: it does not start from there again."
     )
 
 
 def _replacing_attempts(
-    tx: JobTransaction, view: JobView, operator: OperatorRecord, part: SavedMember
+    tx: JobTransaction, view: JobView, operator: OperatorRecord, member: SavedMember
 ) -> list[AttemptRecord]:
-    """Return the attempts since a part that have replaced its output, after a rewind or a run that started again."""
-    taken = tx.checkpoint(part.checkpoint_id)
+    """Return the attempts since a member that have replaced its output, after a rewind or a run that started again."""
+    taken = tx.checkpoint(member.checkpoint_id)
     if taken is None:
         return []
     attempts = (a for a in view.attempts_of(operator.operator_id) if a.epoch > taken.epoch)
-    return [each for each in attempts if _is_from_before(view, each, part) and _has_committed(view, each)]
+    return [each for each in attempts if _is_from_before(view, each, member) and _has_committed(view, each)]
 
 
-def _is_from_before(view: JobView, attempt: AttemptRecord, part: SavedMember) -> bool:
+def _is_from_before(view: JobView, attempt: AttemptRecord, member: SavedMember) -> bool:
     restored = view.checkpoint(attempt.restored_from)
     if restored is None or not restored.properties.unclaimed:
-        return (attempt.restored_from or 0) < part.checkpoint_id
-    # The copy of another part does not tell its position in the rows, but the savepoints were taken one after another.
-    savepoints = [row_of(view, pointer) for pointer in (restored.location, part.source.pointer)]
+        return (attempt.restored_from or 0) < member.checkpoint_id
+    # The copy of another member does not tell its position in the rows, but savepoints are taken one after another.
+    savepoints = [row_of(view, pointer) for pointer in (restored.location, member.source.pointer)]
     earlier, later = (0 if each is None else each.checkpoint_id for each in savepoints)
     return 0 < earlier < later
 
@@ -377,7 +378,7 @@ def _has_started_over(view: JobView, operator: OperatorRecord, generation: int) 
 def _restore_operator(
     tx: JobTransaction,
     before: OperatorRecord,
-    part: SavedMember | None,
+    member: SavedMember | None,
     request: RestoreJob,
     dead: Sequence[AttemptRecord],
 ) -> RestoredOperator:
@@ -385,13 +386,13 @@ def _restore_operator(
     if fenced is not None and not request.dry_run:
         transitions.close_abandoned(tx, fenced)
     earlier = in_place_restore.waiting(tx, before)
-    source = None if part is None else part.source
+    source = None if member is None else member.source
     if earlier is not None and (earlier.pointer, earlier.source) == (request.savepoint.pointer, source):
         # A repeated request, whose first reply may have been lost.
-        return _result(tx, in_place_restore.before(before, earlier), part, fenced)
+        return _result(tx, in_place_restore.before(before, earlier), member, fenced)
     operator = chosen_restore.withdraw(tx, before, f"replaced by a restore of {request.savepoint.pointer}")
-    result = _result(tx, operator, part, fenced, _replaced(before, earlier))
-    in_place_restore.begin(tx, operator, _action(tx, operator, part, request))
+    result = _result(tx, operator, member, fenced, _replaced(before, earlier))
+    in_place_restore.begin(tx, operator, _action(tx, operator, member, request))
     if not request.dry_run:
         log.info("Job %s operator %s: restored in place from %s", tx.job.name, operator.uid, request.savepoint.pointer)
     return result
@@ -400,17 +401,17 @@ def _restore_operator(
 def _result(
     tx: JobTransaction,
     operator: OperatorRecord,
-    part: SavedMember | None,
+    member: SavedMember | None,
     fenced: AttemptRecord | None,
     replaced: str = "",
 ) -> RestoredOperator:
-    taken_back = _taken_back(tx, operator, part)
+    taken_back = _taken_back(tx, operator, member)
     oldest = taken_back[-1].run_key if taken_back else ""
     return RestoredOperator(
         uid=operator.uid,
-        part=part,
+        member=member,
         taken_back=taken_back,
-        first_run=(operator.first_run if part is None else part.run) or oldest,
+        first_run=(operator.first_run if member is None else member.run) or oldest,
         newest=tx.attempt(operator.operator_id, operator.epoch),
         fenced=fenced,
         replaced=replaced,
@@ -423,20 +424,22 @@ def _replaced(operator: OperatorRecord, earlier: InPlaceRestore | None) -> str:
     return "" if operator.next_restore is None else f"checkpoint {operator.next_restore}"
 
 
-def _taken_back(tx: JobTransaction, operator: OperatorRecord, part: SavedMember | None) -> tuple[CheckpointRecord, ...]:
+def _taken_back(
+    tx: JobTransaction, operator: OperatorRecord, member: SavedMember | None
+) -> tuple[CheckpointRecord, ...]:
     restorable = transitions.restorable(tx, operator)
-    if part is None or not part.is_of(operator):
+    if member is None or not member.is_of(operator):
         return restorable
-    return tuple(c for c in restorable if c.checkpoint_id > part.checkpoint_id)
+    return tuple(c for c in restorable if c.checkpoint_id > member.checkpoint_id)
 
 
 def _action(
-    tx: JobTransaction, operator: OperatorRecord, part: SavedMember | None, request: RestoreJob
+    tx: JobTransaction, operator: OperatorRecord, member: SavedMember | None, request: RestoreJob
 ) -> ActionRecord:
-    is_of_generation = part is not None and part.is_of(operator)
+    is_of_generation = member is not None and member.is_of(operator)
     restore = InPlaceRestore(
         pointer=request.savepoint.pointer,
-        source=None if part is None else part.source,
+        source=None if member is None else member.source,
         first_run=operator.first_run if is_of_generation else "",
         earlier_generation=operator.generation,
         earlier_first_run=operator.first_run,

@@ -3,7 +3,7 @@ Savepoints of a whole job.
 
 The request of a savepoint, its checkpoint and what each stage has given are rows, so any process that reaches the rows
 and the storage carries it on: the command that requested it, another command, or the maintenance Dag. A stage is not
-disturbed; its next checkpoint becomes its part. With a savepoint that stops the job, a stage waits after its part
+disturbed; its next checkpoint becomes its member. With a savepoint that stops the job, a stage waits after its member
 (suspend) or the savepoint waits for its end (terminate).
 """
 
@@ -44,10 +44,10 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.maintenance.gc import JobReport, OpenStorage
 from airflow_provider_statecheck.maintenance.job_maintenance import SIDE_BY_SIDE, JobMaintenance, each_job
 from airflow_provider_statecheck.maintenance.savepoint_members import (
-    Member,
+    GivingStatus,
     MemberChoice,
-    MemberStatus,
     Positions,
+    StageAtTrigger,
     require_members,
 )
 from airflow_provider_statecheck.maintenance.savepoint_steps import OWNER, SavepointSteps, leading_savepoints
@@ -69,18 +69,18 @@ _KINDS = {
     "suspend": CheckpointType.SAVEPOINT_SUSPEND,
     "terminate": CheckpointType.SAVEPOINT_TERMINATE,
 }
-_NO_PART = (
+_NO_MEMBER = (
     CheckpointDeclinedError,
     CheckpointNotFoundError,
     CorruptStateError,
     IncompatibleCheckpointError,
     UnsupportedStateError,
 )
-"""Errors of a stage that cannot give a part, in contrast to an unavailable storage."""
+"""Errors of a stage that cannot give a member, in contrast to an unavailable storage."""
 
 
 class MembersNotPinnedError(Exception):
-    """The rows have changed since they were read: the savepoint has ended, or a chosen part was rolled back."""
+    """The rows have changed since they were read: the savepoint has ended, or a chosen member was rolled back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +241,7 @@ class WholeJobSavepoints:
         acknowledgements = self._pin(pending, {})
         if _is_left_untriggered(view, pending, acknowledgements):
             return self._tick(view, request)
-        return self._advance(view, request, pending, _members_in(acknowledgements))
+        return self._advance(view, request, pending, _stages_in(acknowledgements))
 
     def _tick(self, view: JobView, request: CheckpointRequest) -> tuple[str, ...]:
         with self._steps(view, request) as steps:
@@ -259,27 +259,27 @@ class WholeJobSavepoints:
         return self.open_storage(_storage_base(view)).allowing(*targets, *directories)
 
     def _advance(
-        self, view: JobView, request: CheckpointRequest, pending: CheckpointRecord, members: Iterable[Member]
+        self, view: JobView, request: CheckpointRequest, pending: CheckpointRecord, stages: Iterable[StageAtTrigger]
     ) -> tuple[str, ...]:
         storage = self._storage(view).allowing(pending.location)
         try:
-            chosen = MemberChoice(view, pending, _Documents(storage, self.maintenance, view)).parts(members)
+            chosen = MemberChoice(view, pending, _Documents(storage, self.maintenance, view)).members(stages)
             acknowledgements = self._pin(pending, chosen)
-            awaited = tuple(member.uid for member, part in chosen.items() if _is_awaited(member, part))
+            awaited = tuple(stage.uid for stage, member in chosen.items() if _is_awaited(stage, member))
             if not awaited:
                 self._give(view, request, pending, storage, chosen, acknowledgements)
-        except _NO_PART as error:
+        except _NO_MEMBER as error:
             with self._steps(view, request) as steps:
                 steps.decline(pending, error)
             return ()
         return awaited
 
     def _pin(
-        self, pending: CheckpointRecord, chosen: Mapping[Member, CheckpointRecord | None]
+        self, pending: CheckpointRecord, chosen: Mapping[StageAtTrigger, CheckpointRecord | None]
     ) -> tuple[AcknowledgementRecord, ...]:
-        parts = {m.operator_id: part.checkpoint_id for m, part in chosen.items() if part is not None}
+        members = {m.operator_id: member.checkpoint_id for m, member in chosen.items() if member is not None}
         try:
-            return self.savepoints.pin(pending.job_id, pending.checkpoint_id, parts)
+            return self.savepoints.pin(pending.job_id, pending.checkpoint_id, members)
         except CheckpointNotFoundError as error:
             raise MembersNotPinnedError(str(error)) from error
 
@@ -289,27 +289,27 @@ class WholeJobSavepoints:
         request: CheckpointRequest,
         pending: CheckpointRecord,
         storage: CheckpointStorage,
-        chosen: Mapping[Member, CheckpointRecord | None],
+        chosen: Mapping[StageAtTrigger, CheckpointRecord | None],
         acknowledgements: Iterable[AcknowledgementRecord],
     ) -> None:
-        """Copy the parts that the savepoint still awaits, and acknowledge it for all stages."""
+        """Copy the members that the savepoint still awaits, and acknowledge it for all stages."""
         open_ids = {a.attempt_id for a in acknowledgements if not a.is_acknowledged}
         with self._steps(view, request) as steps:
-            for member, part in chosen.items():
-                if member.attempt_id in open_ids and not self._gives(steps, storage, member, part, pending):
+            for stage, member in chosen.items():
+                if stage.attempt_id in open_ids and not self._gives(steps, storage, stage, member, pending):
                     return
 
     def _gives(
         self,
         steps: SavepointSteps,
         storage: CheckpointStorage,
-        member: Member,
-        part: CheckpointRecord | None,
+        stage: StageAtTrigger,
+        member: CheckpointRecord | None,
         pending: CheckpointRecord,
     ) -> bool:
-        copy = None if part is None else _copied(storage, member, part, pending)
+        copy = None if member is None else _copied(storage, stage, member, pending)
         try:
-            is_given = steps.give(pending, member, copy)
+            is_given = steps.give(pending, stage, copy)
         except StaleAttemptError:
             self._delete_if_ended(storage, pending)
             raise
@@ -324,26 +324,26 @@ class WholeJobSavepoints:
             delete_files(storage, row)
 
 
-def _is_awaited(member: Member, part: CheckpointRecord | None) -> bool:
-    return part is None and member.status is MemberStatus.GIVING
+def _is_awaited(stage: StageAtTrigger, member: CheckpointRecord | None) -> bool:
+    return member is None and stage.status is GivingStatus.GIVING
 
 
 def _copied(
-    storage: CheckpointStorage, member: Member, part: CheckpointRecord, savepoint: CheckpointRecord
+    storage: CheckpointStorage, stage: StageAtTrigger, member: CheckpointRecord, savepoint: CheckpointRecord
 ) -> CheckpointDocument:
     from airflow_provider_statecheck.state.writing.canonical import copies_of
 
-    source = load_document(storage, part)
-    _require_own(source, member)
+    source = load_document(storage, member)
+    _require_own(source, stage)
     copy = copies_of(storage, source, savepoint.location, savepoint.properties).of_document(source)
-    return replace(copy, properties=savepoint.properties, run=part.run_key)
+    return replace(copy, properties=savepoint.properties, run=member.run_key)
 
 
-def _require_own(source: CheckpointDocument, member: Member) -> None:
+def _require_own(source: CheckpointDocument, stage: StageAtTrigger) -> None:
     # The names of the states within a checkpoint begin with the uid that took it.
-    if source.uid != member.uid:
+    if source.uid != stage.uid:
         raise CheckpointDeclinedError(
-            f"Expected a checkpoint of stage {member.uid!r}, found only the one that it started from, of stage "
+            f"Expected a checkpoint of stage {stage.uid!r}, found only the one that it started from, of stage "
             f"{source.uid!r} in job {source.job_name!r}; run the stage until it completes a checkpoint."
         )
 
@@ -388,11 +388,11 @@ class _Documents:
         return self._rows.checkpoint(self._job_id, checkpoint_id)
 
 
-def _members_in(acknowledgements: Iterable[AcknowledgementRecord]) -> list[Member]:
-    # A stage for which the savepoint was acknowledged without a part has none, also if it has begun again since.
+def _stages_in(acknowledgements: Iterable[AcknowledgementRecord]) -> list[StageAtTrigger]:
+    # A stage for which the savepoint was acknowledged without a member has none, also if it has begun again since.
     giving = (a for a in acknowledgements if not a.is_acknowledged or a.manifest_uri is not None)
-    found = (Member.named(a.attempt_id, a.operator_id) for a in giving)
-    return [member for member in found if member is not None]
+    found = (StageAtTrigger.named(a.attempt_id, a.operator_id) for a in giving)
+    return [stage for stage in found if stage is not None]
 
 
 def savepoint_kind(stop: str | None) -> CheckpointType:

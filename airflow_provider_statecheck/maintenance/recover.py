@@ -13,7 +13,7 @@ import hashlib
 import logging
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TypeVar
 
@@ -178,7 +178,7 @@ class Recoveries:
             highest_epoch=max((found.highest_epoch, *(d.epoch for s in savepoints for d in _documents(s)))),
             highest_checkpoint_id=max((found.highest_checkpoint_id, *ids)),
             generations=generations,
-            snapshots=(*restorable, *intact),
+            checkpoints=(*restorable, *intact),
             claimed=_claimed(restorable),
         )
         refusal = self._save(request)
@@ -209,11 +209,11 @@ def _newest_generations(found: Iterable[FoundCheckpoint]) -> dict[str, int]:
 
 
 def _documents(found: FoundCheckpoint) -> Iterator[CheckpointDocument]:
-    """Return the metadata of a snapshot and of its parts that are checkpoints of the same job."""
+    """Return the metadata of a checkpoint and of its members that are checkpoints of the same job."""
     document = found.document
     yield document
-    # A stage that had restored a snapshot of another job, and no checkpoint since, has that snapshot as its part.
-    yield from (part for part in document.parts if part.job_id == document.job_id)
+    # A stage that had restored a savepoint of another job, and no checkpoint since, has that savepoint as its member.
+    yield from (member for member in document.members if member.job_id == document.job_id)
 
 
 def _of_newest_generation(found: tuple[FoundCheckpoint, ...]) -> list[FoundCheckpoint]:
@@ -238,7 +238,7 @@ def _unique_ids(savepoints: list[FoundCheckpoint], taken: set[int], problems: li
     for each in savepoints:
         checkpoint_id = each.document.checkpoint_id
         if checkpoint_id in taken or checkpoint_id in unique:
-            problems.append(f"{each.location}: a copy; another snapshot of the job has the id {checkpoint_id}")
+            problems.append(f"{each.location}: a copy; another checkpoint of the job has the id {checkpoint_id}")
         else:
             unique[checkpoint_id] = each
     return list(unique.values())
@@ -384,9 +384,9 @@ def _read(storage: CheckpointStorage, directory: str) -> FoundCheckpoint:
 
 
 def _without_handles(document: CheckpointDocument) -> CheckpointDocument:
-    parts = tuple(map(_without_handles, document.parts))
+    members = tuple(map(_without_handles, document.members))
     none = InlineStateHandle(value={})
-    return replace(document, snapshots=(), state=none, operator_states=(), master_states=(), parts=parts)
+    return replace(document, snapshots=(), state=none, operator_states=(), master_states=(), members=members)
 
 
 def _has_own_ids(document: CheckpointDocument) -> bool:
@@ -407,7 +407,7 @@ def _is_in_place(found: FoundCheckpoint, job_id: JobId) -> bool:
 def _wrong_place(found: FoundCheckpoint, job_id: JobId) -> str:
     document = found.document
     return (
-        f"Expected a checkpoint of job {job_id} in {found.location}, found snapshot {document.checkpoint_id} of job "
+        f"Expected a checkpoint of job {job_id} in {found.location}, found checkpoint {document.checkpoint_id} of job "
         f"{document.job_id}."
     )
 
@@ -425,7 +425,7 @@ class RecoverJob:
     """Highest id of a checkpoint or savepoint, including unreadable ones."""
     generations: dict[str, int]
     """Newest generation of each operator by uid, including unreadable checkpoints."""
-    snapshots: tuple[FoundCheckpoint, ...]
+    checkpoints: tuple[FoundCheckpoint, ...] = field(metadata={"key": "snapshots"})
     """Restorable checkpoints and savepoints."""
     claimed: tuple[tuple[str, str], ...] = ()
     """Claimed savepoints: directory and uid of the operator that uses their files."""
@@ -469,11 +469,11 @@ class JobRecovery:
             tx.set_next_checkpoint_id(max(tx.job.next_checkpoint_id, request.highest_checkpoint_id + 1))
             for uid in request.generations:
                 _add_operator(tx, request, uid)
-            for snapshot in request.snapshots:
-                tx.add_checkpoint(_row(tx, request.job_id, snapshot))
+            for checkpoint in request.checkpoints:
+                tx.add_checkpoint(_row(tx, request.job_id, checkpoint))
             for pointer, uid in request.claimed:
                 _claim(tx, pointer, operator_id_of(uid))
-        log.info("Job %s recovered with %s checkpoints", request.name, len(request.snapshots))
+        log.info("Job %s recovered with %s checkpoints", request.name, len(request.checkpoints))
 
 
 def _add_operator(tx: JobTransaction, request: RecoverJob, uid: str) -> None:
@@ -493,7 +493,7 @@ def _generation(request: RecoverJob, uid: str) -> int:
     newest = request.generations[uid]
     if uid == ALIGNED_UID:
         return newest
-    documents = [snapshot.document for snapshot in request.snapshots]
+    documents = [checkpoint.document for checkpoint in request.checkpoints]
     restorable = {d.generation for d in documents if d.uid == uid and not d.properties.is_savepoint}
     # Without a restorable checkpoint, the next attempt must start without state; in the old generation it would fail.
     return max(restorable) if restorable else newest + 1

@@ -1,5 +1,5 @@
 """
-Steps of a savepoint of a whole job: begin it, give a part, decline, and keep the newest ones.
+Steps of a savepoint of a whole job: begin it, give a member, decline, and keep the newest ones.
 
 A process leads only for its step: what it has not triggered or finalized when it ends is settled by the next one.
 """
@@ -27,10 +27,10 @@ from airflow_provider_statecheck.checkpoint.transitions import SAVEPOINT_TIMEOUT
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StaleAttemptError, StateCheckError
 from airflow_provider_statecheck.gateway.leadership import leading
 from airflow_provider_statecheck.maintenance.savepoint_members import (
-    Member,
-    MemberStatus,
-    members_of,
+    GivingStatus,
+    StageAtTrigger,
     require_checkpoints,
+    stages_at_trigger,
 )
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage.aligned_files import AlignedFiles
@@ -90,58 +90,58 @@ class SavepointSteps(LeaderSteps):
         try:
             chosen = self.rows.choose(self.leader, _ONE_AT_A_TIME).run
             if chosen is not None and chosen.request_key == request.request_key:
-                self._begin(chosen, members_of(self._view))
+                self._begin(chosen, stages_at_trigger(self._view))
         except StaleAttemptError:
             raise
         except Exception:
             log.exception("The savepoint of the job could not be triggered; the next call retries")
 
-    def _begin(self, request: CheckpointRequest, members: Sequence[Member]) -> None:
+    def _begin(self, request: CheckpointRequest, stages: Sequence[StageAtTrigger]) -> None:
         with self.refusing(request):
-            self._require_checkpoints(members)
+            self._require_checkpoints(stages)
             begun = self.rows.begin(
                 BeginCheckpoint(
                     leader=self.leader,
                     decider=_ONE_AT_A_TIME,
                     request_key=request.request_key,
                     coordinator=self.name,
-                    awaited=tuple(map(_awaited, members)),
+                    awaited=tuple(map(_awaited, stages)),
                     timeout_seconds=SAVEPOINT_TIMEOUT.total_seconds(),
                     savepoint_dir=self._files.savepoint_parent(request.target),
                 )
             )
             if begun is not None:
-                self.trigger(begun, partial(self._write_members, begun, members))
+                self.trigger(begun, partial(self._write_stages, begun, stages))
 
-    def _require_checkpoints(self, members: Sequence[Member]) -> None:
+    def _require_checkpoints(self, stages: Sequence[StageAtTrigger]) -> None:
         try:
-            require_checkpoints(self._view, members)
+            require_checkpoints(self._view, stages)
         except CheckpointNotFoundError as error:
             raise CheckpointException(CheckpointFailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING, error) from error
 
-    def _write_members(self, savepoint: CheckpointRecord, members: Sequence[Member]) -> FileStateHandle:
+    def _write_stages(self, savepoint: CheckpointRecord, stages: Sequence[StageAtTrigger]) -> FileStateHandle:
         self._files.initialize_location(savepoint.location)
-        states = sorted(map(_state, members), key=lambda state: state.operator_id)
+        states = sorted(map(_state, stages), key=lambda state: state.operator_id)
         return self._files.write_manifest(savepoint, AlignedContent(operator_states=tuple(states)))
 
-    def give(self, savepoint: CheckpointRecord, member: Member, part: CheckpointDocument | None) -> bool:
+    def give(self, savepoint: CheckpointRecord, stage: StageAtTrigger, member: CheckpointDocument | None) -> bool:
         """
-        Give the part of a stage to a savepoint, and finalize it after the last one.
+        Give the member of a stage to a savepoint, and finalize it after the last one.
 
-        :param part: Copy of the stage's checkpoint; ``None`` for a stage that has ended without one.
-        :return: Whether the savepoint has the part; ``False`` if it has ended.
+        :param member: Copy of the stage's checkpoint; ``None`` for a stage that has ended without one.
+        :return: Whether the savepoint has the member; ``False`` if it has ended.
         :raises CheckpointException: if the savepoint cannot be finalized.
         """
-        size = 0 if part is None else part.named_bytes
-        asked = self.acknowledgement(savepoint.checkpoint_id, member.attempt_id, state_size_bytes=size)
-        found = self.acknowledge(asked, lambda pending: self._write_part(pending, part))
+        size = 0 if member is None else member.named_bytes
+        asked = self.acknowledgement(savepoint.checkpoint_id, stage.attempt_id, state_size_bytes=size)
+        found = self.acknowledge(asked, lambda pending: self._write_member(pending, member))
         return found.verdict in (AcknowledgeResult.SUCCESS, AcknowledgeResult.DUPLICATE)
 
-    def _write_part(self, savepoint: CheckpointRecord, part: CheckpointDocument | None) -> FileStateHandle | None:
-        return None if part is None else self._files.write_manifest(savepoint, AlignedContent(parts=(part,)))
+    def _write_member(self, savepoint: CheckpointRecord, member: CheckpointDocument | None) -> FileStateHandle | None:
+        return None if member is None else self._files.write_manifest(savepoint, AlignedContent(members=(member,)))
 
     def decline(self, savepoint: CheckpointRecord, error: StateCheckError) -> None:
-        """Abort a savepoint for which a stage cannot give a part."""
+        """Abort a savepoint for which a stage cannot give a member."""
         self.abort_one(savepoint.checkpoint_id, CheckpointException(CheckpointFailureReason.CHECKPOINT_DECLINED, error))
 
     @override
@@ -183,17 +183,17 @@ class SavepointSteps(LeaderSteps):
             log.warning("The failure of savepoint %s is not in the statistics", failed.checkpoint_id, exc_info=True)
 
 
-def _awaited(member: Member) -> AwaitedTask:
-    is_empty = member.status is MemberStatus.EMPTY
-    return AwaitedTask(operator_id=member.operator_id, attempt_id=member.attempt_id, is_finished=is_empty)
+def _awaited(stage: StageAtTrigger) -> AwaitedTask:
+    is_empty = stage.status is GivingStatus.EMPTY
+    return AwaitedTask(operator_id=stage.operator_id, attempt_id=stage.attempt_id, is_finished=is_empty)
 
 
-def _state(member: Member) -> OperatorState:
-    """Return the entry of a stage in the savepoint, which has the states in its part."""
+def _state(stage: StageAtTrigger) -> OperatorState:
+    """Return the entry of a stage in the savepoint, which has the states in its member."""
     return OperatorState(
-        operator_id=member.operator_id,
-        uid=member.uid,
+        operator_id=stage.operator_id,
+        uid=stage.uid,
         parallelism=1,
         max_parallelism=1,
-        is_fully_finished=member.status is MemberStatus.EMPTY,
+        is_fully_finished=stage.status is GivingStatus.EMPTY,
     )

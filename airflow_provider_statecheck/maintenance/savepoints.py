@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from airflow_provider_statecheck.checkpoint import in_place_restore, transitions
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
@@ -135,12 +135,14 @@ class JobSavepoints:
                 _end(tx, savepoint, request)
             return _require_savepoint(tx, request.checkpoint_id)
 
-    def pin(self, job_id: JobId, checkpoint_id: int, parts: dict[OperatorId, int]) -> tuple[AcknowledgementRecord, ...]:
+    def pin(
+        self, job_id: JobId, checkpoint_id: int, members: Annotated[dict[OperatorId, int], {"key": "parts"}]
+    ) -> tuple[AcknowledgementRecord, ...]:
         """
         Pin the checkpoints that a savepoint of the whole job copies, until it ends.
 
         :param checkpoint_id: Id of the savepoint.
-        :param parts: Chosen checkpoint of each stage; a stage that is not named keeps what is pinned.
+        :param members: Chosen checkpoint of each stage; a stage that is not named keeps what is pinned.
         :return: The awaited acknowledgements of the savepoint, which name its stages.
         :raises CheckpointNotFoundError: if the savepoint is not pending, or a checkpoint is not retained.
         """
@@ -152,8 +154,8 @@ class JobSavepoints:
                     f"found one that is {savepoint.status.value}; request it again.",
                     checkpoint_id=checkpoint_id,
                 )
-            for operator_id, part in parts.items():
-                _pin(tx, operator_id, part)
+            for operator_id, member in members.items():
+                _pin(tx, operator_id, member)
             return tuple(tx.acknowledgements(checkpoint_id))
 
     def dispose(self, pointer: str, job_id: JobId, *, dry_run: bool = False) -> CheckpointRecord | None:
@@ -282,7 +284,7 @@ def _running_need(view: JobView, operator: OperatorRecord, pointer: str) -> str 
 
 def _waiting_need(view: JobView, operator: OperatorRecord, pointer: str) -> str | None:
     restore = in_place_restore.waiting_in(view, operator)
-    # A restore without a source starts an operator that has no part in the savepoint, and reads no file of it.
+    # A restore without a source starts an operator that has no member in the savepoint, and reads no file of it.
     if restore is None or restore.source is None or canonical_uri(restore.pointer) != canonical_uri(pointer):
         return None
     return (

@@ -160,7 +160,7 @@ class CheckpointVerifier:
         document, problem = _try(load)
         if document is None:
             return Verification(pointer=pointer, problems=(redact(problem),))
-        of_stages = [self._verify_stage(pointer, stage) for stage in (document, *document.parts)]
+        of_stages = [self._verify_stage(pointer, stage) for stage in (document, *document.members)]
         return Verification(
             pointer=pointer,
             checkpoint_id=document.checkpoint_id,

@@ -1,4 +1,4 @@
-"""Checks of the functions that users give to operators, when Airflow parses the Dag."""
+"""Checks of the functions that users give to Airflow operators, when Airflow parses the Dag."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 def stage_function(function: Any, arguments: Mapping[str, Any]) -> Callable[..., Any]:
     """
-    Check the function of a stage and make the parameters optional that the operator supplies.
+    Check the function of a stage and make the parameters optional that the Airflow operator supplies.
 
     Airflow binds the arguments of the function before the task runs. The supplied parameters and all parameters after
     them become keyword-only in its signature.
 
-    :param arguments: Arguments of the operator, with ``op_args`` and ``op_kwargs``.
+    :param arguments: Arguments of the Airflow operator, with ``op_args`` and ``op_kwargs``.
     :raises InvalidConfigurationError: if the function cannot be the function of a stage, or its arguments do not fit.
     """
     require_function(function)
@@ -106,7 +106,7 @@ def _require_supplied_parameters(function: Callable[..., Any], signature: inspec
     if missing:
         shown = signature.replace(return_annotation=inspect.Signature.empty)
         raise InvalidConfigurationError(
-            f"Expected the parameters spark and checkpoint, which the operator passes by name, found "
+            f"Expected the parameters spark and checkpoint, which the Airflow operator passes by name, found "
             f"{_name(function)}{shown} without {' and '.join(missing)}; add them to the signature."
         )
 
@@ -137,12 +137,12 @@ def _require_by_name(
         named = ", ".join(f"{name}=..." for name in behind if name not in _SUPPLIED) or "no argument"
         raise InvalidConfigurationError(
             f"Expected at most {len(positional)} arguments of {_name(function)} by position, found {len(op_args)}: the "
-            f"operator passes spark and checkpoint, and arguments behind them are given by name; give {named}."
+            f"Airflow operator passes spark and checkpoint, and arguments behind them are given by name; give {named}."
         )
     supplied = [name for name in _SUPPLIED if name in op_kwargs]
     if supplied:
         raise InvalidConfigurationError(
-            f"Expected {' and '.join(supplied)} of {_name(function)} from the operator only, found a value in "
+            f"Expected {' and '.join(supplied)} of {_name(function)} from the Airflow operator only, found a value in "
             "op_kwargs; remove it."
         )
 

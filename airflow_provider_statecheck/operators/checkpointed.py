@@ -1,5 +1,5 @@
 """
-Base class of the checkpointed operators: arguments, job name, uid and registration.
+Base class of the checkpointed Airflow operators: arguments, job name, uid and registration.
 
 :class:`CheckpointedOperator` holds the arguments. :func:`prepare_stage` resolves them for a try: the settings, the
     storage,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 _SETTINGS = ("conf", "config_kwargs", "env_vars")
-"""Arguments of Spark's operators with settings of Spark, or variables of an environment."""
+"""Arguments of Airflow's Spark operators with settings of Spark, or variables of an environment."""
 
 
 class StageTerminatedError(AirflowException):
@@ -67,7 +67,7 @@ class PreparedStage:
 
 class CheckpointedOperator(BaseOperator):
     """
-    Base of the operators whose retry resumes from the last completed checkpoint.
+    Base of the Airflow operators whose retry resumes from the last completed checkpoint.
 
     The defaults of most arguments are in the section ``[statecheck]`` of Airflow's configuration.
 
@@ -100,7 +100,7 @@ class CheckpointedOperator(BaseOperator):
         always retains them.
     :param savepoint_dir: Default directory for savepoints: any fsspec URI. A request can name another one. (templated)
     :param from_savepoint: Pointer to a savepoint, or to a checkpoint of another job. The stage starts from it if it has
-        no checkpoint of its own to restore; of a savepoint of a whole job, from the part with its uid. (templated)
+        no checkpoint of its own to restore; of a savepoint of a whole job, from the member with its uid. (templated)
     :param from_checkpoint: For a fork: the checkpoint of ``job`` to start from, as an id, ``run:<run>`` or
         ``before:<run>``, or a pointer. A run is named by its logical date or run id. (templated)
     :param fork: Name of the fork, which is the job ``<job>@<fork>``. The default is the logical date, else the
@@ -142,7 +142,7 @@ class CheckpointedOperator(BaseOperator):
     operator_extra_links = (CheckpointsLink(),)
 
     unused_arguments: Sequence[str] = ()
-    """Arguments that this operator does not support and rejects."""
+    """Arguments that this Airflow operator does not support and rejects."""
     kept: str | None = None
     """Newest retained checkpoint of a failed try, for the last line of its log."""
     checkpoints_url: str | None = None
@@ -223,7 +223,7 @@ class CheckpointedOperator(BaseOperator):
         """
         Resolve the storage, the registration and the driver settings of a try without starting anything.
 
-        :raises InvalidConfigurationError: if a setting is out of range or not supported by this operator, a mapped task
+        :raises InvalidConfigurationError: if a setting is out of range or not supported by this class, a mapped task
             has no key, or another task of the Dag has the same uid.
         """
         for name in self.unused_arguments:

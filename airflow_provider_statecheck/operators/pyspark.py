@@ -1,4 +1,4 @@
-"""Operators for PySpark functions and stateful stages that resume from the last checkpoint."""
+"""Airflow operators for PySpark functions and stages with state that resume from the last checkpoint."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StageCallable(CheckpointedOperator, PythonOperator):
     """
     Mixin that calls the user's function with ``checkpoint`` in an interruptible thread.
 
-    The operator creates the session and calls :meth:`execute_callable` of this class.
+    The Airflow operator creates the session and calls :meth:`execute_callable` of this class.
     """
 
     _prepared: PreparedStage | None = None
@@ -177,9 +177,9 @@ class CheckpointedPySparkOperator(PySparkOperator, StageCallable):  # type: igno
     @override
     def execute_callable(self) -> Any:
         """
-        Start Spark and run the stage, with the same settings of Spark as Spark's own operator.
+        Start Spark and run the stage, with the same settings of Spark as Airflow's Spark operator.
 
-        Spark's operator would start it in the main thread, which a signal could not interrupt.
+        Airflow's Spark operator would start it in the main thread, which a signal could not interrupt.
         """
         with self._session() as spark:
             self.op_kwargs = {**self.op_kwargs, SPARK_PARAMETER: spark}
@@ -255,4 +255,4 @@ class CheckpointedStageOperator(CheckpointedPySparkOperator):
 
 
 def _placeholder(spark: Any = None, checkpoint: Any = None) -> None:
-    raise InvalidConfigurationError("Expected the operator to run the stage, found a call of its placeholder.")
+    raise InvalidConfigurationError("Expected the Airflow operator to run the stage, found a call of its placeholder.")

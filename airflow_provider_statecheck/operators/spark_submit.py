@@ -1,4 +1,4 @@
-"""Operators that submit applications and stages with ``spark-submit``."""
+"""Airflow operators that submit applications and stages with ``spark-submit``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator)
     The application calls :meth:`StageContext.current()
     <airflow_provider_statecheck.spark.context.StageContext.current>`. When it fails, the retry submits it again, and it
     restores the last completed checkpoint. A driver on a standalone cluster continues if its task dies; the retry
-    reconnects to it, as with Spark's operator.
+    reconnects to it, as with Airflow's Spark operator.
 
     Works in client mode, and in cluster mode on a standalone cluster, Python applications included. Other arguments are
     those of ``SparkSubmitOperator`` and of
@@ -73,7 +73,7 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator)
         """
         from airflow_provider_statecheck.hooks.submitted_stage import repeatedly
 
-        # Spark's operator creates the hook after it has completed the settings.
+        # Airflow's Spark operator creates the hook after it has completed the settings.
         self._hook = self._stage = self.kept = None
         try:
             with self._interruptible(), self._prepared(context) as stage:

@@ -81,7 +81,7 @@ def json_form_of(serializer: TypeSerializer[Any]) -> JsonForm:
     if make is None:
         raise UnsupportedStateError(
             f"Expected a type of state that is readable without the code of the user, found "
-            f"{describe(serializer.snapshot())}; restore its serializer from the snapshot."
+            f"{describe(serializer.snapshot())}; restore its serializer from the checkpoint."
         )
     return make(serializer)
 

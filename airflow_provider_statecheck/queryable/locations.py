@@ -380,18 +380,18 @@ def records_of_stages(
     :raises StorageError: if the storage fails.
     """
     known = {operator.operator_id for operator in view.operators}
-    found = (part for record in records for part in _records_of_parts(open_storage, record))
+    found = (each for record in records for each in _records_of_members(open_storage, record))
     return tuple(record for record in found if record.operator_id in known)
 
 
-def _records_of_parts(open_storage: OpenStorage, record: CheckpointRecord) -> Iterator[CheckpointRecord]:
+def _records_of_members(open_storage: OpenStorage, record: CheckpointRecord) -> Iterator[CheckpointRecord]:
     if not is_of_whole_job(record):
         yield record
         return
     storage = open_storage(record.location).allowing(record.location, record.metadata_uri)
-    for part in load_document(storage, record).parts:
-        properties = replace(record.properties, part=part.uid)
-        yield replace(record, operator_id=operator_id_of(part.uid), properties=properties)
+    for member in load_document(storage, record).members:
+        properties = replace(record.properties, member=member.uid)
+        yield replace(record, operator_id=operator_id_of(member.uid), properties=properties)
 
 
 @contextmanager

@@ -186,10 +186,10 @@ class OpenedState:
 
 
 def _runs(reader: StateReader, files: RunBytes, cache: BlockCache) -> Iterator[FileRun]:
-    for parts in reader.files().runs:
-        for part in parts:
-            files.require_allowed(part.handle)
-        yield FileRun(parts, Reading(files, cache), reader.form)
+    for run in reader.files().runs:
+        for file in run:
+            files.require_allowed(file.handle)
+        yield FileRun(run, Reading(files, cache), reader.form)
 
 
 def _has_fixed_width(arrow_type: Any) -> bool:

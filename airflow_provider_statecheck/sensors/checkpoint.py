@@ -37,10 +37,10 @@ class CheckpointSensor(BaseSensorOperator):
 
     The job need not exist yet. The sensor returns the keys ``job``, ``uid``, ``checkpoint_id``, ``pointer`` (the
     directory of the checkpoint) and ``completed_at``. In a process with access to Airflow's database, as in
-    ``dag.test``, it waits for the job of test runs, because the operators use that job there.
+    ``dag.test``, it waits for the job of test runs, because the Airflow operators use that job there.
 
-    :param job: Name of the job. The default is that of this Dag run, as for the operators, which have no ``job=``; the
-        job of a Dag run is named ``dag_id/<logical date, else partition, else run id>``. (templated)
+    :param job: Name of the job. The default is that of this Dag run, as for the Airflow operators, which have no
+        ``job=``; the job of a Dag run is named ``dag_id/<logical date, else partition, else run id>``. (templated)
     :param uid: Name of the operator within the job. The default is any operator. (templated)
     :param map_key: For a mapped task: the key of the instance. (templated)
     :param at_least: Lowest checkpoint id to accept. (templated)

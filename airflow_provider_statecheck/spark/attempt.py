@@ -154,14 +154,14 @@ class StageAttempt:
 
     def load_before(self, restored: RestoredStage) -> RestoredStage | None:
         """
-        Load the checkpoint with which the run of a loaded one began: the last one of the run before, or a snapshot.
+        Load the checkpoint with which the run of a loaded one began: the last one of the run before, or a savepoint.
 
         :return: ``None`` if no such checkpoint is among the candidates.
         :raises NoRestorableCheckpointError: if there are such checkpoints but none is readable.
         """
         taken = restored.checkpoint
         older = [c for c in self.grant.candidates if c.checkpoint_id < taken.checkpoint_id]
-        before = tuple(dropwhile(lambda c: c.run_key == taken.run_key and not _is_snapshot(c), older))
+        before = tuple(dropwhile(lambda c: c.run_key == taken.run_key and not _is_savepoint(c), older))
         if not before:
             return None
         return restore_latest(self.storage, replace(self.grant, candidates=before), self.registration)
@@ -380,7 +380,7 @@ class StageAttempt:
         """Return a line about the checkpoint that the next attempt restores, or about the attempt that took over."""
         if self._newer_epoch is not None:
             return fenced_line(self.registration.job_name, self.grant.attempt.epoch, self._newer_epoch)
-        # Before a restore is confirmed, the next try starts from what this one was granted.
+        # Before a restore is confirmed, the next attempt starts from what this one was granted.
         latest = self.latest or next(iter(self.grant.candidates), None)
         return retained_line(self.registration, latest, is_readable=self._is_readable)
 
@@ -464,8 +464,8 @@ class StageAttempt:
             log.warning("Orphan files could not be deleted; the next garbage collection deletes them: %s", problems[0])
 
 
-def _is_snapshot(checkpoint: CheckpointRecord) -> bool:
-    # A run may have begun from a snapshot that has its own name; one that was claimed is a checkpoint like others.
+def _is_savepoint(checkpoint: CheckpointRecord) -> bool:
+    # A run may have begun from a savepoint that has its own name; one that was claimed is a checkpoint like others.
     return checkpoint.properties.unclaimed or is_savepoint_directory(checkpoint.location)
 
 

@@ -45,7 +45,7 @@ _RECENT_BYTES = 64 << 20
 
 class AlignedFiles(AlignedStorage):
     """
-    Snapshot storage on any fsspec filesystem.
+    Storage of aligned checkpoints on any fsspec filesystem.
 
     Writes create missing directories.
 
@@ -140,7 +140,7 @@ class AlignedFiles(AlignedStorage):
             completed_at=document.created_at,
             operator_states={state.operator_id: state for state in document.operator_states},
             master_states=document.master_states,
-            parts=document.parts,
+            members=document.members,
             properties=document.properties,
             external_pointer=resolved.external_pointer,
             metadata=file,
@@ -162,7 +162,7 @@ class AlignedFiles(AlignedStorage):
             properties=checkpoint.properties,
             operator_states=content.operator_states,
             master_states=content.master_states,
-            parts=tuple(cast(CheckpointDocument, part) for part in content.parts),
+            members=tuple(cast(CheckpointDocument, member) for member in content.members),
         )
 
     def _read(self, file: FileStateHandle) -> AlignedContent:
@@ -172,5 +172,5 @@ class AlignedFiles(AlignedStorage):
         )
         document = decode_metadata(data, uri=file.uri)
         return AlignedContent(
-            operator_states=document.operator_states, master_states=document.master_states, parts=document.parts
+            operator_states=document.operator_states, master_states=document.master_states, members=document.members
         )

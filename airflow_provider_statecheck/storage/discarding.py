@@ -259,7 +259,7 @@ def _without_claimed(effects: OpenEffects) -> tuple[CheckpointRecord, ...]:
 
 def is_of_another_owner(checkpoint: CheckpointRecord) -> bool:
     """
-    Return whether a checkpoint is an unclaimed snapshot elsewhere.
+    Return whether a checkpoint is an unclaimed one elsewhere.
 
     It names no file of its job, and its owner may have deleted it.
     """

@@ -82,8 +82,8 @@ class CheckpointDocument:
     request_key: str = ""
     """Idempotency key of the trigger request, equal to that of the row; empty for a savepoint without a row."""
     run: str = ""
-    """Run that the part of a savepoint of the whole job had reached; empty for other checkpoints."""
-    parts: tuple[CheckpointDocument, ...] = ()
+    """Run that the member of a savepoint of the whole job had reached; empty for other checkpoints."""
+    members: tuple[CheckpointDocument, ...] = field(default=(), metadata={"key": "parts"})
     """Copied checkpoints of the stages, in a savepoint of the whole job."""
     relocatable: bool | None = field(default=None, compare=False)
     """
@@ -96,7 +96,7 @@ class CheckpointDocument:
         """Size in bytes of the referenced snapshots and operator states."""
         snapshot_bytes = sum(handle.size_bytes for handle in self.snapshots)
         own = snapshot_bytes + sum(state.state_size for state in self.operator_states)
-        return own + sum(part.named_bytes for part in self.parts)
+        return own + sum(member.named_bytes for member in self.members)
 
     @property
     def is_of_several(self) -> bool:
@@ -105,8 +105,8 @@ class CheckpointDocument:
 
     @property
     def stages(self) -> tuple[CheckpointDocument, ...]:
-        """The parts of a savepoint of the whole job; itself for any other checkpoint."""
-        return self.parts or (self,)
+        """The members of a savepoint of the whole job; itself for any other checkpoint."""
+        return self.members or (self,)
 
     @property
     def empty_uids(self) -> frozenset[str]:
@@ -114,11 +114,11 @@ class CheckpointDocument:
         if not self.is_of_several:
             return frozenset()
         stateless = {state.uid for state in self.operator_states if not state.has_state}
-        return frozenset(stateless - {part.uid for part in self.parts})
+        return frozenset(stateless - {member.uid for member in self.members})
 
-    def part_of(self, uid: str) -> CheckpointDocument | None:
+    def member_of(self, uid: str) -> CheckpointDocument | None:
         """
-        Return the checkpoint of a stage: a part of a savepoint of the whole job, or itself.
+        Return the checkpoint of a stage: a member of a savepoint of the whole job, or itself.
 
         ``None`` if it has none.
         """
@@ -133,7 +133,7 @@ class CheckpointDocument:
         :raises InvalidConfigurationError: if there are several stages and no uid; the message lists their uids.
         :raises UnknownStateError: if there is no such stage; the message lists the uids.
         """
-        exact = None if uid is None else self.part_of(uid)
+        exact = None if uid is None else self.member_of(uid)
         found = self.stages if uid is None else [each for each in self.stages if uid.startswith(f"{each.uid}/")]
         if exact is not None or len(found) == 1:
             return exact or found[0]
@@ -191,8 +191,8 @@ def document_uris(document: CheckpointDocument) -> Iterator[str]:
     if isinstance(document.state, FileStateHandle):
         yield document.state.uri
     yield from state_uris(document.operator_states)
-    for part in document.parts:
-        yield from document_uris(part)
+    for member in document.members:
+        yield from document_uris(member)
 
 
 def state_uris(states: Iterable[OperatorState]) -> Iterator[str]:
@@ -336,16 +336,16 @@ def load_document(storage: CheckpointStorage, checkpoint: CheckpointRecord) -> C
     """
     Read and verify the metadata of a completed checkpoint.
 
-    :return: The metadata; for a stage that started from a savepoint of the whole job, that of its part.
+    :return: The metadata; for a stage that started from a savepoint of the whole job, that of its member.
     :raises CorruptStateError: if the size or the checksum differs from the row's.
     :raises CheckpointNotFoundError: if the file is missing or was never written.
     :raises IncompatibleCheckpointError: if the file is not a metadata file of a known version.
     """
-    return _restored_part(load_whole(storage, checkpoint), checkpoint)
+    return _restored_member(load_whole(storage, checkpoint), checkpoint)
 
 
 def load_whole(storage: CheckpointStorage, checkpoint: CheckpointRecord) -> CheckpointDocument:
-    """Read and verify metadata as :func:`load_document`; return all parts of a savepoint of the whole job."""
+    """Read and verify metadata as :func:`load_document`; return all members of a savepoint of the whole job."""
     if checkpoint.metadata_uri is None:
         raise CheckpointNotFoundError(f"Checkpoint {checkpoint.checkpoint_id} has no metadata; it was never completed.")
     # An earlier attempt may have used another checkpoint directory, so the location comes from the row.
@@ -360,16 +360,16 @@ def load_whole(storage: CheckpointStorage, checkpoint: CheckpointRecord) -> Chec
     )
 
 
-def _restored_part(document: CheckpointDocument, checkpoint: CheckpointRecord) -> CheckpointDocument:
-    wanted = checkpoint.properties.part
-    part = document.part_of(wanted) if wanted else document
-    if part is None:
+def _restored_member(document: CheckpointDocument, checkpoint: CheckpointRecord) -> CheckpointDocument:
+    wanted = checkpoint.properties.member
+    member = document.member_of(wanted) if wanted else document
+    if member is None:
         raise IncompatibleCheckpointError(
             f"Expected the state of stage {wanted!r} in the savepoint {redact(checkpoint.location)}, found "
             f"{', '.join(repr(each.uid) for each in document.stages)}; restore another savepoint.",
             uid=wanted,
         )
-    return part
+    return member
 
 
 def read_values(storage: CheckpointStorage, document: CheckpointDocument, *, is_bounded: bool = True) -> dict[str, Any]:
@@ -476,11 +476,11 @@ def _plausible(document: CheckpointDocument) -> CheckpointDocument:
     """
     Return a document whose numbers rows, reads and loops can take; the right checksum does not tell that they can.
 
-    :raises ValueError: for another document, and for parts of a part.
+    :raises ValueError: for another document, and for members of a member.
     """
-    if any(part.parts for part in document.parts):
-        raise ValueError("a part of a savepoint has parts")
-    for each in (document, *document.parts):
+    if any(member.members for member in document.members):
+        raise ValueError("a member of a savepoint has members")
+    for each in (document, *document.members):
         _require_plausible(each)
     return document
 
@@ -527,8 +527,8 @@ def _are_covered(document: CheckpointDocument, uris: RelativeUris) -> bool:
 
 
 def _marked(document: CheckpointDocument, uris: RelativeUris) -> CheckpointDocument:
-    parts = tuple(_marked(part, uris) for part in document.parts)
-    return replace(document, parts=parts, relocatable=_are_covered(document, uris))
+    members = tuple(_marked(member, uris) for member in document.members)
+    return replace(document, members=members, relocatable=_are_covered(document, uris))
 
 
 def _form_of(uris: RelativeUris, value: Any) -> Any:

@@ -143,20 +143,20 @@ def find_source(
     allow_non_restored_state: bool,
 ) -> RestoreSource | None:
     """
-    Resolve a pointer and check that its snapshot belongs to the operator, or has a part that does.
+    Resolve a pointer and check that its checkpoint belongs to the operator, or has a member that does.
 
-    If the snapshot cannot be read, the result carries the problem instead of raising it. The coordinator raises it only
-    if the operator has no checkpoint in the job: a retry after a claim does not need the savepoint, which may be
+    If the checkpoint cannot be read, the result carries the problem instead of raising it. The coordinator raises it
+    only if the operator has no checkpoint in the job: a retry after a claim does not need the savepoint, which may be
     deleted.
 
     :param storage: Storage of the operator's checkpoints.
     :param pointer: URI of a savepoint or checkpoint directory, or of its metadata file.
     :param uid: Uid of the operator to restore.
-    :param mode: Claim mode, which decides who owns the snapshot after the restore.
+    :param mode: Claim mode, which decides who owns the checkpoint or savepoint after the restore.
     :param renamed_uids: New uids of operators by their old uids.
-    :param allow_non_restored_state: Start with empty state if the snapshot belongs to another operator.
+    :param allow_non_restored_state: Start with empty state if the checkpoint belongs to another operator.
     :return: Source of the restore, or ``None`` if the operator starts with empty state.
-    :raises IncompatibleCheckpointError: if the snapshot belongs to other operators; the message names their uids.
+    :raises IncompatibleCheckpointError: if the checkpoint belongs to other operators; the message names their uids.
     :raises InvalidConfigurationError: if the pointer is missing or empty, or for a claim of a checkpoint or of a
         savepoint of the whole job.
     :raises InvalidPointerError: if the text is neither a URI nor a path.
@@ -177,27 +177,27 @@ def find_source(
         )
     if mode is RestoreMode.CLAIM:
         _require_claimable(document, resolved.external_pointer)
-    part = _part_of(document, uid, renamed_uids, allow_non_restored_state=allow_non_restored_state)
-    if part is None:
+    member = _member_of(document, uid, renamed_uids, allow_non_restored_state=allow_non_restored_state)
+    if member is None:
         return None
     return RestoreSource(
         pointer=resolved.external_pointer,
         metadata_uri=file.uri,
         metadata_size=file.size,
         metadata_sha256=file.sha256,
-        full_size_bytes=part.named_bytes,
+        full_size_bytes=member.named_bytes,
         mode=mode,
-        part=part.uid if document.is_of_several else "",
+        member=member.uid if document.is_of_several else "",
     )
 
 
-def _part_of(
+def _member_of(
     document: CheckpointDocument, uid: str, renamed_uids: Mapping[str, str], *, allow_non_restored_state: bool
 ) -> CheckpointDocument | None:
     uids = restorable_uids(uid, renamed_uids)
-    part = next(filter(None, map(document.part_of, uids)), None)
-    if part is not None:
-        return part
+    member = next(filter(None, map(document.member_of, uids)), None)
+    if member is not None:
+        return member
     if not document.empty_uids.isdisjoint(uids):
         log.info("Operator %r had no state when the savepoint of its job was taken, and starts with empty state", uid)
         return None
@@ -230,7 +230,7 @@ def _other_operators(
 
 
 def _listed(document: CheckpointDocument) -> str:
-    uids = {stage.uid for stage in document.parts or document.stages} | document.empty_uids
+    uids = {stage.uid for stage in document.members or document.stages} | document.empty_uids
     return ", ".join(map(repr, sorted(uids)))
 
 

@@ -126,7 +126,7 @@ def test_a_run_that_is_put_back_and_a_fork_give_the_output_of_an_undisturbed_run
     assert pipelines.outputs("disturbed")["report"] != undisturbed["report"]
     [savepoint] = [c for c in pipelines.job("disturbed").checkpoints if c.properties.is_savepoint]
     document = load_document(CheckpointStorage.open(savepoint.location), savepoint)
-    cut = {part.uid: part.checkpoint_id for part in document.parts}
+    cut = {member.uid: member.checkpoint_id for member in document.members}
     assert set(cut) == {"load[de]", "load[fr]", "report"}
 
     printed = pipelines.statecheck("restore", "test/disturbed", "--from", savepoint.location, "--yes")
@@ -155,7 +155,7 @@ def test_a_job_that_was_stopped_with_a_savepoint_goes_on_from_there_and_can_be_p
         assert pipelines.end() == "failed", pipelines.log
     assert f"stopped with a savepoint of its job, as requested: {savepoint.location}" in pipelines.log
     document = load_document(CheckpointStorage.open(savepoint.location), savepoint)
-    [report] = [part for part in document.parts if part.uid == "report"]
+    [report] = [member for member in document.members if member.uid == "report"]
     job = pipelines.job("suspended")
     assert {operator.uid for operator in job.operators} == {"load[de]", "load[fr]", "report", ALIGNED_UID}
     [tried] = [a for a in job.attempts if a.operator_id == report.operator_id]

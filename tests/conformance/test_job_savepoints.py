@@ -58,7 +58,9 @@ class JobSavepointsOverHttp(OverHttp):
         savepoint = service.maintenance.checkpoint(job_id_of(JOB), request.checkpoint_id or 0)
         assert savepoint is not None
         document = load_document(CheckpointStorage.open(f"{tmp_path}/savepoints"), savepoint)
-        assert [(part.uid, part.checkpoint_id) for part in document.parts] == [("aggregate", taken.checkpoint_id)]
+        assert [(member.uid, member.checkpoint_id) for member in document.members] == [
+            ("aggregate", taken.checkpoint_id)
+        ]
 
     @pytest.mark.parametrize("kind", [CheckpointType.SAVEPOINT_SUSPEND, CheckpointType.SAVEPOINT_TERMINATE])
     def test_a_job_stops_with_it(

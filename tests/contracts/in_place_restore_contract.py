@@ -64,7 +64,7 @@ NEXT = {
     "a retry": (day(3), {}),
     "a clear": (day(3, clear_marker=AGAIN), {}),
     "a clear that restarts": (day(3, clear_marker=AGAIN), {"on_clear": OnClear.RESTART}),
-    "the run that the part has reached": (day(2, clear_marker=AGAIN), {}),
+    "the run that the member has reached": (day(2, clear_marker=AGAIN), {}),
     "a new run": (day(4), {}),
     "a run that is run again": (day(3, run_id="manual"), {}),
 }
@@ -74,22 +74,22 @@ class InPlaceRestores(RunsWithTasks):
     """All stages of a job return to a savepoint together, and none leaves it before it has completed a checkpoint."""
 
     @pytest.fixture(autouse=True)
-    def _parts(self, _coordinator: None, store: JobStore) -> None:
+    def _members(self, _coordinator: None, store: JobStore) -> None:
         self.restoring = JobRestoring(store, self.liveness)
         self.rewinding = JobRewinding(store, self.liveness)
         self.actions = JobActions(store, JobSavepoints(store), self.rewinding)
 
     @staticmethod
-    def part(number: int, checkpoint_id: int, uid: str = "aggregate", generation: int = 1) -> SavedMember:
-        """Return the part of a stage at a checkpoint of a day's run."""
-        source = make_source(POINTER, full_size_bytes=5, part=uid, run=day(number).run_key)
+    def member(number: int, checkpoint_id: int, uid: str = "aggregate", generation: int = 1) -> SavedMember:
+        """Return the member of a stage at a checkpoint of a day's run."""
+        source = make_source(POINTER, full_size_bytes=5, member=uid, run=day(number).run_key)
         return SavedMember(uid=uid, checkpoint_id=checkpoint_id, generation=generation, run=source.run, source=source)
 
-    def restore(self, *parts: SavedMember, pointer: str = POINTER, dry_run: bool = False) -> RestoredJob:
+    def restore(self, *members: SavedMember, pointer: str = POINTER, dry_run: bool = False) -> RestoredJob:
         """Restore the job in place; by default from a savepoint of the stage at checkpoint 3, in the second run."""
         place: Any = {"pointer": pointer, "metadata_uri": f"{pointer}/_metadata"}
-        moved = [replace(p, source=replace(p.source, **place)) for p in parts or (self.part(2, 3),)]
-        savepoint = JobSavepoint(pointer=pointer, parts=tuple(moved))
+        moved = [replace(p, source=replace(p.source, **place)) for p in members or (self.member(2, 3),)]
+        savepoint = JobSavepoint(pointer=pointer, members=tuple(moved))
         return self.restoring.restore(RestoreJob(job_id=JOB, savepoint=savepoint, requested_by="anna", dry_run=dry_run))
 
     def confirm(self, grant: AttemptGrant, **changes: Any) -> None:
@@ -100,7 +100,7 @@ class InPlaceRestores(RunsWithTasks):
         self.gateway.finish(FinishAttempt(attempt=grant.attempt, status=FAILED))
 
     def restored_run(self, number: int, **settings: Any) -> AttemptGrant:
-        """Let the run of a day restore the part and complete one checkpoint."""
+        """Let the run of a day restore the member and complete one checkpoint."""
         grant = self.begin(day(number, clear_marker=AGAIN), retained_runs=3, num_retained=3, **settings)
         self.confirm(grant)
         complete_checkpoint(self.gateway, grant.attempt)
@@ -116,25 +116,28 @@ class InPlaceRestores(RunsWithTasks):
         return next(o for o in self.gateway.describe(JOB).operators if o.uid == uid)
 
     @staticmethod
-    def is_part(grant: AttemptGrant) -> bool:
-        """Return whether an attempt may restore the part, and nothing else."""
+    def is_member(grant: AttemptGrant) -> bool:
+        """Return whether an attempt may restore the member, and nothing else."""
         return [c.location for c in grant.candidates] == [POINTER]
 
 
 class RestoredStagesContract(InPlaceRestores):
-    """Restores of stages with any runs, also of stages without a part."""
+    """Restores of stages with any runs, also of stages without a member."""
 
     def test_a_first_run_that_starts_over_begins_with_nothing(self) -> None:
         self.work(day(1), 2)
-        self.restore(self.part(1, 1))
+        self.restore(self.member(1, 1))
         self.restored_run(1)
         assert self.begin(day(1, clear_marker="10/10")).is_restore is False
 
-    def test_a_stage_without_a_part_starts_without_state(self) -> None:
+    def test_a_stage_without_a_member_starts_without_state(self) -> None:
         for uid in ("aggregate", "late"):
             self.week(1, 2, uid=uid)
-        done = self.restore(self.part(1, 1), self.part(1, 9, uid="loads[b]"))
-        assert [(each.uid, each.part is not None) for each in done.operators] == [("aggregate", True), ("late", False)]
+        done = self.restore(self.member(1, 1), self.member(1, 9, uid="loads[b]"))
+        assert [(each.uid, each.member is not None) for each in done.operators] == [
+            ("aggregate", True),
+            ("late", False),
+        ]
         assert [each.uid for each in done.missing] == ["loads[b]"]
         late = self.begin(day(2), uid="late")
         assert (late.is_restore, late.candidates, late.generation) == (False, (), 2)
@@ -147,39 +150,39 @@ class RestoredStagesContract(InPlaceRestores):
             self.requests()
         )
 
-    def test_a_stage_without_a_part_ignores_the_savepoint_that_its_task_names(self) -> None:
+    def test_a_stage_without_a_member_ignores_the_savepoint_that_its_task_names(self) -> None:
         for uid in ("aggregate", "late"):
             self.week(1, uid=uid)
-        self.restore(self.part(1, 1))
-        own = replace(self.part(1, 1, uid="late").source, pointer=OTHER, part="", problem="gone")
+        self.restore(self.member(1, 1))
+        own = replace(self.member(1, 1, uid="late").source, pointer=OTHER, member="", problem="gone")
         for status in (FAILED, None):
             late = self.begin(day(1, clear_marker=AGAIN), uid="late", restore_from=own)
             assert (late.is_restore, late.candidates, late.restore_from) == (False, (), None)
             if status is not None:
                 self.fail(late)
 
-    def test_a_stage_without_a_part_that_began_from_another_savepoint_comes_with_a_warning(self) -> None:
+    def test_a_stage_without_a_member_that_began_from_another_savepoint_comes_with_a_warning(self) -> None:
         pointer = "memory://mine/savepoint-another-111111111111"
         place: Any = {"pointer": pointer, "metadata_uri": f"{pointer}/_metadata"}
         self.week(1)
-        late = self.begin(day(1), uid="late", restore_from=replace(self.part(1, 1, uid="late").source, **place))
+        late = self.begin(day(1), uid="late", restore_from=replace(self.member(1, 1, uid="late").source, **place))
         self.confirm(late)
         complete_checkpoint(self.gateway, late.attempt)
         self.fail(late)
         for _ in range(2):
-            warnings = [each.warning for each in self.restore(self.part(1, 1)).operators]
+            warnings = [each.warning for each in self.restore(self.member(1, 1)).operators]
             assert [f"has started from {pointer} before" in each for each in warnings] == [False, True]
 
-    def test_a_part_from_before_a_fresh_start_comes_with_a_warning(self) -> None:
-        part = self.part(1, 2)
+    def test_a_member_from_before_a_fresh_start_comes_with_a_warning(self) -> None:
+        member = self.member(1, 2)
         self.week(1)
-        assert self.restore(part, dry_run=True).operators[0].warning == ""
+        assert self.restore(member, dry_run=True).operators[0].warning == ""
         self.work(day(1, clear_marker=AGAIN), on_clear=OnClear.RESTART)
-        (done,) = self.restore(part).operators
-        assert "'aggregate' has started over since its part was taken" in done.warning
-        assert self.restore(part).operators == (done,)
+        (done,) = self.restore(member).operators
+        assert "'aggregate' has started over since its member was taken" in done.warning
+        assert self.restore(member).operators == (done,)
         self.fail(self.begin(day(1)))
-        (again,) = self.restore(part).operators
+        (again,) = self.restore(member).operators
         assert again.warning == done.warning
 
     def test_nothing_is_restored_while_a_task_runs(self) -> None:
@@ -189,7 +192,7 @@ class RestoredStagesContract(InPlaceRestores):
         self.liveness.let_run(day(2).run_id)
         before = self.gateway.describe(JOB)
         with pytest.raises(ConcurrentAttemptError, match="nothing was changed"):
-            self.restore(self.part(1, 1))
+            self.restore(self.member(1, 1))
         after = self.gateway.describe(JOB)
         assert (rows_of(after), after.actions) == (rows_of(before), ())
 
@@ -202,7 +205,7 @@ class InPlaceRestoreContract(InPlaceRestores):
     """Restores of a stage after three runs."""
 
     @pytest.fixture(autouse=True)
-    def _three_days(self, _parts: None) -> None:
+    def _three_days(self, _members: None) -> None:
         """Let three runs complete the checkpoints 1 and 2, 3 and 4, and 5 and 6."""
         self.week(1, 2, 3, retained_runs=3, num_retained=3)
 
@@ -254,20 +257,22 @@ class InPlaceRestoreContract(InPlaceRestores):
     # What the next attempt restores
 
     @pytest.mark.parametrize(("owner", "settings"), NEXT.values(), ids=NEXT)
-    def test_the_next_attempt_restores_the_part_whatever_it_is(self, owner: Any, settings: dict[str, Any]) -> None:
+    def test_the_next_attempt_restores_the_member_whatever_it_is(self, owner: Any, settings: dict[str, Any]) -> None:
         self.restore()
         grant = self.begin(owner, **settings)
-        (part,) = grant.candidates
-        assert (part.location, part.properties.part, part.run_key) == (POINTER, "aggregate", day(2).run_key)
-        assert (part.status, part.properties.unclaimed) == (CheckpointStatus.PENDING, True)
+        (member,) = grant.candidates
+        assert (member.location, member.properties.member, member.run_key) == (POINTER, "aggregate", day(2).run_key)
+        assert (member.status, member.properties.unclaimed) == (CheckpointStatus.PENDING, True)
         assert grant.is_restore
-        assert grant.restore_from == replace(self.part(2, 3).source)
+        assert grant.restore_from == replace(self.member(2, 3).source)
         assert grant.start_reason.endswith(f"restored in place from {POINTER}")
         assert grant.generation == 2
 
-    @pytest.mark.parametrize("confirms", [False, True], ids=["before it read the part", "after it restored the part"])
+    @pytest.mark.parametrize(
+        "confirms", [False, True], ids=["before it read the member", "after it restored the member"]
+    )
     @pytest.mark.parametrize(("owner", "settings"), NEXT.values(), ids=NEXT)
-    def test_an_attempt_after_one_without_a_checkpoint_restores_the_part_again(
+    def test_an_attempt_after_one_without_a_checkpoint_restores_the_member_again(
         self, owner: Any, settings: dict[str, Any], confirms: bool
     ) -> None:
         self.restore()
@@ -276,16 +281,16 @@ class InPlaceRestoreContract(InPlaceRestores):
             self.confirm(first)
         self.fail(first)
         again = self.begin(owner, **settings)
-        assert self.is_part(again)
+        assert self.is_member(again)
         assert [status for status, _ in self.requests()] == [RequestStatus.QUEUED]
 
     def test_the_first_checkpoint_ends_it(self) -> None:
         self.restore()
         self.restored_run(2)
-        assert self.requests() == [(RequestStatus.COMPLETED, f"attempt 4 restored its part of {POINTER}")]
+        assert self.requests() == [(RequestStatus.COMPLETED, f"attempt 4 restored its member of {POINTER}")]
         assert self.operator().in_place_restore is None
         grant = self.begin(day(3, clear_marker=AGAIN), retained_runs=3, num_retained=3)
-        assert self.candidates(grant) == [8, 7], "its own checkpoint, then the part"
+        assert self.candidates(grant) == [8, 7], "its own checkpoint, then the member"
         assert grant.restore_from is None
 
     def test_a_savepoint_of_the_user_does_not_end_it(self) -> None:
@@ -299,7 +304,7 @@ class InPlaceRestoreContract(InPlaceRestores):
         pending = self.gateway.trigger(trigger)
         self.gateway.acknowledge(make_acknowledgement(grant.attempt, pending))
         self.fail(grant)
-        assert self.is_part(self.begin(day(2, clear_marker=AGAIN)))
+        assert self.is_member(self.begin(day(2, clear_marker=AGAIN)))
 
     def test_a_repeated_registration_gets_the_same_grant(self) -> None:
         self.restore()
@@ -321,21 +326,21 @@ class InPlaceRestoreContract(InPlaceRestores):
         with pytest.raises(ConcurrentAttemptError):
             self.begin(day(3))
         self.fail(first)
-        assert self.is_part(self.begin(day(3)))
+        assert self.is_member(self.begin(day(3)))
 
     def test_the_task_claims_nothing(self) -> None:
         """A task with ``claim_mode="claim"`` asks to own the savepoint that it names, which this is not."""
         self.restore()
-        own = replace(self.part(2, 3).source, pointer=OTHER, mode=RestoreMode.CLAIM, part="")
+        own = replace(self.member(2, 3).source, pointer=OTHER, mode=RestoreMode.CLAIM, member="")
         grant = self.begin(day(2), restore_from=own)
-        assert self.is_part(grant)
+        assert self.is_member(grant)
         self.confirm(grant, claim=True)
         (adopted,) = [c for c in self.gateway.describe(JOB).checkpoints if c.location == POINTER]
         assert (adopted.status, adopted.properties.unclaimed) == (CheckpointStatus.COMPLETED, True)
 
     # Order of runs
 
-    def test_the_runs_after_the_part_follow_in_their_order(self) -> None:
+    def test_the_runs_after_the_member_follow_in_their_order(self) -> None:
         self.restore()
         self.restored_run(2)
         third = self.work(day(3, clear_marker=AGAIN), 1, retained_runs=3, num_retained=3)
@@ -344,13 +349,13 @@ class InPlaceRestoreContract(InPlaceRestores):
         with pytest.raises(RunSupersededError):
             self.begin(day(3, clear_marker="10/10"))
 
-    def test_a_run_after_the_part_that_starts_over_returns_to_the_part(self) -> None:
+    def test_a_run_after_the_member_that_starts_over_returns_to_the_member(self) -> None:
         self.restore()
         self.restored_run(3)
         again = self.begin(day(3, clear_marker="10/10"), retained_runs=3, num_retained=3)
         assert self.candidates(again) == [7]
 
-    def test_the_run_of_the_part_does_not_start_over_with_nothing(self) -> None:
+    def test_the_run_of_the_member_does_not_start_over_with_nothing(self) -> None:
         self.restore()
         self.restored_run(2)
         with pytest.raises(NoRestorableCheckpointError, match="before run"):
@@ -358,37 +363,37 @@ class InPlaceRestoreContract(InPlaceRestores):
 
     # The request
 
-    def test_a_part_that_another_job_took_shares_no_ids_with_this_one(self) -> None:
+    def test_a_member_that_another_job_took_shares_no_ids_with_this_one(self) -> None:
         retained = self.ids()
-        (done,) = self.restore(replace(self.part(2, 3), is_foreign=True)).operators
+        (done,) = self.restore(replace(self.member(2, 3), is_foreign=True)).operators
         assert [c.checkpoint_id for c in reversed(done.taken_back)] == retained
         assert done.warning == ""
         self.restored_run(2)
         assert self.operator().first_run == ""
 
     @pytest.mark.parametrize("is_rewound", [True, False], ids=["rewound", "cleared"])
-    def test_a_part_whose_output_a_later_attempt_has_replaced_comes_with_a_warning(self, is_rewound: bool) -> None:
-        part = self.part(3, 6)
+    def test_a_member_whose_output_a_later_attempt_has_replaced_comes_with_a_warning(self, is_rewound: bool) -> None:
+        member = self.member(3, 6)
         if is_rewound:
             self.rewinding.rewind(RewindJob(job_id=JOB, run_key=day(3).run_key))
-        assert self.restore(part, dry_run=True).operators[0].warning == "", (
+        assert self.restore(member, dry_run=True).operators[0].warning == "", (
             "nothing is replaced before the first commit"
         )
         self.work(day(3, clear_marker=AGAIN))
-        (done,) = self.restore(part, dry_run=True).operators
-        assert "'aggregate' has gone back to an earlier checkpoint since its part was taken" in done.warning
-        assert self.restore(self.part(2, 4), dry_run=True).operators[0].warning == ""
+        (done,) = self.restore(member, dry_run=True).operators
+        assert "'aggregate' has gone back to an earlier checkpoint since its member was taken" in done.warning
+        assert self.restore(self.member(2, 4), dry_run=True).operators[0].warning == ""
 
-    def test_a_part_from_before_a_start_with_a_changed_source_comes_with_a_warning(self) -> None:
-        part, grant = self.part(3, 6), self.begin(day(3, clear_marker=AGAIN))
+    def test_a_member_from_before_a_start_with_a_changed_source_comes_with_a_warning(self) -> None:
+        member, grant = self.member(3, 6), self.begin(day(3, clear_marker=AGAIN))
         self.gateway.confirm_restore(ConfirmRestore(attempt=grant.attempt, checkpoint_id=None))
         complete_checkpoint(self.gateway, grant.attempt)
         self.fail(grant)
-        assert self.operator().generation == part.generation
-        (done,) = self.restore(part, dry_run=True).operators
-        assert "'aggregate' has started over since its part was taken" in done.warning
+        assert self.operator().generation == member.generation
+        (done,) = self.restore(member, dry_run=True).operators
+        assert "'aggregate' has started over since its member was taken" in done.warning
 
-    def test_a_part_from_before_a_restore_in_place_comes_without_a_warning(self) -> None:
+    def test_a_member_from_before_a_restore_in_place_comes_without_a_warning(self) -> None:
         self.restore()
         self.fail(self.begin(day(2)))
         self.restored_run(2)
@@ -425,14 +430,14 @@ class InPlaceRestoreContract(InPlaceRestores):
         (again,) = self.restore().operators
         assert again.taken_back == first.operators[0].taken_back
         assert [status for status, _ in self.requests()] == [RequestStatus.QUEUED]
-        assert self.is_part(self.begin(day(2)))
+        assert self.is_member(self.begin(day(2)))
 
     def test_after_its_end_it_may_be_requested_once_more(self) -> None:
         self.restore()
         self.restored_run(2)
         (done,) = self.restore().operators
-        assert [c.checkpoint_id for c in done.taken_back] == [8, 7], "of another generation than the part"
-        assert self.is_part(self.begin(day(2)))
+        assert [c.checkpoint_id for c in done.taken_back] == [8, 7], "of another generation than the member"
+        assert self.is_member(self.begin(day(2)))
 
     @pytest.mark.parametrize("fault", [CoordinatorUnavailableError, CommitStateUnknownError])
     def test_a_repetition_after_a_fault_has_one_result(self, store: JobStore, fault: type[Exception]) -> None:
@@ -447,7 +452,7 @@ class InPlaceRestoreContract(InPlaceRestores):
 
     @pytest.mark.parametrize("is_running", [True, False])
     def test_a_known_request_changes_nothing_whatever_has_happened_since(self, is_running: bool) -> None:
-        savepoint = JobSavepoint(pointer=POINTER, parts=(self.part(2, 3), self.part(2, 3, uid="gone")))
+        savepoint = JobSavepoint(pointer=POINTER, members=(self.member(2, 3), self.member(2, 3, uid="gone")))
         request = RestoreJob(job_id=JOB, savepoint=savepoint, requested_by="anna")
         first = self.restoring.restore(request)
         self.restored_run(2)
@@ -467,29 +472,29 @@ class InPlaceRestoreContract(InPlaceRestores):
             {"pointer": OTHER},
             {"metadata_uri": f"{OTHER}/_metadata"},
             {"mode": RestoreMode.CLAIM},
-            {"part": "other"},
+            {"member": "other"},
             {"problem": "none"},
         ],
         ids=lambda change: next(iter(change)),
     )
-    def test_a_part_that_is_not_of_the_savepoint_is_refused_and_changes_nothing(self, change: dict[str, Any]) -> None:
-        part = self.part(2, 3)
-        wrong = replace(part, source=replace(part.source, **change))
-        savepoint = JobSavepoint(pointer=POINTER, parts=(self.part(2, 3, uid="first"), wrong))
-        with pytest.raises(InvalidConfigurationError, match="part of stage 'aggregate' to be one of the savepoint"):
+    def test_a_member_that_is_not_of_the_savepoint_is_refused_and_changes_nothing(self, change: dict[str, Any]) -> None:
+        member = self.member(2, 3)
+        wrong = replace(member, source=replace(member.source, **change))
+        savepoint = JobSavepoint(pointer=POINTER, members=(self.member(2, 3, uid="first"), wrong))
+        with pytest.raises(InvalidConfigurationError, match="member of stage 'aggregate' to be one of the savepoint"):
             self.restoring.restore(RestoreJob(job_id=JOB, savepoint=savepoint, requested_by="anna"))
         assert self.gateway.describe(JOB).actions == ()
 
     # Files
 
-    def test_the_first_checkpoint_is_full_and_the_part_is_never_deleted(self) -> None:
+    def test_the_first_checkpoint_is_full_and_the_member_is_never_deleted(self) -> None:
         self.restore()
         self.restored_run(2)
         rows = {c.checkpoint_id: c for c in self.gateway.describe(JOB).checkpoints}
         assert rows[8].properties.snapshot_type is CheckpointType.FULL_CHECKPOINT
         self.work(day(3, clear_marker=AGAIN), 3, num_retained=1, retained_runs=0)
-        (part,) = [c for c in self.gateway.describe(JOB).checkpoints if c.location == POINTER]
-        assert (part.status, part.awaits_discard) == (CheckpointStatus.SUBSUMED, False)
+        (member,) = [c for c in self.gateway.describe(JOB).checkpoints if c.location == POINTER]
+        assert (member.status, member.awaits_discard) == (CheckpointStatus.SUBSUMED, False)
 
     def test_what_was_there_before_stays_until_the_first_checkpoint(self) -> None:
         self.restore()
@@ -500,7 +505,7 @@ class InPlaceRestoreContract(InPlaceRestores):
         complete_checkpoint(self.gateway, grant.attempt)
         assert self.ids() == [7, 8]
 
-    def test_readers_see_the_part_once_it_is_restored(self) -> None:
+    def test_readers_see_the_member_once_it_is_restored(self) -> None:
         self.restore()
         assert self.read() == 6
         first = self.begin(day(2))
@@ -605,25 +610,25 @@ class InPlaceRestoreContract(InPlaceRestores):
         assert self.requests() == [(RequestStatus.FAILED, "replaced by the choice of checkpoint 5")]
         assert self.candidates(self.begin(day(3))) == [5]
 
-    def test_the_restored_part_may_be_chosen(self) -> None:
+    def test_the_restored_member_may_be_chosen(self) -> None:
         self.half_restored("c")
         wanted = self.wanted(JobAction.RESTORE, checkpoint_id=7)
         assert any(POINTER in note for note in self.actions.preview(wanted).notes)
         self.actions.request(wanted)
-        assert self.is_part(self.begin(day(3)))
+        assert self.is_member(self.begin(day(3)))
 
     def test_it_replaces_the_choice_of_a_checkpoint(self) -> None:
         self.actions.request(self.wanted(JobAction.RESTORE, checkpoint_id=5))
         (done,) = self.restore().operators
         assert done.replaced == "checkpoint 5"
-        assert self.is_part(self.begin(day(3)))
+        assert self.is_member(self.begin(day(3)))
         choice = next(a for a in requested_actions(self.gateway.describe(JOB)) if a.checkpoint_id == 5)
         assert (choice.status, choice.message) == (RequestStatus.FAILED, f"replaced by a restore of {POINTER}")
 
     @TRIES
     def test_another_restore_replaces_it(self, tries: str) -> None:
         self.half_restored(tries)
-        (done,) = self.restore(self.part(1, 2), pointer=OTHER).operators
+        (done,) = self.restore(self.member(1, 2), pointer=OTHER).operators
         assert ([c.checkpoint_id for c in done.taken_back], done.replaced) == ([6, 5, 4], POINTER)
         assert sorted(self.requests()) == [
             (RequestStatus.FAILED, f"replaced by a restore of {OTHER}"),

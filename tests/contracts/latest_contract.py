@@ -125,7 +125,7 @@ class LatestContract:
         assert ids(newest(self.gateway)) == [3]
 
     @pytest.mark.parametrize("source", [OWN_SAVEPOINT, OWN_CHECKPOINT], ids=["savepoint", "checkpoint"])
-    def test_a_restart_from_a_snapshot_of_the_job_shows_the_checkpoint_before_it_until_the_restore(
+    def test_a_restart_from_a_savepoint_of_the_job_shows_the_checkpoint_before_it_until_the_restore(
         self, source: str
     ) -> None:
         self.gateway.finish(FinishAttempt(attempt=started(self.gateway), status=AttemptStatus.FINISHED))
@@ -149,7 +149,7 @@ class LatestContract:
         restarted(self.gateway, OWN_SAVEPOINT, clear_marker="last restart")
         assert ids(newest(self.gateway)) == [2]
 
-    def test_a_start_from_a_snapshot_of_another_job_shows_nothing_until_the_restore(self) -> None:
+    def test_a_start_from_a_savepoint_of_another_job_shows_nothing_until_the_restore(self) -> None:
         self.gateway.finish(FinishAttempt(attempt=started(self.gateway), status=AttemptStatus.FINISHED))
         grant = restarted(self.gateway, "memory://savepoints/savepoint-0f6f7c-000000000001")
         assert ids(newest(self.gateway)) == []

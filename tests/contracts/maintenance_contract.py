@@ -305,7 +305,7 @@ class MaintenanceContract(MaintainedJobs):
         assert grants[0].is_restore
         assert self.maintenance.describe(job_id).checkpoints[-1].is_restorable
 
-    def test_a_savepoint_and_a_snapshot_restored_without_a_claim_stay(self, store: JobStore) -> None:
+    def test_a_savepoint_stays_and_so_does_one_that_was_restored_without_a_claim(self, store: JobStore) -> None:
         job_id = self.complete_by_run().job_id
         kinds = (CheckpointProperties.for_savepoint(), CheckpointProperties.for_unclaimed_snapshot())
         with store.transaction(job_id) as tx:

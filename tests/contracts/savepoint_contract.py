@@ -100,7 +100,7 @@ class SavepointContract:
         """Return a pending savepoint of the whole job."""
         return begin_savepoint(AlignedCheckpoints(store), ended.operator_id)
 
-    def test_a_pinned_part_stays_until_the_savepoint_ends(
+    def test_a_pinned_member_stays_until_the_savepoint_ends(
         self, store: JobStore, ended: AttemptRef, pending: CheckpointRecord
     ) -> None:
         first, second = (self.savepoints.pin(JOB, pending.checkpoint_id, {ended.operator_id: 1}) for _ in range(2))
@@ -144,7 +144,7 @@ class SavepointContract:
         with pytest.raises(CheckpointNotFoundError, match="pending one of the whole job"):
             self.savepoints.pin(JOB, own.checkpoint_id, {})
 
-    def test_an_attempt_is_told_that_its_job_suspends_when_it_has_given_its_part(
+    def test_an_attempt_is_told_that_its_job_suspends_when_it_has_given_its_member(
         self, store: JobStore, clock: ManualClock, running: AttemptRef
     ) -> None:
         properties = CheckpointProperties.for_sync_savepoint(terminate=False)

@@ -163,7 +163,7 @@ class StateHandleStoreContract(OnAlignedRows):
         assert (row.full_size_bytes, row.state_size_bytes, row.counts) == (checkpoint.state_size, 5, {"operators": 1})
         assert self.handles.exists(ONE) == self.epoch
 
-    def test_add_of_a_restored_snapshot_adds_a_row(self) -> None:
+    def test_add_of_a_restored_checkpoint_adds_a_row(self) -> None:
         self.added(7, properties=UNCLAIMED)
         assert (self.row(7).status, self.row(7).properties) == (CheckpointStatus.COMPLETED, UNCLAIMED)
 

@@ -96,7 +96,7 @@ class Life:
     clears: dict[str, int] = field(default_factory=dict)
     live: dict[str, tuple[Any, Iterator[None]]] = field(default_factory=dict)
     first_version: int = 0
-    parts: set[str] = field(default_factory=set)
+    members: set[str] = field(default_factory=set)
     ended: dict[str, list[Row] | None] = field(default_factory=dict)
     unwarned: set[str] = field(default_factory=set)
     savepoints: list[str] = field(default_factory=list)
@@ -291,7 +291,7 @@ class Body:
         self.attempt.finish(AttemptStatus.FINISHED)
 
     def complete(self, pending: Any, enumerator: Any, commits: Any) -> CheckpointRecord | None:
-        # Others may take it as a part while the stage waits.
+        # Others may take it as a member while the stage waits.
         self.life.world.checkpoints[self.life.job, pending.checkpoint_id] = list(self.rows)
         try:
             found: CheckpointRecord | None = self.attempt.complete_checkpoint(
@@ -486,7 +486,7 @@ class World:
             self.say(f"{life.job} savepoint awaits {awaited}")
 
     def settle(self, life: Life) -> None:
-        """Let the stages that a savepoint awaits work until they have given their parts."""
+        """Let the stages that a savepoint awaits work until they have given their members."""
         if not life.exists():
             return
         for _ in range(4):
@@ -507,14 +507,14 @@ class World:
         done = self.restoring.restore(RestoreJob(job_id=life.job_id, savepoint=savepoint, requested_by="walk"))
         self.say(
             f"{life.job} restored in place from {pointer[-12:]}: "
-            f"{[(o.uid, o.part.checkpoint_id if o.part else None) for o in done.operators]}"
+            f"{[(o.uid, o.member.checkpoint_id if o.member else None) for o in done.operators]}"
         )
         life.unwarned = {each.uid for each in done.operators if not each.warning}
-        # A stage without a part starts without state, whatever its job has started from.
-        life.parts -= {each.uid for each in done.operators if each.part is None}
+        # A stage without a member starts without state, whatever its job has started from.
+        life.members -= {each.uid for each in done.operators if each.member is None}
         for each in done.operators:
-            if each.part is not None and each.part.run:
-                life.days[each.uid] = day_of(each.part.run)
+            if each.member is not None and each.member.run:
+                life.days[each.uid] = day_of(each.member.run)
             life.clears[each.uid] = life.clears.get(each.uid, 0) + 1
         if self.chance.random() < 0.5:
             life.live.clear()
@@ -589,9 +589,9 @@ class World:
             self.say(f"{name} forks {life.job} at {pointer[-12:]}")
             storage = CheckpointStorage.open(pointer)
             document, _ = resolve_checkpoint(storage, pointer).read()
-            for part in document.parts:
-                forked.days[part.uid] = day_of(part.run)
-                forked.parts.add(part.uid)
+            for member in document.members:
+                forked.days[member.uid] = day_of(member.run)
+                forked.members.add(member.uid)
             self.lives.append(forked)
 
     def end(self) -> None:
@@ -616,7 +616,7 @@ class World:
         body.require_complete()
         life.ended[uid] = body.rows
         above = life.ended.get(UPSTREAM.get(uid, ""))
-        if life.pointer and uid not in life.parts:
+        if life.pointer and uid not in life.members:
             above = None  # it reads only what this job commits
         assert above is None or sorted(body.rows) == sorted(above), f"{life.job} {uid}: {body.rows} of {above}"
 
@@ -655,36 +655,36 @@ class World:
 
     def require_consistent(self, life: Life, row: CheckpointRecord) -> None:
         document = load_document(CheckpointStorage.open(row.location), row)
-        parts = {part.uid: part for part in document.parts}
+        members = {member.uid: member for member in document.members}
         self.say(
             f"{life.job} savepoint {row.location[-12:]}: "
-            f"{[(u, p.checkpoint_id, p.generation) for u, p in parts.items()]}"
+            f"{[(u, p.checkpoint_id, p.generation) for u, p in members.items()]}"
         )
-        states = {uid: self.state_of(row.location, uid) for uid in parts}
+        states = {uid: self.state_of(row.location, uid) for uid in members}
         for uid, up in UPSTREAM.items():
-            if uid in parts and states[uid]["rows"]:
+            if uid in members and states[uid]["rows"]:
                 mine, theirs = states[uid], states.get(up)
                 own = [tuple(r) for r in mine["rows"]]
                 left = {r for r in own if r[1] <= life.first_version}
-                assert theirs is not None or set(own) == left, f"{uid} has read {up}, which has no part"
+                assert theirs is not None or set(own) == left, f"{uid} has read {up}, which has no member"
                 if theirs is not None:
                     missing = set(own) - {tuple(r) for r in theirs["rows"]}
                     assert not missing, f"{life.job}: {uid} has read {sorted(missing)}, which {up} does not have"
-        self.log_refs(life, row, parts)
+        self.log_refs(life, row, members)
 
     def state_of(self, pointer: str, uid: str) -> dict[str, Any]:
         storage = CheckpointStorage.open(pointer)
         document, _ = resolve_checkpoint(storage, pointer).read()
-        part = next(p for p in document.parts if p.uid == uid)
-        return dict(read_values(storage, part)["rows"])
+        member = next(p for p in document.members if p.uid == uid)
+        return dict(read_values(storage, member)["rows"])
 
-    def log_refs(self, life: Life, row: CheckpointRecord, parts: Any) -> None:
-        """Listed output is in the part of its stage."""
+    def log_refs(self, life: Life, row: CheckpointRecord, members: Any) -> None:
+        """Listed output is in the member of its stage."""
         storage = CheckpointStorage.open(row.location)
         for uid, up in UPSTREAM.items():
-            if uid not in parts:
+            if uid not in members:
                 continue
-            ledger = source_ledger(storage, parts[uid])
+            ledger = source_ledger(storage, members[uid])
             lineage = lineage_of(life.job_id, f"{up}/{SINK}")
             listed = [
                 int(i.name.rpartition("/")[2])
@@ -692,12 +692,12 @@ class World:
                 if i.name.startswith(f"{lineage}/")
             ]
             if listed:
-                assert up in parts, f"{uid} has listed {listed} of {up}, which has no part"
-                assert max(listed) <= parts[up].checkpoint_id, (uid, up, listed)
+                assert up in members, f"{uid} has listed {listed} of {up}, which has no member"
+                assert max(listed) <= members[up].checkpoint_id, (uid, up, listed)
                 held = {tuple(r) for r in self.state_of(row.location, up)["rows"]}
                 for number in listed:
                     taken = {tuple(r) for r in self.checkpoints[life.job, number]}
                     assert taken <= held, (
-                        f"{life.job}: {uid} lists {number} of {up}, which its part {parts[up].checkpoint_id} does not "
-                        "have"
+                        f"{life.job}: {uid} lists {number} of {up}, which its member {members[up].checkpoint_id} does "
+                        "not have"
                     )

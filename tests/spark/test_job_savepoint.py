@@ -78,11 +78,11 @@ class Pipeline:
     def _run(self, uid: str, stage: Any, run: str) -> None:
         self.clear += 1
         owner = make_owner(logical_task=uid, run_key=run, run_id=run, clear_marker=str(self.clear))
-        self.tries.run(stage, job_name=self.job, uid=uid, owner=owner, restore_from=self._part(uid))
+        self.tries.run(stage, job_name=self.job, uid=uid, owner=owner, restore_from=self._member(uid))
 
     clear: int = 0
 
-    def _part(self, uid: str) -> Any:
+    def _member(self, uid: str) -> Any:
         return source_at(self.tries.storage.allowing(self.pointer), self.pointer, uid) if self.pointer else None
 
     def output(self, name: str) -> Any:
@@ -117,7 +117,7 @@ class Pipeline:
     def outputs(self) -> dict[str, Bag[str]]:
         """Return the rows of each output without an order; of ``copy``, the last row of each account."""
         found = {name: Bag(map(repr, self._rows(name))) for name in ("extract", "report")}
-        # A stage without a part reads the later input in its first run, so its increments differ.
+        # A stage without a member reads the later input in its first run, so its increments differ.
         last = {row["account"]: row for row in sorted(self._rows("copy"), key=lambda row: row["n"])}
         return found | {"copy": Bag(map(repr, last.values()))}
 
@@ -184,7 +184,7 @@ def test_a_pipeline_that_was_put_back_gives_the_output_of_an_undisturbed_one(
     running = pipeline(spark, tmp_path / "disturbed")
     restored = running.take_savepoint_while_reporting()
     # The mapped stage had not begun: it is not in the savepoint, and starts without state.
-    assert {part.uid: part.run for part in restored.parts} == {"extract": FIRST, "report": FIRST}
+    assert {member.uid: member.run for member in restored.members} == {"extract": FIRST, "report": FIRST}
     JobRestoring(running.tries.store, UnknownLiveness()).restore(
         RestoreJob(job_id=job_id_of(JOB), savepoint=restored, requested_by="a test")
     )
@@ -214,6 +214,6 @@ def test_a_pipeline_that_is_restored_into_another_job_in_the_middle_of_a_run_com
     fork.extract(SECOND)
     # What the first job had listed and not read is in its own directory.
     fork.report(SECOND)
-    cut = {part.uid: part.checkpoint_id for part in savepoint.parts}
+    cut = {member.uid: member.checkpoint_id for member in savepoint.members}
     for name in ("extract", "report"):
         assert first.committed(name, cut[name]) + fork.committed(name) == undisturbed[name]

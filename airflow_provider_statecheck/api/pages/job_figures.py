@@ -53,7 +53,7 @@ from airflow_provider_statecheck.checkpoint.statistics import (
     CheckpointStatsSnapshot,
     OperatorStatistics,
     Refusal,
-    snapshot_of,
+    statistics_of,
 )
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
@@ -72,11 +72,11 @@ class CheckpointRow:
     record: CheckpointRecord
     custody: Custody
     requested_by: str = ""
-    """Display name of the user who requested the snapshot."""
+    """Display name of the user who requested the savepoint."""
 
     @property
     def kind(self) -> str:
-        """What the snapshot is, in words."""
+        """What was requested, in words."""
         return self.record.properties.snapshot_type.value.replace("_", " ")
 
     @property
@@ -251,7 +251,7 @@ def _section(view: JobView, row: OperatorRow) -> OperatorSection:
     return OperatorSection(
         row=row,
         work=work_of(view, operator.operator_id),
-        statistics=snapshot_of(view, operator),
+        statistics=statistics_of(view, operator),
         attempts=attempts[::-1][:ATTEMPTS_ON_PAGE],
         checkpoints=rows_of(view, checkpoints[::-1][:HISTORY_ON_PAGE]),
         savepoints=rows_of(view, savepoints[::-1][:HISTORY_ON_PAGE]),

@@ -211,12 +211,12 @@ class AlignedCheckpoints(StoredJobs):
         self, leader: AttemptRef, checkpoint_id: int, location: str, metadata_uri: str, *, is_claimed: bool = False
     ) -> bool:
         """
-        Let a job add a snapshot to its checkpoints, and return whether it has used the id of the snapshot.
+        Let a job add a restored checkpoint to its own, and return whether it has used the id of it.
 
-        :param checkpoint_id: Id of the snapshot.
-        :param is_claimed: Whether the job becomes the owner of the snapshot.
-        :raises SavepointClaimedError: if another job has claimed the snapshot.
-        :raises InvalidConfigurationError: if the claim is for a snapshot that is not a savepoint.
+        :param checkpoint_id: Id of the restored checkpoint.
+        :param is_claimed: Whether the job becomes the owner of it.
+        :raises SavepointClaimedError: if another job has claimed it.
+        :raises InvalidConfigurationError: if the claim is for a checkpoint that is not a savepoint.
         """
         if is_claimed:
             require_claimable(location, metadata_uri)
@@ -400,7 +400,7 @@ def _completed(tx: JobTransaction, finalizing: CheckpointRecord, handle: PutHand
         status=CheckpointStatus.COMPLETED,
         finalizer=None,
         lease_until=None,
-        # The clock that timed a restored snapshot may be ahead of the job's.
+        # The clock that timed a restored checkpoint may be ahead of the job's.
         completed_at=min(max(handle.completed_at, finalizing.triggered_at), tx.now),
         metadata_uri=handle.metadata.uri,
         metadata_size=handle.metadata.size,

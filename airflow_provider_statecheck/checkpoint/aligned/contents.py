@@ -29,7 +29,7 @@ class MemberCheckpoint(Protocol):
 
     @property
     def named_bytes(self) -> int:
-        """The size of all files that the part references, in bytes."""
+        """The size of all files that the member references, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,7 +46,7 @@ class CompletedCheckpoint:
     completed_at: datetime
     operator_states: dict[OperatorId, OperatorState] = field(default_factory=dict)
     master_states: tuple[MasterState, ...] = ()
-    parts: tuple[MemberCheckpoint, ...] = ()
+    members: tuple[MemberCheckpoint, ...] = ()
     """The checkpoints of the stages in a savepoint of the whole job."""
     properties: CheckpointProperties = field(default_factory=CheckpointProperties)
     external_pointer: str
@@ -66,7 +66,7 @@ class CompletedCheckpoint:
     def state_size(self) -> int:
         """The size of all referenced state in bytes."""
         states = sum(state.state_size for state in self.operator_states.values())
-        return states + sum(part.named_bytes for part in self.parts)
+        return states + sum(member.named_bytes for member in self.members)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, CompletedCheckpoint):
@@ -83,7 +83,7 @@ class AlignedContent:
 
     operator_states: tuple[OperatorState, ...] = ()
     master_states: tuple[MasterState, ...] = ()
-    parts: tuple[MemberCheckpoint, ...] = ()
+    members: tuple[MemberCheckpoint, ...] = ()
 
 
 @runtime_checkable
@@ -158,10 +158,10 @@ class AlignedStorage(Protocol):
 
     def resolve_checkpoint(self, pointer: str) -> CompletedCheckpoint:
         """
-        Return the snapshot at a pointer; it may belong to any job.
+        Return the checkpoint or savepoint at a pointer; it may belong to any job.
 
         :raises InvalidConfigurationError: if the pointer is empty.
-        :raises CheckpointNotFoundError: if the snapshot does not exist.
+        :raises CheckpointNotFoundError: if it does not exist.
         """
 
 
@@ -191,14 +191,14 @@ def merged(found: Iterable[AlignedContent]) -> AlignedContent:
     """Merge contents; the state of an operator's subtasks and of its coordinator may be in different manifests."""
     states: dict[OperatorId, OperatorState] = {}
     masters: list[MasterState] = []
-    parts: list[MemberCheckpoint] = []
+    members: list[MemberCheckpoint] = []
     for content in found:
         masters += content.master_states
-        parts += content.parts
+        members += content.members
         for state in content.operator_states:
             states[state.operator_id] = _joined(states.get(state.operator_id), state)
     ordered = tuple(states[operator_id] for operator_id in sorted(states))
-    return AlignedContent(operator_states=ordered, master_states=tuple(masters), parts=tuple(parts))
+    return AlignedContent(operator_states=ordered, master_states=tuple(masters), members=tuple(members))
 
 
 def _joined(one: OperatorState | None, other: OperatorState) -> OperatorState:
@@ -219,7 +219,7 @@ def completed_of(
         completed_at=checkpoint.completed_at or checkpoint.triggered_at,
         operator_states={state.operator_id: state for state in content.operator_states},
         master_states=content.master_states,
-        parts=content.parts,
+        members=content.members,
         properties=checkpoint.properties,
         external_pointer=checkpoint.location,
         metadata=metadata,

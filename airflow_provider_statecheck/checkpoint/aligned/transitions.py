@@ -373,13 +373,13 @@ def _failure_message(tx: JobTransaction, message: AbortCheckpoints, checkpoint: 
         return message.message
     missing = [o for o in awaited if not checkpoint.properties.is_savepoint or not _is_pinned(tx, o)]
     if not missing:
-        return "The savepoint expired before the copies of its parts were finished"
+        return "The savepoint expired before the copies of its members were finished"
     uids = sorted(message.uids.get(each, each) for each in missing)
     return storable_text(f"The checkpoint expired before {', '.join(map(repr, uids))} had acknowledged")
 
 
 def _is_pinned(tx: JobTransaction, operator_id: OperatorId) -> bool:
-    # A stage whose part is chosen has given it, and acknowledges when all parts are copied.
+    # A stage whose member is chosen has given it, and acknowledges when all members are copied.
     operator = tx.operator(operator_id)
     return operator is not None and operator.pinned_checkpoint is not None
 

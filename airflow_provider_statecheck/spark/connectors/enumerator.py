@@ -169,7 +169,7 @@ class ItemEnumerator(SplitEnumerator):
     def snapshot(self) -> dict[str, Any]:
         return {
             "format": _FORMAT,
-            # Every snapshot has the same object.
+            # Every checkpoint has the same object.
             "listing": self._listing,
             "progress": self._ledger.progress_state(),
             "increments": self._increments,

@@ -1,9 +1,9 @@
 """
 Attempts of drivers outside of tasks: of scripts, and of submitted applications.
 
-A script has a metadata database of its own. A submitted driver gets its attempt from the operator by a handover in one
-environment variable. In all supported modes, Spark passes variables with the prefix ``SPARK_`` to the driver. It does
-not log them, show them on its pages or pass them to executors.
+A script has a metadata database of its own. A submitted driver gets its attempt from the Airflow operator by a
+handover in one environment variable. In all supported modes, Spark passes variables with the prefix ``SPARK_`` to the
+driver. It does not log them, show them on its pages or pass them to executors.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Handover:
     token: str = field(repr=False)
     """Token for this attempt only."""
     registration: RegisterAttempt
-    """Registration that the operator sent; the driver repeats it and gets the same grant."""
+    """Registration that the Airflow operator sent; the driver repeats it and gets the same grant."""
     driver: DriverSettings
 
     def environment(self) -> dict[str, str]:
@@ -99,7 +99,7 @@ def take_handover(environment: MutableMapping[str, str] | None = None) -> Handov
     if not text:
         raise EnvironmentNotReadyError(
             "Expected a driver that CheckpointedSparkSubmitOperator submitted, found a process without a handover; "
-            "submit the application with that operator, or use StageContext.open outside of Airflow."
+            "submit the application with that Airflow operator, or use StageContext.open outside of Airflow."
         )
     try:
         return decode(Handover, json.loads(text))
@@ -107,7 +107,7 @@ def take_handover(environment: MutableMapping[str, str] | None = None) -> Handov
         # The text contains the token, and the suppressed error may quote it.
         raise EnvironmentNotReadyError(
             f"Expected a handover of this version in {HANDOVER_VARIABLE}, found another; run the driver with the "
-            "package that the operator ships."
+            "package that the Airflow operator ships."
         ) from None
 
 
@@ -130,7 +130,7 @@ def repeat_registration(spark: SparkSession, handover: Handover) -> StageAttempt
 
     storage = CheckpointStorage.open(handover.registration.storage_base, **handover.driver.storage_options)
     storage = storage.allowing(handover.driver.savepoint_dir, locations=handover.driver.allowed_locations)
-    # No check for the package on executors: the operator has shipped it, or it is installed.
+    # No check for the package on executors: the Airflow operator has shipped it, or it is installed.
     require_reachable(spark, storage)
     remember_secrets([handover.token])
     http = HttpGateway(HttpClient(handover.url), GivenToken(handover.token))

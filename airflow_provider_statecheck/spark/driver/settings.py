@@ -1,5 +1,5 @@
 """
-Values of settings: parsers, ranges, and what a driver gets from its operator or script.
+Values of settings: parsers, ranges, and what a driver gets from its Airflow operator or script.
 
 :mod:`airflow_provider_statecheck.settings` describes the settings.
 """
@@ -117,7 +117,7 @@ def _value_of_script(name: str, value: Any) -> Any:
         return value
     if value is None and setting.kind is not Kind.CHOICE:
         return OPTIONS[name].default
-    # A script has a working directory, an operator has not.
+    # A script has a working directory, an Airflow operator has not.
     return OPTIONS[name].checked(name, normalise_savepoint_dir(value) if name == "savepoint_dir" else value)
 
 
@@ -162,7 +162,7 @@ class DriverSettings(StageSettings):
     """
     Settings that act in a driver.
 
-    The operator hands them over, so their values are those of JSON.
+    The Airflow operator hands them over, so their values are those of JSON.
     """
 
     tolerable_failed_checkpoints: int = -1

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 INLINE_BUDGET = 4 * 1024 * 1024
-"""Maximum size of the inline state of all subtasks of an operator that one task carries, in bytes."""
+"""Maximum size of the inline state of all subtasks of a function that one task carries, in bytes."""
 KEYS_PER_ROW = 0.1
 """
 Threshold for combining, which needs an extra shuffle.
@@ -104,7 +104,7 @@ class IncrementTasks:
         is_last = number == len(self.vertices) - 1
         return VertexTask(
             vertex=number,
-            operators=tuple(self._operator(operator) for operator in vertex.operators),
+            functions=tuple(self._function(function) for function in vertex.functions),
             order=_order_of(vertex),
             output_schema=vertex.output_schema,
             is_last=is_last,
@@ -123,13 +123,13 @@ class IncrementTasks:
         config.data_inline_threshold = min(config.data_inline_threshold, INLINE_BUDGET // self.context.parallelism)
         return config
 
-    def _operator(self, operator: PlannedNode) -> NodeTask:
+    def _function(self, function: PlannedNode) -> NodeTask:
         return NodeTask.of(
-            operator,
-            states=self.states.of(operator.uid),
-            schemas=self.states.restored_schemas.get(operator.uid),
-            broadcast=self.broadcast.get(operator.uid, ()),
-            restored_checkpoint_id=self.states.saved_with(operator.uid),
+            function,
+            states=self.states.of(function.uid),
+            schemas=self.states.restored_schemas.get(function.uid),
+            broadcast=self.broadcast.get(function.uid, ()),
+            restored_checkpoint_id=self.states.saved_with(function.uid),
         )
 
 
@@ -146,7 +146,7 @@ def _mapped(frame: DataFrame, task: VertexTask) -> DataFrame:
 def _order_of(vertex: PlannedVertex) -> tuple[str, ...]:
     if vertex.key is None:
         return ()
-    if isinstance(vertex.operators[0].node, AggregateNode):
+    if isinstance(vertex.functions[0].node, AggregateNode):
         return (KEY_GROUP_COLUMN,)
     return (KEY_GROUP_COLUMN, *vertex.key.columns, *vertex.key.order_by)
 
@@ -154,9 +154,9 @@ def _order_of(vertex: PlannedVertex) -> tuple[str, ...]:
 def _keyed(frame: DataFrame, key: KeyNode, vertex: PlannedVertex, task: VertexTask, *, combines: bool) -> DataFrame:
     from pyspark.sql import functions as F
 
-    operator, has_control = vertex.operators[0], task.has_control
-    if isinstance(operator.node, AggregateNode):
-        frame = _partial_aggregates(frame, key, operator, has_control=has_control, combines=combines)
+    function, has_control = vertex.functions[0], task.has_control
+    if isinstance(function.node, AggregateNode):
+        frame = _partial_aggregates(frame, key, function, has_control=has_control, combines=combines)
     keyed = with_key_groups(frame, key.columns, task.context.max_parallelism, task.context.parallelism)
     if not has_control:
         return keyed
@@ -166,7 +166,7 @@ def _keyed(frame: DataFrame, key: KeyNode, vertex: PlannedVertex, task: VertexTa
 
 
 def _partial_aggregates(
-    frame: DataFrame, key: KeyNode, operator: PlannedNode, *, has_control: bool, combines: bool
+    frame: DataFrame, key: KeyNode, function: PlannedNode, *, has_control: bool, combines: bool
 ) -> DataFrame:
     """
     Return the key columns and, under the name of each aggregate, its partial result; messages are passed through.
@@ -175,12 +175,12 @@ def _partial_aggregates(
     """
     from pyspark.sql import functions as F
 
-    node = cast("AggregateNode", operator.node)
+    node = cast("AggregateNode", function.node)
     if combines and not has_control:
-        flags = [_is_too_large(node.aggregates[name]).alias(OVERFLOW_PREFIX + name) for name in operator.decimal_sums]
+        flags = [_is_too_large(node.aggregates[name]).alias(OVERFLOW_PREFIX + name) for name in function.decimal_sums]
         return aggregated(frame, key, node, *flags, F.count(F.lit(1)).alias(ROWS_COLUMN))
     keys = [quoted_column(name) for name in key.columns]
-    types = {field.name: field.dataType for field in spark_schema(operator.output_schema).fields}
+    types = {field.name: field.dataType for field in spark_schema(function.output_schema).fields}
     single = [_of_one_row(aggregate).cast(types[name]).alias(name) for name, aggregate in node.aggregates.items()]
     return frame.select(*keys, *single, *([F.col(CONTROL)] if has_control else []))
 

@@ -1,5 +1,5 @@
 """
-The increment loop: read, run, snapshot, acknowledge, commit.
+The increment loop: read, run, write the state, acknowledge, commit.
 
 The order of these steps gives the exactly-once guarantee: an increment is finished in the state of the source only
 after all its tasks have reported, and its output is committed only after the checkpoint with its committables is
@@ -178,7 +178,7 @@ class IncrementLoop:
     def _saved_uids(self, *, is_end: bool) -> list[list[str]]:
         # Results are read at the end only: until then, the state of their aggregates is that of the run before.
         vertices = self._tasks.vertices
-        return [[each.uid for each in vertex.operators if is_end or not each.reads_results] for vertex in vertices]
+        return [[each.uid for each in vertex.functions if is_end or not each.reads_results] for vertex in vertices]
 
     def _run_or_raise_completion_error(self, frame: DataFrame, moment: StateCapture) -> list[TaskReport]:
         try:

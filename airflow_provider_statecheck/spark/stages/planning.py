@@ -197,15 +197,15 @@ class StagePlanner:
 
     def _plan_vertex(self, vertex: Vertex, schema: StructType) -> tuple[PlannedVertex, StructType]:
         _require_columns(vertex, schema, is_case_sensitive=self._is_case_sensitive)
-        operators: list[PlannedNode] = []
+        functions: list[PlannedNode] = []
         output = arrow_schema(schema)
         for position, node in enumerate(vertex.functions):
             key = vertex.key if position == 0 else None
-            operators.append(self._plan_operator(self._with_columns(node, schema), key, schema))
-            output, schema = operators[-1].output_schema, self._schema_after(operators[-1], schema)
-        return PlannedVertex(key=vertex.key, operators=tuple(operators), output_schema=output), schema
+            functions.append(self._plan_function(self._with_columns(node, schema), key, schema))
+            output, schema = functions[-1].output_schema, self._schema_after(functions[-1], schema)
+        return PlannedVertex(key=vertex.key, functions=tuple(functions), output_schema=output), schema
 
-    def _plan_operator(self, node: FunctionNode, key: KeyNode | None, schema: StructType) -> PlannedNode:
+    def _plan_function(self, node: FunctionNode, key: KeyNode | None, schema: StructType) -> PlannedNode:
         serializer = None if key is None else key_serializer_of(_empty(self._spark, schema), key.columns, key.aliases)
         output = self._output_schema(node, key, schema)
         return PlannedNode(
@@ -246,15 +246,15 @@ class StagePlanner:
             for name, aggregate in node.aggregates.items()
         )
 
-    def _schema_after(self, operator: PlannedNode, schema: StructType) -> StructType:
+    def _schema_after(self, function: PlannedNode, schema: StructType) -> StructType:
         from pyspark.sql.types import StructType
 
         # Arrow knows less about types: it has no collations.
-        declared = None if isinstance(operator.node, AggregateNode) else operator.node.output
+        declared = None if isinstance(function.node, AggregateNode) else function.node.output
         if isinstance(declared, str | StructType):
-            return _parse_ddl(self._spark, declared, operator.uid) if isinstance(declared, str) else declared
-        is_passed_on = isinstance(operator.node, MapNode) and declared is None
-        return schema if is_passed_on or operator.output_schema is None else spark_schema(operator.output_schema)
+            return _parse_ddl(self._spark, declared, function.uid) if isinstance(declared, str) else declared
+        is_passed_on = isinstance(function.node, MapNode) and declared is None
+        return schema if is_passed_on or function.output_schema is None else spark_schema(function.output_schema)
 
     def _output_schema(self, node: FunctionNode, key: KeyNode | None, schema: StructType) -> Any:
         if isinstance(node, AggregateNode):
@@ -271,7 +271,7 @@ class PlannedVertex:
     """A vertex with its output columns."""
 
     key: KeyNode | None
-    operators: tuple[PlannedNode, ...]
+    functions: tuple[PlannedNode, ...]
     output_schema: Any
     """Arrow schema of the output of the last function; that of the input if there is no function."""
 
@@ -286,7 +286,7 @@ class PlannedVertex:
         return self.key is None and self._has(BoundedOneInput)
 
     def _has(self, kind: type) -> bool:
-        return any(isinstance(each.node, MapNode) and isinstance(each.node.function, kind) for each in self.operators)
+        return any(isinstance(each.node, MapNode) and isinstance(each.node.function, kind) for each in self.functions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,14 +55,14 @@ _DEFAULT_BATCH_ROWS = "10000"
 _LARGE_BATCH_ROWS = "65536"
 
 _HEADROOM = 4
-"""Factor by which the parallelism of an operator may grow later."""
+"""Factor by which the parallelism of a function may grow later."""
 
 
 def probe_schemas(
-    operators: Sequence[PlannedNode], *, storage: CheckpointStorage, logical_date: datetime | None
+    functions: Sequence[PlannedNode], *, storage: CheckpointStorage, logical_date: datetime | None
 ) -> dict[str, OperatorSchemas]:
     """
-    Return the state types of functions, by the uids of their operators.
+    Return the state types of functions, by their uids.
 
     Opens a copy of each function, pickled as for Spark tasks, with a state backend that writes no files and closes it
     again.
@@ -81,8 +81,8 @@ def probe_schemas(
         state_backend=MemoryStateBackend(),
     )
     found: dict[str, OperatorSchemas] = {}
-    for operator in operators:
-        chain = FunctionChain([NodeTask.of(operator, node=_pickled_copy(operator))], context, storage)
+    for function in functions:
+        chain = FunctionChain([NodeTask.of(function, node=_pickled_copy(function))], context, storage)
         try:
             chain.open()
             found.update(chain.schemas())
@@ -91,14 +91,14 @@ def probe_schemas(
     return found
 
 
-def _pickled_copy(operator: PlannedNode) -> Any:
+def _pickled_copy(function: PlannedNode) -> Any:
     from pyspark import cloudpickle
 
     try:
-        return cloudpickle.loads(cloudpickle.dumps(operator.node))  # type: ignore[no-untyped-call]
+        return cloudpickle.loads(cloudpickle.dumps(function.node))  # type: ignore[no-untyped-call]
     except Exception as error:
         raise InvalidConfigurationError(
-            f"Expected a function {operator.uid!r} that can be pickled for Spark tasks, found: {error}. Open "
+            f"Expected a function {function.uid!r} that can be pickled for Spark tasks, found: {error}. Open "
             "connections and files in open()."
         ) from error
 
@@ -186,21 +186,21 @@ def with_former_names(
     """
     Return the vertices with the names under which restored state has their aggregates.
 
-    :param restored: Types of restored keyed state, by the uids of their operators.
+    :param restored: Types of restored keyed state, by the uids of the functions.
     :raises StateMigrationError: if the state does not have an aggregate for all earlier input.
     """
     return tuple(
-        replace(vertex, operators=tuple(_with_former_names(each, restored.get(each.uid)) for each in vertex.operators))
+        replace(vertex, functions=tuple(_with_former_names(each, restored.get(each.uid)) for each in vertex.functions))
         for vertex in planned
     )
 
 
-def _with_former_names(operator: PlannedNode, restored: OperatorSchemas | None) -> PlannedNode:
-    if not operator.aggregates or restored is None:
-        return operator
+def _with_former_names(function: PlannedNode, restored: OperatorSchemas | None) -> PlannedNode:
+    if not function.aggregates or restored is None:
+        return function
     values = [state.value for state in restored.keyed if state.name == STATE_NAME]
     found = restored.aggregates or tuple(each for value in values for each in unrecorded(value))
-    return replace(operator, aggregates=continued(found, operator.aggregates, operator.uid))
+    return replace(function, aggregates=continued(found, function.aggregates, function.uid))
 
 
 def merged_schemas(
@@ -209,9 +209,9 @@ def merged_schemas(
     """
     Check restored state types against current ones; return the types for the next checkpoint.
 
-    :param restored: Restored types, by the uids of their operators.
-    :param current: Current types, by the uids of their operators.
-    :raises StateMigrationError: if the restored state of an operator cannot be migrated to its current types.
+    :param restored: Restored types, by the uids of the functions.
+    :param current: Current types, by the uids of the functions.
+    :raises StateMigrationError: if the restored state of a function cannot be migrated to its current types.
     """
     return {uid: _merge(uid, restored.get(uid), new) for uid, new in current.items()}
 
@@ -292,7 +292,7 @@ def subtasks_within(slots: int, bounds: Iterable[int | None]) -> int:
 
 def max_parallelism_advice(parallelism: int, max_parallelism: int) -> str | None:
     """
-    Return a warning for a new operator with few key groups; ``None`` if there are enough.
+    Return a warning for a new function with few key groups; ``None`` if there are enough.
 
     :raises InvalidConfigurationError: if a parallelism is out of range.
     """

@@ -4,9 +4,8 @@ One attempt of a stage: restore, plan, run increment by increment, finish.
 The restore is confirmed to the coordinator only after the restored state has been checked against the functions. The
 sink is opened after that, and commits the committables of the restored checkpoint first.
 
-:func:`main` is the program of a driver that ``spark-submit`` starts for a stage. The operator passes the location of
-    the
-stage as the first argument and the attempt through the handover.
+:func:`main` is the program of a driver that ``spark-submit`` starts for a stage. The Airflow operator passes the
+location of the stage as the first argument and the attempt through the handover.
 """
 
 from __future__ import annotations
@@ -147,7 +146,7 @@ def run_stage(
         milliseconds; text has a unit, such as ``5 min``.
     :param savepoint_dir: Default directory for savepoints: any fsspec URI. A request can name another one.
     :param from_savepoint: Pointer to a savepoint, or to a checkpoint of another job. The stage starts from it if it has
-        no checkpoint of its own to restore; of a savepoint of a whole job, from the part with its uid.
+        no checkpoint of its own to restore; of a savepoint of a whole job, from the member with its uid.
     :param from_checkpoint: For a fork: the checkpoint of ``job`` to start from, as an id, ``run:<run>`` or
         ``before:<run>``, or a pointer.
     :param fork: Name of the fork, which is the job ``<job>@<fork>``. The default is the name of the run.
@@ -326,8 +325,8 @@ class StageRun:
         return replace(tasks, columns=columns, vertices=planned, states=tasks.states.with_types(schemas, types))
 
     def _probed(self, planned: Sequence[PlannedVertex]) -> dict[str, OperatorSchemas]:
-        operators = [operator for vertex in planned for operator in vertex.operators]
-        return probe_schemas(operators, storage=self._attempt.storage, logical_date=self._settings.logical_date)
+        functions = [function for vertex in planned for function in vertex.functions]
+        return probe_schemas(functions, storage=self._attempt.storage, logical_date=self._settings.logical_date)
 
     def _end_without_rows(self, start: StageStart) -> StageResult:
         # No function is planned, so the state of a savepoint cannot be checked, and is not taken over.
@@ -382,12 +381,12 @@ class StageRun:
     def _restore_states(
         self, restored: RestoredStageState, planned: tuple[PlannedVertex, ...]
     ) -> tuple[tuple[PlannedVertex, ...], StageStates]:
-        operators = [operator for vertex in planned for operator in vertex.operators]
+        functions = [function for vertex in planned for function in vertex.functions]
         max_parallelism = self._stage.max_parallelism
-        bounds = (max_parallelism, restored.key_groups(operators, self._settings))
+        bounds = (max_parallelism, restored.key_groups(functions, self._settings))
         subtasks = self._stage.parallelism or subtasks_within(tasks_at_once(self._spark), bounds)
         assigned = restored.assigned_to(
-            operators, self._settings, parallelism=subtasks, max_parallelism=max_parallelism
+            functions, self._settings, parallelism=subtasks, max_parallelism=max_parallelism
         )
         key_groups = max_parallelism or default_max_parallelism(subtasks)
         key_groups = max(assigned.max_parallelisms.values(), default=key_groups)
@@ -395,7 +394,7 @@ class StageRun:
         if advice is not None:
             log.warning("%s", advice)
         states = {target.uid: state for target, state in assigned.matched.pairs}
-        anew = {operator.uid: operator.operator_id for operator in operators if operator.reads_results}
+        anew = {each.uid: each.operator_id for each in functions if each.reads_results}
         restored_schemas = {uid: restored.schemas_of(state) for uid, state in states.items() if uid not in anew}
         with_keys = (
             uid for uid in restored_schemas if any(s.managed_keyed for s in states[uid].subtask_states.values())
@@ -484,7 +483,7 @@ def main() -> None:
     """
     Run the stage at the location in the first argument.
 
-    :raises EnvironmentNotReadyError: if no operator submitted this driver, or a package is missing.
+    :raises EnvironmentNotReadyError: if no Airflow operator submitted this driver, or a package is missing.
     :raises InvalidConfigurationError: if there is no such stage.
     """
     check_driver_packages()

@@ -96,13 +96,13 @@ class RestoredStageState:
 
         Empty for any other checkpoint.
         """
-        if self._restored is None or not self.is_of_other_job or not self._restored.checkpoint.properties.part:
+        if self._restored is None or not self.is_of_other_job or not self._restored.checkpoint.properties.member:
             return {}
         from airflow_provider_statecheck.spark.connectors.sink import lineage_of
 
         savepoint = load_whole(self._attempt.storage, self._restored.checkpoint)
-        lineages = {lineage_of(JobId(part.job_id), f"{part.uid}/{SINK}"): part for part in savepoint.parts}
-        return {lineage: (part.epoch, part.checkpoint_id) for lineage, part in lineages.items()}
+        lineages = {lineage_of(JobId(m.job_id), f"{m.uid}/{SINK}"): m for m in savepoint.members}
+        return {lineage: (m.epoch, m.checkpoint_id) for lineage, m in lineages.items()}
 
     @property
     def own_epoch(self) -> int | None:
@@ -175,7 +175,7 @@ class RestoredStageState:
 
     def assigned_to(
         self,
-        operators: Sequence[PlannedNode],
+        functions: Sequence[PlannedNode],
         settings: DriverSettings,
         *,
         parallelism: int,
@@ -189,23 +189,23 @@ class RestoredStageState:
         :raises IncompatibleCheckpointError: if the state does not match the functions or their parallelism.
         """
         return assign_states(
-            _targets(operators, parallelism, max_parallelism),
+            _targets(functions, parallelism, max_parallelism),
             self.functions,
-            renamed_uids=self._uids(operators, settings),
+            renamed_uids=self._uids(functions, settings),
             allow_non_restored_state=settings.allow_non_restored_state,
         )
 
-    def key_groups(self, operators: Sequence[PlannedNode], settings: DriverSettings) -> int | None:
+    def key_groups(self, functions: Sequence[PlannedNode], settings: DriverSettings) -> int | None:
         """
         Return the number of key groups of the restored state of the functions; ``None`` if they have none.
 
         :raises IncompatibleCheckpointError: if the checkpoint has two states for one function.
         """
-        matched = match_states(_targets(operators, 1, None), self._of_functions, self._uids(operators, settings))
+        matched = match_states(_targets(functions, 1, None), self._of_functions, self._uids(functions, settings))
         return min((state.max_parallelism for _, state in matched.pairs), default=None)
 
-    def _uids(self, operators: Sequence[PlannedNode], settings: DriverSettings) -> dict[str, str]:
-        uids = {operator.node.uid: operator.node.uid for operator in operators} | dict(settings.renamed_uids)
+    def _uids(self, functions: Sequence[PlannedNode], settings: DriverSettings) -> dict[str, str]:
+        uids = {function.node.uid: function.node.uid for function in functions} | dict(settings.renamed_uids)
         stage_uid = self._attempt.registration.uid
         return {self.uid_of(old): f"{stage_uid}/{new}" for old, new in uids.items()}
 
@@ -240,16 +240,16 @@ class RestoredStageState:
         return () if self._restored is None else self._restored.document.operator_states
 
 
-def _targets(operators: Iterable[PlannedNode], parallelism: int, max_parallelism: int | None) -> list[RestoreTarget]:
+def _targets(functions: Iterable[PlannedNode], parallelism: int, max_parallelism: int | None) -> list[RestoreTarget]:
     return [
         RestoreTarget(
-            operator_id=operator.operator_id,
-            uid=operator.uid,
+            operator_id=function.operator_id,
+            uid=function.uid,
             parallelism=parallelism,
             max_parallelism=max_parallelism or default_max_parallelism(parallelism),
             is_max_parallelism_configured=max_parallelism is not None,
         )
-        for operator in operators
+        for function in functions
     ]
 
 
@@ -257,10 +257,10 @@ class StageStates:
     """
     Tracks the state handles of all functions over the increments of an attempt.
 
-    :param schemas: State types by the uids of the operators.
+    :param schemas: State types by the uids of the functions.
     :param max_parallelism: Number of key groups.
-    :param restored: Initial state, by operator and subtask.
-    :param unchanged: Operators as in the restored checkpoint, by their current uids.
+    :param restored: Initial state, by function and subtask.
+    :param unchanged: Functions as in the restored checkpoint, by their current uids.
     :param restored_schemas: Their types, by the same uids.
     """
 
@@ -291,22 +291,22 @@ class StageStates:
         self._saved_with = dict.fromkeys(self._unchanged, restored_checkpoint_id)
 
     def of(self, uid: str) -> dict[int, OperatorSubtaskState]:
-        """Return the state of an operator by subtask."""
+        """Return the state of a function by subtask."""
         return dict(self._states[uid])
 
     def saved_with(self, uid: str) -> int | None:
-        """Return the last checkpoint that saved an operator, 0 for an increment without one; ``None`` for never."""
+        """Return the last checkpoint that saved a function, 0 for an increment without one; ``None`` for never."""
         return self._saved_with.get(uid)
 
     def types_of(self, vertices: Iterable[PlannedVertex]) -> dict[str, OperatorSchemas]:
-        """Return the types of the state that functions continue, by the uids of their operators."""
-        return {each.uid: self._types[each.uid] for v in vertices for each in v.operators if not each.reads_results}
+        """Return the types of the state that functions continue, by their uids."""
+        return {each.uid: self._types[each.uid] for v in vertices for each in v.functions if not each.reads_results}
 
     def with_types(self, schemas: Mapping[str, OperatorSchemas], written: Mapping[str, OperatorSchemas]) -> Self:
         """
         Return the same state for functions with other types, to which subtasks migrate it.
 
-        :param schemas: State types from now on, by the uids of the operators.
+        :param schemas: State types from now on, by the uids of the functions.
         :param written: Types of the state until now.
         """
         other = copy(self)
@@ -316,17 +316,17 @@ class StageStates:
         return other
 
     def update(
-        self, reports: Iterable[TaskReport], operators_by_vertex: Sequence[Sequence[str]], checkpoint_id: int
+        self, reports: Iterable[TaskReport], functions_by_vertex: Sequence[Sequence[str]], checkpoint_id: int
     ) -> None:
         """
         Apply the reports of an increment; subtasks without a report retain their state.
 
-        :param operators_by_vertex: Uids of the operators of each vertex.
+        :param functions_by_vertex: Uids of the functions of each vertex.
         :param checkpoint_id: ID of the checkpoint in which the tasks saved their state.
         """
         for report in reports:
             saved = {state.uid: state.subtask_states[report.subtask] for state in report.states}
-            for uid in operators_by_vertex[report.vertex]:
+            for uid in functions_by_vertex[report.vertex]:
                 self._saved_with[uid] = checkpoint_id
                 self._unchanged.pop(uid, None)
                 if uid in saved:
@@ -336,7 +336,7 @@ class StageStates:
                 self._sizes[uid][report.subtask] = report.sizes.get(uid, ())
 
     def operator_states(self) -> tuple[OperatorState, ...]:
-        """Return the state of all operators for a checkpoint, including operators without state."""
+        """Return the state of all functions for a checkpoint, including functions without state."""
         return tuple(self._operator_state(uid) for uid in self._states)
 
     def summaries(self, stage_uid: str) -> Iterator[StateSummary]:
@@ -410,7 +410,7 @@ def copy_borrowed_files(
     storage: CheckpointStorage, states: Iterable[OperatorState], attempt: AttemptRef
 ) -> tuple[OperatorState, ...]:
     """
-    Copy the files that belong to the owner of an unclaimed snapshot, and return the states with the copies.
+    Copy the files that belong to the owner of an unclaimed savepoint, and return the states with the copies.
 
     A repeated call of the same attempt copies only missing files.
 

@@ -145,7 +145,7 @@ class CheckpointStates:
 
     @property
     def stages(self) -> tuple[CheckpointStates, ...]:
-        """The states of each part of a savepoint of the whole job; itself for any other checkpoint."""
+        """The states of each member of a savepoint of the whole job; itself for any other checkpoint."""
         return tuple(CheckpointStates(self.storage, each) for each in self.document.stages)
 
     def of_stage(self, uid: str | None) -> CheckpointStates:
@@ -185,7 +185,7 @@ class CheckpointStates:
             no uid.
         :raises UnsupportedStateError: if the state is operator state.
         """
-        if self.document.parts:
+        if self.document.members:
             return self.of_stage(uid).content(name, uid)
         functions = self._functions_of(uid)
         found = _states_of(functions, name) or _states_of(map(self.complete, functions), name)

@@ -186,8 +186,8 @@ def rows_of_both(before: StateReader, after: StateReader, owned: KeyGroupRange) 
     own = [
         rows
         for reader, runs in zip((before, after), files, strict=True)
-        for parts in _without(runs, shared)
-        for rows in reader.written(parts)
+        for run in _without(runs, shared)
+        for rows in reader.written(run)
     ]
     touched = _joined(before, own)
     # Both sides must read the same shared blocks. Otherwise a row would appear to be missing on one side.
@@ -199,28 +199,28 @@ def rows_of_both(before: StateReader, after: StateReader, owned: KeyGroupRange) 
 def _holding(reader: StateReader, runs: _Runs, touched: Any) -> set[_Block]:
     """Return the blocks that may have a row at one of the touched positions."""
     found: set[_Block] = set()
-    for part in chain.from_iterable(runs):
-        firsts = with_namespaces(reader.form.firsts(part))
+    for file in chain.from_iterable(runs):
+        firsts = with_namespaces(reader.form.firsts(file))
         codes = order_codes(position_columns(pa.concat_tables([firsts, touched.select(firsts.schema.names)])))
-        places = np.searchsorted(codes[: len(part.offsets)], codes[len(part.offsets) :], "right") - 1
+        places = np.searchsorted(codes[: len(file.offsets)], codes[len(file.offsets) :], "right") - 1
         # A block has rows of one key group. A position after its last row may belong to another key group.
-        fits = (places >= 0) & (part.key_groups[places] == touched.column(KEY_GROUP).to_numpy())
-        found |= {(part.path, offset) for offset in part.offsets[np.unique(places[fits])].tolist()}
+        fits = (places >= 0) & (file.key_groups[places] == touched.column(KEY_GROUP).to_numpy())
+        found |= {(file.path, offset) for offset in file.offsets[np.unique(places[fits])].tolist()}
     return found
 
 
 def _without(runs: _Runs, blocks: set[_Block]) -> _Runs:
     """Return the runs without the given blocks."""
 
-    def rest(part: RunFile) -> RunFile | None:
-        return part.only(np.array([(part.path, offset) not in blocks for offset in part.offsets.tolist()], bool))
+    def rest(file: RunFile) -> RunFile | None:
+        return file.only(np.array([(file.path, offset) not in blocks for offset in file.offsets.tolist()], bool))
 
-    kept = (tuple(filter(None, map(rest, parts))) for parts in runs)
+    kept = (tuple(filter(None, map(rest, run))) for run in runs)
     return tuple(filter(None, kept))
 
 
 def _blocks_of(runs: _Runs) -> set[_Block]:
-    return {(part.path, offset) for part in chain.from_iterable(runs) for offset in part.offsets.tolist()}
+    return {(file.path, offset) for file in chain.from_iterable(runs) for offset in file.offsets.tolist()}
 
 
 def _joined(reader: StateReader, tables: Iterable[Any]) -> Any:

@@ -188,10 +188,10 @@ class StateReader:
         with closing(RunBytes(self._storage)) as files:
             yield from StateRuns(self.form, Reading(files), runs).rows()
 
-    def written(self, parts: RunFiles) -> Iterator[Any]:
-        """Return all rows of the parts, including deletion markers."""
+    def written(self, run: RunFiles) -> Iterator[Any]:
+        """Return all rows of a run, including deletion markers."""
         with closing(RunBytes(self._storage)) as files:
-            yield from FileRun(parts, Reading(files), self.form).all_tables()
+            yield from FileRun(run, Reading(files), self.form).all_tables()
 
     @cached_property
     def form(self) -> StateRowForm:
@@ -200,11 +200,11 @@ class StateReader:
 
 
 def _require_no_loss(schema: StateSchema, files: StateFiles) -> None:
-    for part in (part for parts in files.runs for part in parts):
-        if part.state != schema and not loses_nothing(part.state, schema):
+    for file in (file for run in files.runs for file in run):
+        if file.state != schema and not loses_nothing(file.state, schema):
             raise UnsupportedStateError(
                 f"Expected rows of state {schema.name!r} that can be read as {describe(schema.value)}, found rows of "
-                f"{describe(part.state.value)}, which another release has written; {_LET_REWRITE}"
+                f"{describe(file.state.value)}, which another release has written; {_LET_REWRITE}"
             )
 
 

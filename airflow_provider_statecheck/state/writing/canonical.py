@@ -270,7 +270,7 @@ def _require_convertible(operator: OperatorState, handle: KeyedStateHandle) -> N
 
 
 def _require_equal_form(state: StateSchema, files: StateFiles) -> None:
-    rows = [part.state for parts in files.runs for part in parts]
+    rows = [file.state for run in files.runs for file in run]
     if state.expires and not all(each.expires for each in rows):
         raise UnsupportedStateError(
             f"Expected all rows of state {state.name!r} to have the time of their last use, found rows of another "

@@ -156,9 +156,9 @@ class KeyedFiles:
         open_file = partial(ParquetRunFile, columns=columns, description=self._description(state))
         numbers = count()
         writer = RunWriter(schema, state, lambda: self._open(state.name, next(numbers)), _SETTINGS, open_file)
-        parts = writer.write_all(conform(table, namespace=True, deleted=False) for table in tables)
-        if parts:
-            self._states[state.name] = StateFiles(state, (parts,))
+        run = writer.write_all(conform(table, namespace=True, deleted=False) for table in tables)
+        if run:
+            self._states[state.name] = StateFiles(state, (run,))
 
     def handle(self, checkpoint_id: int) -> KeyedStateHandle | None:
         """
@@ -173,7 +173,7 @@ class KeyedFiles:
             backend_id=CANONICAL_ID,
             key_group_range=self.owned,
             checkpoint_id=checkpoint_id,
-            shared=tuple((part.path, part.handle) for files in states for run in files.runs for part in run),
+            shared=tuple((file.path, file.handle) for files in states for run in files.runs for file in run),
             meta=self._write_index(encode_meta(SnapshotMeta(self._key, self.max_parallelism, states))),
         )
 

@@ -242,7 +242,7 @@ def _function_of(
 
 
 def _of_stage(base: CheckpointStates, stage: str) -> CheckpointStates:
-    base = base.of_stage(stage) if base.document.parts else base
+    base = base.of_stage(stage) if base.document.members else base
     if base.document.uid != stage:
         raise IncompatibleCheckpointError(
             f"Expected a checkpoint of stage {stage!r} as base, found one of {base.document.uid!r}; set the stage of "

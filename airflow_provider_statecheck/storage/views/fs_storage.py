@@ -143,7 +143,7 @@ class FsCheckpointStorageAccess(CheckpointStorageAccess):
 
     def owns(self, uri: str) -> bool:
         """Return whether a file is shared state or a snapshot of the operator."""
-        # Files in a checkpoint directory do not count: the directory may be that of another owner's snapshot.
+        # Files in a checkpoint directory do not count: the directory may be that of another owner's savepoint.
         return uri.startswith(f"{self._shared}/")
 
     def copies_of_borrowed_state(self) -> StateCopies:

@@ -215,7 +215,7 @@ def recover(store: JobStore, name: str, *uids: str) -> None:
             highest_epoch=1,
             highest_checkpoint_id=1,
             generations=dict.fromkeys(uids, 0),
-            snapshots=(),
+            checkpoints=(),
         )
     )
 

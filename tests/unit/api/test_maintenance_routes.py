@@ -20,7 +20,7 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
 )
 from airflow_provider_statecheck.gateway.http import HttpCalls, HttpClient
-from airflow_provider_statecheck.gateway.verbs import COORDINATOR, Verb
+from airflow_provider_statecheck.gateway.verbs import STAGE_CALLS, Verb
 from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from airflow_provider_statecheck.maintenance.actions import ALIGNED, MAINTENANCE as MAINTENANCE_CALLS, RESTORES
 from airflow_provider_statecheck.maintenance.job_maintenance import (
@@ -194,7 +194,7 @@ def test_a_task_leads_the_aligned_checkpoints_of_one_job_as_its_own_attempt(ende
     [attempt] = [a for a in calls.describe(OWN_NAME).attempts if a.operator_id == leader.operator_id]
     assert attempt.owner.airflow == CALLER.pairs
     assert calls.handles(leader).live == ()
-    of_stage = calls_of(COORDINATOR, ended, credentials=token)
+    of_stage = calls_of(STAGE_CALLS, ended, credentials=token)
     for call, refused in [
         (lambda: of_stage.confirm_discards(leader, ()), "an attempt of a stage, found a leader"),
         (
@@ -219,9 +219,9 @@ POINTER = "s3://lake/savepoints/savepoint-5d2c4a-0f6f7c1e2b3a"
 
 def restore_of(uid: str = UID, **changes: Any) -> RestoreJob:
     """Return a request for the first checkpoint of a stage, which a savepoint has copied."""
-    source = make_source(POINTER, part=uid)
-    part = SavedMember(uid=uid, checkpoint_id=1, generation=1, run="", source=source)
-    savepoint = JobSavepoint(pointer=POINTER, parts=(part,))
+    source = make_source(POINTER, member=uid)
+    member = SavedMember(uid=uid, checkpoint_id=1, generation=1, run="", source=source)
+    savepoint = JobSavepoint(pointer=POINTER, members=(member,))
     return RestoreJob(job_id=OWN_NAME, savepoint=savepoint, requested_by="anybody", **changes)
 
 
@@ -245,7 +245,7 @@ def test_only_a_maintenance_task_restores_a_job_and_only_from_the_savepoint(ende
     wrong = replace(restore_of(), savepoint=replace(restore_of().savepoint, pointer="s3://lake/other"))
     with pytest.raises(InvalidConfigurationError, match="to be one of the savepoint s3://lake/other"):
         restores(ended).restore(wrong)
-    empty = replace(restore_of(), savepoint=replace(restore_of().savepoint, parts=()))
+    empty = replace(restore_of(), savepoint=replace(restore_of().savepoint, members=()))
     with pytest.raises(InvalidConfigurationError, match=r"Expected the parts of the savepoint .*, found none"):
         restores(ended).restore(empty)
     assert ended.services.coordinator.describe(OWN_NAME).actions == ()

@@ -20,6 +20,8 @@ from airflow_provider_statecheck.checkpoint.codec import (
     MalformedMessageError,
     decode,
     encode,
+    json_parts,
+    of_fields,
     require_count,
     storable_text,
 )
@@ -203,6 +205,33 @@ def test_missing_fields_take_their_defaults() -> None:
 def test_a_missing_field_without_default_is_a_value_error() -> None:
     with pytest.raises(ValueError, match="epoch"):
         decode(AttemptRef, {"job_id": "a", "operator_id": "b"})
+
+
+@dataclass(frozen=True)
+class Renamed:
+    inner: tuple[Inner, ...] = field(metadata={"key": "parts"})
+    uid: str = ""
+
+
+def test_a_renamed_field_keeps_its_key_in_json() -> None:
+    renamed = Renamed((Inner(1),), uid="load")
+    stored = {"parts": [{"number": 1}], "uid": "load"}
+    assert encode(renamed) == stored
+    assert decode(Renamed, stored) == renamed
+    assert json.loads("".join(json_parts(renamed))) == stored
+
+
+def test_an_error_names_a_renamed_field_by_its_key() -> None:
+    with pytest.raises(MalformedMessageError, match="a value in parts"):
+        decode(Renamed, {"inner": []})
+    with pytest.raises(MalformedMessageError, match=r"parts\.0\.number"):
+        decode(Renamed, {"parts": [{"number": "one"}]})
+
+
+def test_fields_of_a_row_are_given_by_their_keys() -> None:
+    assert of_fields(Renamed, {"parts": (Inner(1),)}) == Renamed((Inner(1),))
+    with pytest.raises(TypeError):
+        of_fields(Renamed, {"parts": 1})
 
 
 def test_a_text_is_no_empty_answer() -> None:

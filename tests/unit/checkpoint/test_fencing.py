@@ -144,7 +144,7 @@ def test_a_savepoint_takes_no_place_and_never_goes():
     assert subsumed_by_retention(rows[1:2], 1, 1) == []
 
 
-def test_a_snapshot_restored_without_a_claim_is_subsumed_like_any_and_keeps_its_bytes():
+def test_a_savepoint_restored_without_a_claim_is_subsumed_like_any_and_keeps_its_bytes():
     restored = completed(1, properties=CheckpointProperties.for_unclaimed_snapshot())
     assert subsumed_by_retention([restored, completed(2), completed(3)], 2, 1) == [restored]
     assert not replace(restored, status=CheckpointStatus.SUBSUMED).awaits_discard

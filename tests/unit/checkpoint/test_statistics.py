@@ -32,7 +32,7 @@ from airflow_provider_statecheck.checkpoint.statistics import (
     OperatorStatistics,
     RestoredEntry,
     StatsSummary,
-    snapshot_of,
+    statistics_of,
     truncated_counts,
     truncated_location,
 )
@@ -310,7 +310,7 @@ def test_a_disposed_savepoint_may_go() -> None:
     assert job.custody() == [("user", True)]
 
 
-def test_a_snapshot_that_was_restored_without_a_claim_belongs_to_somebody_else_for_ever() -> None:
+def test_a_savepoint_that_was_restored_without_a_claim_belongs_to_somebody_else_for_ever() -> None:
     job = Job(restore_from=make_source(PLACE), num_retained=1)
     for _ in range(2):
         job.complete()
@@ -318,7 +318,7 @@ def test_a_snapshot_that_was_restored_without_a_claim_belongs_to_somebody_else_f
     assert job.custody() == [("other", False), ("job", True), ("job", False)]
 
 
-def test_a_snapshot_that_was_claimed_belongs_to_the_job_which_may_go_on_using_its_files() -> None:
+def test_a_savepoint_that_was_claimed_belongs_to_the_job_which_may_go_on_using_its_files() -> None:
     job = Job(restore_from=make_source(PLACE, mode=RestoreMode.CLAIM), num_retained=1)
     job.coordinator.confirm_restore(ConfirmRestore(attempt=job.attempt, checkpoint_id=1, claim=True))
     assert job.custody() == [("job", False)]
@@ -396,9 +396,9 @@ def test_counts_are_those_of_the_rows(steps: list[tuple[str, int]]) -> None:
         stage.do(step, which)
     view = stage.coordinator.describe(stage.attempt.job_id)
     [operator] = view.operators
-    snapshot = snapshot_of(view, operator)
-    counts = snapshot.counts
+    statistics = statistics_of(view, operator)
+    counts = statistics.counts
     assert (counts.total, counts.in_progress, counts.completed, counts.failed) == counted_rows(view)
-    assert (counts.restored, snapshot.duration.count) == (stage.restores, counts.completed)
-    assert sum(dict(snapshot.failures).values()) == counts.failed
-    assert [e.checkpoint_id for e in snapshot.history] == [c.checkpoint_id for c in view.checkpoints][:-11:-1]
+    assert (counts.restored, statistics.duration.count) == (stage.restores, counts.completed)
+    assert sum(dict(statistics.failures).values()) == counts.failed
+    assert [e.checkpoint_id for e in statistics.history] == [c.checkpoint_id for c in view.checkpoints][:-11:-1]

@@ -67,7 +67,7 @@ def test_tells_where_each_stage_starts_and_which_tasks_run_again(saved, run):
     assert rows(outcome) == [
         {
             "operator": "count",
-            "start": "part of the savepoint",
+            "start": "member of the savepoint",
             "checkpoint": 4,
             "run": day(1).run_key,
             "rolled_back": [6, 5],
@@ -85,7 +85,7 @@ def test_tells_where_each_stage_starts_and_which_tasks_run_again(saved, run):
         },
         {
             "operator": "load",
-            "start": "part of the savepoint",
+            "start": "member of the savepoint",
             "checkpoint": 2,
             "run": day(2).run_key,
             "rolled_back": [3],
@@ -106,7 +106,7 @@ def test_tasks_of_equal_runs_are_cleared_together(stage):
     newest = stage.attempt(owner=owner_of(3, "load"))
     row = stage.store.describe(job_id_of(JOB)).attempts[0]
     operators = [
-        RestoredOperator(uid=uid, part=None, taken_back=(), first_run=day(2).run_key, newest=attempt)
+        RestoredOperator(uid=uid, member=None, taken_back=(), first_run=day(2).run_key, newest=attempt)
         for uid, attempt in {"b": _of_task(row, "b.c"), "a": _of_task(row, "a")}.items()
     ]
     first, last = day(2).run_key, day(3).run_key
@@ -124,9 +124,9 @@ def test_runs_without_a_logical_date_and_scripts_are_named_in_words(stage):
     script = replace(row, owner=day(3, label="script balances"))
     manual = replace(row, owner=replace(row.owner, run_key="asset__2"))
     operators = [
-        RestoredOperator(uid="a", part=None, taken_back=(), first_run="asset__1", newest=manual),
-        RestoredOperator(uid="b", part=None, taken_back=(), first_run="", newest=script),
-        RestoredOperator(uid="c", part=None, taken_back=(), first_run="", newest=None),
+        RestoredOperator(uid="a", member=None, taken_back=(), first_run="asset__1", newest=manual),
+        RestoredOperator(uid="b", member=None, taken_back=(), first_run="", newest=script),
+        RestoredOperator(uid="c", member=None, taken_back=(), first_run="", newest=None),
     ]
     assert [*tasks_to_run(operators)] == [
         "a: clear task load of Dag nightly in run asset__1 and all later runs.",
@@ -151,21 +151,21 @@ def test_without_yes_it_asks_and_no_is_no(saved, run, monkeypatch):
         assert "[y/N]" in outcome.err
 
 
-def test_parts_of_stages_that_are_gone_are_listed(saved, run):
-    rewrite(saved.pointer, lambda d: replace(d, parts=(*d.parts, replace(d.parts[0], uid="loads[b]"))))
+def test_members_of_stages_that_are_gone_are_listed(saved, run):
+    rewrite(saved.pointer, lambda d: replace(d, members=(*d.members, replace(d.members[0], uid="loads[b]"))))
     *_, last = rows(run("restore", JOB, "--from", saved.pointer, "--yes", "-o", "json"))
     assert (last["operator"], last["start"]) == ("loads[b]", "not in the job")
     assert [action.requested_by for action in view_of(saved).actions] == ["airflow statecheck restore"] * 3
 
 
 def test_a_stage_that_has_started_over_is_named(saved, run):
-    rewrite(saved.pointer, lambda d: replace(d, parts=(replace(d.parts[0], uid="late"),)))
+    rewrite(saved.pointer, lambda d: replace(d, members=(replace(d.members[0], uid="late"),)))
     owner = owner_of(3, "late", clear_marker=AGAIN)
     attempt = saved.attempt(uid="late", owner=owner, num_retained=5, on_clear=OnClear.RESTART)
     attempt.finish(AttemptStatus.FINISHED)
     outcome = run("restore", JOB, "--from", saved.pointer, "--dry-run", "-o", "json")
     [warning] = [line for line in outcome.err.splitlines() if "started over" in line]
-    assert warning.startswith("Operator 'late' has started over since its part was taken")
+    assert warning.startswith("Operator 'late' has started over since its member was taken")
 
 
 @pytest.mark.parametrize("kind", ["of another job", "of one stage", "damaged", "not there"])

@@ -110,7 +110,7 @@ def test_a_claim_forces_no_full_checkpoint_and_is_kept(job: AlignedJob) -> None:
 
 
 @pytest.mark.parametrize("mode", list(RestoreMode))
-def test_a_snapshot_that_another_claimed_is_refused(job: AlignedJob, mode: RestoreMode) -> None:
+def test_a_savepoint_that_another_claimed_is_refused(job: AlignedJob, mode: RestoreMode) -> None:
     coordinator = job.coordinator()
     pointer = savepoint(job, coordinator)
     other = job_id_of("other")

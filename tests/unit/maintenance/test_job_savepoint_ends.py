@@ -15,7 +15,7 @@ from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.properties import RestoreSource
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus, JobAction, RequestStatus
-from airflow_provider_statecheck.checkpoint.statistics import snapshot_of
+from airflow_provider_statecheck.checkpoint.statistics import statistics_of
 from airflow_provider_statecheck.checkpoint.transitions import roll_back
 from airflow_provider_statecheck.exceptions import CorruptStateError
 from airflow_provider_statecheck.maintenance.action_targets import UserAction
@@ -109,7 +109,7 @@ def test_what_was_copied_for_a_savepoint_that_another_process_has_ended_meanwhil
     assert not CheckpointStorage.open(job.target).list_files(job.target)
 
 
-def test_a_savepoint_that_expires_names_only_the_stages_without_a_part(job: SavedJob) -> None:
+def test_a_savepoint_that_expires_names_only_the_stages_without_a_member(job: SavedJob) -> None:
     job.run("extract")
     job.begin("load")
     key = job.request()
@@ -121,7 +121,7 @@ def test_a_savepoint_that_expires_names_only_the_stages_without_a_part(job: Save
     assert job.operator("extract").pinned_checkpoint is None
 
 
-def test_a_savepoint_that_expires_before_its_parts_are_copied_names_no_stage(job: SavedJob) -> None:
+def test_a_savepoint_that_expires_before_its_members_are_copied_names_no_stage(job: SavedJob) -> None:
     job.run("extract")
     running = job.begin("load")
     key = job.request()
@@ -135,7 +135,7 @@ def test_a_savepoint_that_expires_before_its_parts_are_copied_names_no_stage(job
     job.stage.clock.advance(2 * 86_400)
     job.serve()
     failed = job.outcome(key)
-    assert failed.failure_message == "The savepoint expired before the copies of its parts were finished"
+    assert failed.failure_message == "The savepoint expired before the copies of its members were finished"
 
 
 def test_a_savepoint_that_expires_after_a_stage_has_lost_its_checkpoints_counts_as_one_failure(job: SavedJob) -> None:
@@ -150,10 +150,10 @@ def test_a_savepoint_that_expires_after_a_stage_has_lost_its_checkpoints_counts_
     assert job.outcome(key).failure_reason == CheckpointFailureReason.CHECKPOINT_EXPIRED.value
     operator = job.view.operator_of_job
     assert operator is not None
-    assert snapshot_of(job.view, operator).counts.failed == 1
+    assert statistics_of(job.view, operator).counts.failed == 1
 
 
-def test_a_part_that_is_rolled_back_after_it_was_pinned_is_not_copied(job: SavedJob) -> None:
+def test_a_member_that_is_rolled_back_after_it_was_pinned_is_not_copied(job: SavedJob) -> None:
     for number, run_key in enumerate((FIRST, SECOND)):
         job.run("load", owner=make_owner(run_key=run_key, run_id=f"run-{number}"))
     other = job.begin("other")
@@ -166,7 +166,7 @@ def test_a_part_that_is_rolled_back_after_it_was_pinned_is_not_copied(job: Saved
     savepoints, calls = job.service.savepoints, itertools.count(1)
 
     class Rewinding:
-        """Rewinds the job between the choice of the parts and their copies."""
+        """Rewinds the job between the choice of the members and their copies."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(savepoints, name)
@@ -209,7 +209,7 @@ def test_a_fork_of_a_stage_does_not_end_a_savepoint(job: SavedJob) -> None:
     job.stage.clock.advance(1)
     given = job.take(other)
     job.serve()
-    assert job.parts(key) == {"load": taken.checkpoint_id, "other": given.checkpoint_id}
+    assert job.members(key) == {"load": taken.checkpoint_id, "other": given.checkpoint_id}
     other.finish(AttemptStatus.FINISHED)
 
 
@@ -230,7 +230,7 @@ def test_a_savepoint_whose_metadata_has_changed_is_not_restored_in_place(job: Sa
     assert all(operator.in_place_restore is None for operator in job.view.operators)
 
 
-def test_a_stage_without_a_part_ignores_the_savepoint_that_its_task_names(job: SavedJob) -> None:
+def test_a_stage_without_a_member_ignores_the_savepoint_that_its_task_names(job: SavedJob) -> None:
     job.run("extract")
     key = job.saved()
     job.run("late")

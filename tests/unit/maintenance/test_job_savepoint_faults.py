@@ -162,11 +162,11 @@ def survived(step: Any, job: SavedJob, sound: WholeJobSavepoints) -> None:
         pass
 
 
-def require_savepoint(job: SavedJob, key: str, parts: dict[str, int]) -> None:
-    """Require one complete savepoint with these parts, and nothing that it leaves behind."""
+def require_savepoint(job: SavedJob, key: str, members: dict[str, int]) -> None:
+    """Require one complete savepoint with these members, and nothing that it leaves behind."""
     outcome = job.outcome(key)
     assert outcome.status is RequestStatus.COMPLETED, outcome.failure_message
-    assert job.parts(key) == parts
+    assert job.members(key) == members
     assert [o.pinned_checkpoint for o in job.view.operators] == [None] * len(job.view.operators)
     location = job.savepoint(key).location
     files = CheckpointStorage.open(job.target).list_files(location)
@@ -174,4 +174,4 @@ def require_savepoint(job: SavedJob, key: str, parts: dict[str, int]) -> None:
     unnamed = [n for n in files if n not in named and not any(n.startswith(f"{each}/") for each in named)]
     assert "_metadata" in unnamed
     manifests = [name for name in unnamed if name != "_metadata"]
-    assert len(manifests) <= len(parts) + 1, "the metadata, and the manifests that it was merged from"
+    assert len(manifests) <= len(members) + 1, "the metadata, and the manifests that it was merged from"

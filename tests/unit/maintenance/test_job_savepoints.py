@@ -124,17 +124,17 @@ class SavedJob:
         savepoint = self.savepoint(key)
         return load_document(CheckpointStorage.open(self.target), savepoint)
 
-    def parts(self, key: str) -> dict[str, int]:
-        return {part.uid: part.checkpoint_id for part in self.document(key).parts}
+    def members(self, key: str) -> dict[str, int]:
+        return {member.uid: member.checkpoint_id for member in self.document(key).members}
 
     def operator(self, uid: str) -> OperatorRecord:
         return next(o for o in self.view.operators if o.uid == uid)
 
 
-def test_the_parts_of_stages_that_have_ended_are_their_last_checkpoints(job: SavedJob) -> None:
+def test_the_members_of_stages_that_have_ended_are_their_last_checkpoints(job: SavedJob) -> None:
     first, second = job.run("extract"), job.run("load[de]")
     key = job.saved()
-    assert job.parts(key) == {"extract": first.checkpoint_id, "load[de]": second.checkpoint_id}
+    assert job.members(key) == {"extract": first.checkpoint_id, "load[de]": second.checkpoint_id}
 
 
 def test_a_running_stage_gives_its_first_checkpoint_after_the_trigger(job: SavedJob) -> None:
@@ -147,7 +147,7 @@ def test_a_running_stage_gives_its_first_checkpoint_after_the_trigger(job: Saved
     job.stage.clock.advance(1)
     later = job.take(running)
     job.serve()
-    assert job.parts(key)["load"] == later.checkpoint_id > earlier.checkpoint_id
+    assert job.members(key)["load"] == later.checkpoint_id > earlier.checkpoint_id
     running.finish(AttemptStatus.FINISHED)
 
 
@@ -168,25 +168,25 @@ def test_a_savepoint_is_complete_in_one_directory_that_can_be_moved(job: SavedJo
     assert not restored.damaged
 
 
-def test_each_part_records_the_run_that_it_has_reached(job: SavedJob) -> None:
+def test_each_member_records_the_run_that_it_has_reached(job: SavedJob) -> None:
     job.run("extract", owner=make_owner(run_key="2026-01-02T00:00:00+00:00"))
     job.run("load", owner=make_owner(run_key="2026-01-01T00:00:00+00:00"))
     key = job.saved()
-    runs = {part.uid: part.run for part in job.document(key).parts}
+    runs = {member.uid: member.run for member in job.document(key).members}
     assert runs == {"extract": "2026-01-02T00:00:00+00:00", "load": "2026-01-01T00:00:00+00:00"}
 
 
-def test_a_stage_that_ended_without_a_checkpoint_is_listed_without_a_part(job: SavedJob) -> None:
+def test_a_stage_that_ended_without_a_checkpoint_is_listed_without_a_member(job: SavedJob) -> None:
     job.run("extract")
     job.begin("notify").finish(AttemptStatus.FINISHED)
     key = job.saved()
-    assert job.parts(key).keys() == {"extract"}
+    assert job.members(key).keys() == {"extract"}
     assert {state.uid for state in job.document(key).operator_states} == {"extract", "notify"}
 
 
 @pytest.mark.parametrize("kind", [CheckpointType.SAVEPOINT, CheckpointType.SAVEPOINT_TERMINATE])
 @pytest.mark.parametrize("status", [AttemptStatus.FINISHED, AttemptStatus.FAILED])
-def test_a_running_stage_that_ends_without_a_checkpoint_is_listed_without_a_part(
+def test_a_running_stage_that_ends_without_a_checkpoint_is_listed_without_a_member(
     job: SavedJob, status: AttemptStatus, kind: CheckpointType
 ) -> None:
     job.run("extract")
@@ -196,11 +196,11 @@ def test_a_running_stage_that_ends_without_a_checkpoint_is_listed_without_a_part
     assert job.outcome(key).status is RequestStatus.RUNNING
     running.finish(status)
     job.serve()
-    assert job.parts(key).keys() == {"extract"}
+    assert job.members(key).keys() == {"extract"}
     assert job.document(key).empty_uids == {"notify"}
 
 
-def test_a_stage_that_was_listed_without_a_part_is_not_awaited_if_it_begins_again_before_the_other_parts_are_copied(
+def test_a_stage_that_was_listed_without_a_member_is_not_awaited_if_it_begins_again_before_the_other_members_are_copied(
     job: SavedJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = sorted(("extract", "notify"), key=operator_id_of)
@@ -218,7 +218,7 @@ def test_a_stage_that_was_listed_without_a_part_is_not_awaited_if_it_begins_agai
             job.serve()
     job.begin(first)
     job.serve()
-    assert job.parts(key) == {second: given.checkpoint_id}
+    assert job.members(key) == {second: given.checkpoint_id}
     assert job.document(key).empty_uids == {first}
 
 
@@ -251,10 +251,10 @@ def test_a_stage_that_begins_after_the_trigger_is_not_in_the_savepoint(job: Save
     job.run("late")
     job.take(running)
     job.serve()
-    assert job.parts(key).keys() == {"extract"}
+    assert job.members(key).keys() == {"extract"}
 
 
-def test_a_checkpoint_is_a_part_once_its_commits_are_confirmed(job: SavedJob) -> None:
+def test_a_checkpoint_is_a_member_once_its_commits_are_confirmed(job: SavedJob) -> None:
     attempt = job.begin("load")
     pending = attempt.begin_checkpoint(None)
     key = job.request()
@@ -266,10 +266,10 @@ def test_a_checkpoint_is_a_part_once_its_commits_are_confirmed(job: SavedJob) ->
     assert job.outcome(key).status is RequestStatus.RUNNING
     attempt.confirm_commits((taken.checkpoint_id,))
     job.serve()
-    assert job.parts(key) == {"load": taken.checkpoint_id}
+    assert job.members(key) == {"load": taken.checkpoint_id}
 
 
-def test_a_retry_gives_the_part_of_the_attempt_that_failed(job: SavedJob) -> None:
+def test_a_retry_gives_the_member_of_the_attempt_that_failed(job: SavedJob) -> None:
     failing = job.begin("load")
     job.take(failing, state=["before"])
     key = job.request()
@@ -280,7 +280,7 @@ def test_a_retry_gives_the_part_of_the_attempt_that_failed(job: SavedJob) -> Non
     job.stage.clock.advance(1)
     taken = job.take(retry, state=["after"])
     job.serve()
-    assert job.parts(key) == {"load": taken.checkpoint_id}
+    assert job.members(key) == {"load": taken.checkpoint_id}
 
 
 def test_a_stage_that_fails_for_good_gives_its_last_checkpoint(job: SavedJob) -> None:
@@ -289,10 +289,10 @@ def test_a_stage_that_fails_for_good_gives_its_last_checkpoint(job: SavedJob) ->
     key = job.request()
     failing.finish(AttemptStatus.FAILED)
     job.serve()
-    assert job.parts(key) == {"load": taken.checkpoint_id}
+    assert job.members(key) == {"load": taken.checkpoint_id}
 
 
-def test_a_chosen_part_is_retained_until_the_savepoint_has_ended(job: SavedJob) -> None:
+def test_a_chosen_member_is_retained_until_the_savepoint_has_ended(job: SavedJob) -> None:
     first = job.run("extract")
     running = job.begin("load")
     key = job.request()
@@ -304,7 +304,7 @@ def test_a_chosen_part_is_retained_until_the_savepoint_has_ended(job: SavedJob) 
     assert job.stage.statuses()[first.checkpoint_id] == "completed"
     job.take(running)
     job.serve()
-    assert job.parts(key)["extract"] == first.checkpoint_id
+    assert job.members(key)["extract"] == first.checkpoint_id
     assert job.operator("extract").pinned_checkpoint is None
     job.take(again)
     assert job.stage.statuses()[first.checkpoint_id] == "SUBSUMED"
@@ -323,7 +323,7 @@ def test_a_stage_that_starts_over_declines_the_savepoint(job: SavedJob) -> None:
     assert "'load' has started over" in failed.failure_message
 
 
-def test_a_retry_gives_the_part_of_the_attempt_that_failed_without_a_checkpoint(job: SavedJob) -> None:
+def test_a_retry_gives_the_member_of_the_attempt_that_failed_without_a_checkpoint(job: SavedJob) -> None:
     job.run("extract")
     job.begin("load").finish(AttemptStatus.FAILED)
     job.begin("load")
@@ -335,7 +335,7 @@ def test_a_retry_gives_the_part_of_the_attempt_that_failed_without_a_checkpoint(
     job.stage.clock.advance(1)
     taken = job.take(retry)
     job.serve()
-    assert job.parts(key)["load"] == taken.checkpoint_id
+    assert job.members(key)["load"] == taken.checkpoint_id
 
 
 def test_another_process_goes_on_with_a_savepoint(job: SavedJob) -> None:
@@ -363,7 +363,7 @@ def test_a_second_savepoint_is_refused_until_the_first_one_has_ended(job: SavedJ
     job.stage.clock.advance(1)
     job.take(running)
     job.serve()
-    assert job.parts(second)["load"] > job.parts(first)["load"]
+    assert job.members(second)["load"] > job.members(first)["load"]
 
 
 def test_no_process_leads_while_a_savepoint_awaits_its_stages(job: SavedJob) -> None:
@@ -406,7 +406,7 @@ class FencedRows:
         raise StaleAttemptError("Attempt 1 was replaced by attempt 2.", epoch=1, current_epoch=2)
 
 
-def test_a_stage_that_was_rewound_before_its_part_was_copied_declines(job: SavedJob) -> None:
+def test_a_stage_that_was_rewound_before_its_member_was_copied_declines(job: SavedJob) -> None:
     first, _ = job.run("load"), job.run("load", owner=make_owner(run_key="later"), retained_runs=5)
     assert job.stage.statuses()[first.checkpoint_id] == "completed"
     job.begin("extract")
@@ -466,7 +466,7 @@ def test_a_savepoint_whose_directory_the_user_has_deleted_does_not_hold_up_the_n
     taken = job.run("load")
     deleted = job.savepoint(job.saved()).location
     CheckpointStorage.open(job.target).delete_directory(deleted)
-    assert job.parts(job.saved()) == {"load": taken.checkpoint_id}
+    assert job.members(job.saved()) == {"load": taken.checkpoint_id}
 
 
 def test_a_job_without_state_has_no_savepoint(job: SavedJob) -> None:
@@ -536,7 +536,7 @@ def test_a_wait_goes_on_while_the_coordinator_is_unavailable(job: SavedJob, monk
         assert job.service.pointer_of(job_id_of(JOB), key, 60) == job.savepoint(key).location
 
 
-def test_a_stage_that_has_only_restored_a_part_of_another_job_has_no_part_yet(job: SavedJob) -> None:
+def test_a_stage_that_has_only_restored_a_member_of_another_job_has_no_member_yet(job: SavedJob) -> None:
     job.run("load")
     key = job.saved()
     source = job.stage.source_at(job.savepoint(key).location, uid="write", renamed_uids={"load": "write"})

@@ -85,7 +85,7 @@ def job(tmp_path: Path) -> StoppedJob:
     return StoppedJob(tmp_path)
 
 
-def test_a_stage_waits_after_its_part_and_stops_when_the_savepoint_is_complete(job: StoppedJob) -> None:
+def test_a_stage_waits_after_its_member_and_stops_when_the_savepoint_is_complete(job: StoppedJob) -> None:
     job.run("extract")
     running = job.driven("load")
     key = job.request(kind=SUSPEND)
@@ -94,7 +94,7 @@ def test_a_stage_waits_after_its_part_and_stops_when_the_savepoint_is_complete(j
     assert len(job.waits) == 2
     assert stopped.pointer == job.savepoint(key).location
     assert job.savepoint(key).properties.snapshot_type is SUSPEND
-    assert job.parts(key)["load"] == job.newest(running)
+    assert job.members(key)["load"] == job.newest(running)
 
 
 def test_the_first_boundary_after_the_trigger_is_where_the_stages_stop(job: StoppedJob) -> None:
@@ -105,7 +105,7 @@ def test_the_first_boundary_after_the_trigger_is_where_the_stages_stop(job: Stop
     job.while_waiting = [lambda: given.append(job.stopped(second)), job.serve]
     given.append(job.stopped(first))
     assert {str(each.pointer) for each in given} == {job.savepoint(key).location}
-    assert job.parts(key) == {"first": job.newest(first), "second": job.newest(second)}
+    assert job.members(key) == {"first": job.newest(first), "second": job.newest(second)}
 
 
 def test_a_stage_waits_when_its_commits_are_confirmed(job: StoppedJob) -> None:
@@ -117,7 +117,7 @@ def test_a_stage_waits_when_its_commits_are_confirmed(job: StoppedJob) -> None:
     job.while_waiting = [job.serve]
     with pytest.raises(StoppedWithSavepointError):
         running.confirm_commits((taken.checkpoint_id,))
-    assert job.parts(key) == {"load": taken.checkpoint_id}
+    assert job.members(key) == {"load": taken.checkpoint_id}
 
 
 def test_commits_of_a_checkpoint_before_the_trigger_do_not_make_a_stage_wait(job: StoppedJob) -> None:
@@ -128,7 +128,7 @@ def test_commits_of_a_checkpoint_before_the_trigger_do_not_make_a_stage_wait(job
     assert not job.waits
     job.while_waiting = [job.serve]
     job.stopped(running)
-    assert job.parts(key)["load"] > taken.checkpoint_id
+    assert job.members(key)["load"] > taken.checkpoint_id
 
 
 def test_stages_go_on_if_the_savepoint_fails(job: StoppedJob) -> None:
@@ -202,7 +202,7 @@ def test_a_retry_of_a_stage_that_failed_while_it_waited_stops_at_its_next_checkp
     assert retry.restore() is not None
     job.while_waiting = [lambda: job.stopped(other), job.serve]
     job.stopped(retry)
-    assert job.parts(key)["load"] in (given, job.newest(retry))
+    assert job.members(key)["load"] in (given, job.newest(retry))
 
 
 @pytest.mark.parametrize("retry_begins", ["before", "after"])
@@ -326,7 +326,7 @@ def test_a_stage_that_begins_after_the_trigger_stops_too(job: StoppedJob) -> Non
     late = job.driven("late")
     job.while_waiting = [lambda: job.stopped(running), job.serve]
     assert job.stopped(late).pointer == job.savepoint(key).location
-    assert job.parts(key).keys() == {"load"}
+    assert job.members(key).keys() == {"load"}
 
 
 @pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "failed"])
@@ -383,7 +383,7 @@ def test_a_savepoint_that_returns_to_the_queue_lets_the_stages_go_on_to_the_next
     job.take_after(running)
     assert job.savepoint(key).checkpoint_id > first
     job.stopped(running)
-    assert job.parts(key)["load"] == job.newest(running)
+    assert job.members(key)["load"] == job.newest(running)
 
 
 def test_a_wait_ends_with_the_attempt(job: StoppedJob) -> None:
@@ -424,11 +424,11 @@ def test_a_stage_that_terminates_gives_its_last_checkpoint_when_it_has_ended(job
     last = job.take_after(running)
     running.finish(AttemptStatus.FINISHED)
     job.serve()
-    assert job.parts(key) == {"extract": ended.checkpoint_id, "load": last.checkpoint_id}
+    assert job.members(key) == {"extract": ended.checkpoint_id, "load": last.checkpoint_id}
     assert job.savepoint(key).properties.snapshot_type is TERMINATE
 
 
-def test_the_part_of_a_stage_that_terminates_has_confirmed_commits(job: StoppedJob) -> None:
+def test_the_member_of_a_stage_that_terminates_has_confirmed_commits(job: StoppedJob) -> None:
     running = job.driven("load")
     before = job.take(running)
     key = job.request(kind=TERMINATE)
@@ -442,7 +442,7 @@ def test_the_part_of_a_stage_that_terminates_has_confirmed_commits(job: StoppedJ
     retry.confirm_commits((pending.checkpoint_id,))
     retry.finish(AttemptStatus.FINISHED)
     job.serve()
-    assert job.parts(key) == {"load": pending.checkpoint_id}
+    assert job.members(key) == {"load": pending.checkpoint_id}
     assert before.checkpoint_id < pending.checkpoint_id
 
 

@@ -241,7 +241,7 @@ def test_metadata_in_the_directory_of_another_checkpoint_is_told(stage, lost):
     root = f"{stage.storage.base_uri}/{job_id_of(JOB)}"
     stage.storage.write_bytes(f"{root}/chk-7/_metadata", stage.storage.read_bytes(f"{root}/chk-3/_metadata"))
     (done,) = recover(lost)
-    assert "chk-7, found snapshot 3" in done.problems[0]
+    assert "chk-7, found checkpoint 3" in done.problems[0]
     assert [u.rpartition("/")[2] for u in done.checkpoints] == ["chk-1", "chk-2", "chk-3"]
 
 

@@ -1,4 +1,4 @@
-"""Which checkpoints are the parts of a savepoint of a whole job if its stages read each other's output."""
+"""Which checkpoints are the members of a savepoint of a whole job if its stages read each other's output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus, Checkp
 from airflow_provider_statecheck.checkpoint.savepoint_restore import adopt, propose
 from airflow_provider_statecheck.checkpoint.transitions import mark_discarded, roll_back
 from airflow_provider_statecheck.exceptions import CheckpointDeclinedError
-from airflow_provider_statecheck.maintenance.savepoint_members import Member, MemberChoice, members_of
+from airflow_provider_statecheck.maintenance.savepoint_members import MemberChoice, StageAtTrigger, stages_at_trigger
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.messages import make_owner
@@ -38,7 +38,7 @@ class Pipeline:
         self.reads: Reads = {}
         self.copies: dict[int, int] = {}
         self.writer, self.reader = self.begin("writer"), self.begin("reader")
-        self.members: list[Member] = []
+        self.stages: list[StageAtTrigger] = []
         self.savepoint: CheckpointRecord | None = None
 
     def begin(self, uid: str, **changes: Any) -> StageAttempt:
@@ -56,9 +56,9 @@ class Pipeline:
         return retry
 
     def require_declined(self, match: str) -> None:
-        """Require that the stages cannot give consistent parts."""
+        """Require that the stages cannot give consistent members."""
         with pytest.raises(CheckpointDeclinedError, match=match):
-            self.parts()
+            self.members()
 
     def take(self, attempt: StageAttempt, reads: Mapping[str, list[int]] | None = None) -> int:
         self.stage.clock.advance(1)
@@ -69,7 +69,7 @@ class Pipeline:
     def trigger(self, properties: CheckpointProperties | None = None) -> None:
         self.stage.clock.advance(1)
         view = self.stage.coordinator.describe(job_id_of(JOB))
-        self.members = members_of(view)
+        self.stages = stages_at_trigger(view)
         with self.stage.store.transaction(job_id_of(JOB)) as tx:
             number = tx.draw_checkpoint_id()
         self.savepoint = replace(
@@ -81,11 +81,11 @@ class Pipeline:
         )
         self.stage.clock.advance(1)
 
-    def parts(self) -> dict[str, int | None]:
+    def members(self) -> dict[str, int | None]:
         view = self.stage.coordinator.describe(job_id_of(JOB))
         assert self.savepoint is not None
-        chosen = MemberChoice(view, self.savepoint, self).parts(self.members)
-        return {member.uid: None if part is None else part.checkpoint_id for member, part in chosen.items()}
+        chosen = MemberChoice(view, self.savepoint, self).members(self.stages)
+        return {stage.uid: None if member is None else member.checkpoint_id for stage, member in chosen.items()}
 
     def positions_of(self, checkpoint: CheckpointRecord) -> dict[OperatorId, list[int]]:
         reads = self.reads[checkpoint.checkpoint_id]
@@ -98,17 +98,17 @@ class Pipeline:
         return self.stage.coordinator.checkpoint(job_id_of(JOB), checkpoint_id)
 
 
-def test_parts_that_have_listed_nothing_later_stay_the_first_ones(pipeline: Pipeline) -> None:
+def test_members_that_have_listed_nothing_later_stay_the_first_ones(pipeline: Pipeline) -> None:
     before = pipeline.take(pipeline.writer)
     pipeline.take(pipeline.reader)
     pipeline.trigger()
     written = pipeline.take(pipeline.writer)
     read = pipeline.take(pipeline.reader, {"writer": [before]})
     pipeline.take(pipeline.writer)
-    assert pipeline.parts() == {"writer": written, "reader": read}
+    assert pipeline.members() == {"writer": written, "reader": read}
 
 
-def test_a_writer_that_is_behind_its_reader_gives_a_later_part(pipeline: Pipeline) -> None:
+def test_a_writer_that_is_behind_its_reader_gives_a_later_member(pipeline: Pipeline) -> None:
     pipeline.take(pipeline.writer)
     pipeline.take(pipeline.reader)
     pipeline.trigger()
@@ -116,7 +116,7 @@ def test_a_writer_that_is_behind_its_reader_gives_a_later_part(pipeline: Pipelin
     listed = pipeline.take(pipeline.writer)
     later = pipeline.take(pipeline.writer)
     read = pipeline.take(pipeline.reader, {"writer": [listed]})
-    assert pipeline.parts() == {"writer": listed, "reader": read}
+    assert pipeline.members() == {"writer": listed, "reader": read}
     assert later > listed
 
 
@@ -124,11 +124,11 @@ def test_stages_that_stop_at_their_first_boundary_are_consistent(pipeline: Pipel
     pipeline.take(pipeline.writer)
     pipeline.take(pipeline.reader)
     pipeline.trigger(CheckpointProperties.for_sync_savepoint(terminate=False))
-    # The writer waits after its part, so that there is nothing later that the reader could list.
+    # The writer waits after its member, so that there is nothing later that the reader could list.
     written = pipeline.take(pipeline.writer)
-    assert pipeline.parts() == {"writer": written, "reader": None}
+    assert pipeline.members() == {"writer": written, "reader": None}
     read = pipeline.take(pipeline.reader, {"writer": [written]})
-    assert pipeline.parts() == {"writer": written, "reader": read}
+    assert pipeline.members() == {"writer": written, "reader": read}
 
 
 def test_stages_that_terminate_give_their_last_checkpoints(pipeline: Pipeline) -> None:
@@ -138,9 +138,9 @@ def test_stages_that_terminate_give_their_last_checkpoints(pipeline: Pipeline) -
     written = pipeline.take(pipeline.writer)
     read = pipeline.take(pipeline.reader, {"writer": [written]})
     pipeline.reader.finish(AttemptStatus.FINISHED)
-    assert pipeline.parts() == {"writer": None, "reader": read}
+    assert pipeline.members() == {"writer": None, "reader": read}
     pipeline.writer.finish(AttemptStatus.FINISHED)
-    assert pipeline.parts() == {"writer": written, "reader": read}
+    assert pipeline.members() == {"writer": written, "reader": read}
 
 
 def test_the_output_of_a_stage_that_started_over_and_ended_without_a_checkpoint_is_not_listed(
@@ -153,7 +153,7 @@ def test_the_output_of_a_stage_that_started_over_and_ended_without_a_checkpoint_
     again.finish(AttemptStatus.FINISHED)
     pipeline.take(pipeline.reader, {"writer": [written]})
     with pytest.raises(CheckpointDeclinedError, match="'reader' has listed the output of stage 'writer', which had no"):
-        pipeline.parts()
+        pipeline.members()
 
 
 def test_a_stage_that_runs_again_after_its_end_is_awaited_if_a_stage_that_terminates_has_read_more(
@@ -166,9 +166,9 @@ def test_a_stage_that_runs_again_after_its_end_is_awaited_if_a_stage_that_termin
     written = pipeline.take(again)
     read = pipeline.take(pipeline.reader, {"writer": [written]})
     pipeline.reader.finish(AttemptStatus.FINISHED)
-    assert pipeline.parts() == {"writer": None, "reader": read}
+    assert pipeline.members() == {"writer": None, "reader": read}
     again.finish(AttemptStatus.FINISHED)
-    assert pipeline.parts() == {"writer": written, "reader": read}
+    assert pipeline.members() == {"writer": written, "reader": read}
 
 
 def test_a_writer_that_has_not_confirmed_what_was_read_is_awaited(pipeline: Pipeline) -> None:
@@ -177,7 +177,7 @@ def test_a_writer_that_has_not_confirmed_what_was_read_is_awaited(pipeline: Pipe
     pipeline.trigger()
     pipeline.take(pipeline.writer)
     read = pipeline.take(pipeline.reader, {"writer": [1_000]})
-    assert pipeline.parts() == {"writer": None, "reader": read}
+    assert pipeline.members() == {"writer": None, "reader": read}
 
 
 def test_stages_that_read_each_other_without_end_decline(pipeline: Pipeline) -> None:
@@ -203,13 +203,13 @@ def test_output_that_its_stage_has_retracted_declines_and_names_both(pipeline: P
 
 
 @pytest.mark.parametrize("has_begun", [True, False])
-def test_output_of_a_stage_that_gives_no_part_declines(pipeline: Pipeline, has_begun: bool) -> None:
+def test_output_of_a_stage_that_gives_no_member_declines(pipeline: Pipeline, has_begun: bool) -> None:
     if has_begun:
         pipeline.begin("empty").finish(AttemptStatus.FINISHED)
     pipeline.take(pipeline.writer)
     pipeline.take(pipeline.reader)
     pipeline.trigger()
-    pipeline.members = [member for member in pipeline.members if member.uid != "empty"]
+    pipeline.stages = [stage for stage in pipeline.stages if stage.uid != "empty"]
     late = pipeline.begin("empty")
     pipeline.take(pipeline.writer)
     pipeline.take(pipeline.reader, {"empty": [pipeline.take(late)]})
@@ -231,13 +231,11 @@ def test_a_long_chain_of_stages_settles(pipeline: Pipeline) -> None:
         before = f"stage {number}"
     # Only the last one has its first checkpoint after all others.
     last = pipeline.begin("last")
-    pipeline.members.append(
-        replace(pipeline.members[0], uid="last", operator_id=operator_id_of("last"), is_running=True)
-    )
+    pipeline.stages.append(replace(pipeline.stages[0], uid="last", operator_id=operator_id_of("last"), is_running=True))
     end = pipeline.take(last, {before: [following]})
-    parts = pipeline.parts()
-    assert (parts[before], parts["last"]) == (following, end)
-    assert parts["writer"] == first[-1] + 1
+    members = pipeline.members()
+    assert (members[before], members["last"]) == (following, end)
+    assert members["writer"] == first[-1] + 1
 
 
 def test_output_from_before_a_restore_in_place_is_in_force(pipeline: Pipeline) -> None:
@@ -252,7 +250,7 @@ def test_output_from_before_a_restore_in_place_is_in_force(pipeline: Pipeline) -
     pipeline.trigger()
     written = pipeline.take(adopting)
     read = pipeline.take(pipeline.reader, {"writer": [kept, cut]})
-    assert pipeline.parts() == {"writer": written, "reader": read}
+    assert pipeline.members() == {"writer": written, "reader": read}
     pipeline.reads[read] = {"writer": [above]}
     pipeline.require_declined("has retracted it")
 
@@ -343,20 +341,20 @@ def test_output_of_a_stage_outside_the_job_is_not_cut(pipeline: Pipeline) -> Non
     pipeline.trigger()
     written = pipeline.take(pipeline.writer)
     read = pipeline.take(pipeline.reader, {"another job's stage": [9_999]})
-    assert pipeline.parts() == {"writer": written, "reader": read}
+    assert pipeline.members() == {"writer": written, "reader": read}
 
 
-def test_a_pinned_part_is_kept_while_others_are_awaited(pipeline: Pipeline) -> None:
+def test_a_pinned_member_is_kept_while_others_are_awaited(pipeline: Pipeline) -> None:
     pipeline.take(pipeline.reader)
     pipeline.trigger()
     first = pipeline.take(pipeline.writer)
     second = pipeline.take(pipeline.writer)
     _pin(pipeline, second)
     assert first < second
-    assert pipeline.parts() == {"writer": second, "reader": None}
+    assert pipeline.members() == {"writer": second, "reader": None}
 
 
-def test_a_pinned_part_that_was_rolled_back_declines(pipeline: Pipeline) -> None:
+def test_a_pinned_member_that_was_rolled_back_declines(pipeline: Pipeline) -> None:
     pipeline.take(pipeline.reader)
     pipeline.trigger()
     pipeline.take(pipeline.writer)
@@ -372,10 +370,10 @@ def _pin(pipeline: Pipeline, checkpoint_id: int) -> None:
 
 
 @pytest.mark.parametrize("uid", ["plain", "load[de]", "with / slashes/3/4/ended", "new\nline"])
-def test_a_member_is_read_back_from_its_attempt_id(uid: str) -> None:
-    member = Member(operator_id=operator_id_of(uid), uid=uid, generation=3, epoch=12, is_running=True)
-    assert Member.named(member.attempt_id, member.operator_id) == member
+def test_a_stage_is_read_back_from_its_attempt_id(uid: str) -> None:
+    stage = StageAtTrigger(operator_id=operator_id_of(uid), uid=uid, generation=3, epoch=12, is_running=True)
+    assert StageAtTrigger.named(stage.attempt_id, stage.operator_id) == stage
 
 
-def test_a_task_of_another_coordinator_is_no_member() -> None:
-    assert Member.named("source/1", operator_id_of("source")) is None
+def test_a_task_of_another_coordinator_is_no_stage() -> None:
+    assert StageAtTrigger.named("source/1", operator_id_of("source")) is None

@@ -48,7 +48,7 @@ def recover(stage: WrittenStage, target: str) -> RecoveredJob:
     return found
 
 
-def test_the_files_of_all_parts_are_verified(stage: WrittenStage, pointer: str) -> None:
+def test_the_files_of_all_members_are_verified(stage: WrittenStage, pointer: str) -> None:
     verifier = CheckpointVerifier(stage.storage)
     assert verifier.verify_pointer(pointer).problems == ()
     [manifest] = [path for path in files_of(pointer) if "of_load" in str(path) and path.name == "_manifest"]
@@ -60,7 +60,7 @@ def test_the_files_of_all_parts_are_verified(stage: WrittenStage, pointer: str) 
     assert any("snapshot 'rows of load'" in problem for problem in problems)
 
 
-def test_the_savepoint_of_a_row_is_verified_with_its_parts(stage: WrittenStage, pointer: str) -> None:
+def test_the_savepoint_of_a_row_is_verified_with_its_members(stage: WrittenStage, pointer: str) -> None:
     view = stage.coordinator.describe(job_id_of(JOB))
     results = verify_job(
         stage.maintenance, view, CheckpointStorage.open, checkpoint_id=SAVEPOINT_ID, with_savepoints=True
@@ -109,6 +109,6 @@ def test_stages_of_which_only_the_savepoint_is_left_are_recovered_without_state(
     assert attempt.grant.attempt.epoch > epochs["load"]
 
 
-def test_disposing_of_it_deletes_all_parts(stage: WrittenStage, pointer: str) -> None:
+def test_disposing_of_it_deletes_all_members(stage: WrittenStage, pointer: str) -> None:
     dispose(stage.savepoints, stage.maintenance, CheckpointStorage.open, pointer)
     assert files_of(pointer) == set()

@@ -128,8 +128,8 @@ def test_function_that_cannot_be_that_of_a_stage_is_refused(
     ("arguments", "message"),
     [
         ({"op_args": ["monday"]}, "at most 0 arguments of load by position, found 1: .* give day=..."),
-        ({"op_kwargs": {"day": "monday", "spark": 1}}, "Expected spark of load from the operator only"),
-        ({"op_kwargs": {"day": "monday", "checkpoint": 1}}, "Expected checkpoint of load from the operator only"),
+        ({"op_kwargs": {"day": "monday", "spark": 1}}, "Expected spark of load from the Airflow operator only"),
+        ({"op_kwargs": {"day": "monday", "checkpoint": 1}}, "checkpoint of load from the Airflow operator only"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(make: Callable[..., Any], arguments: Any, message: str) -> None:

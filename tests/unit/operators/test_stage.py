@@ -168,7 +168,7 @@ def test_mapped_task_is_serialised_alike_each_time_the_dag_is_parsed() -> None:
 
 
 def test_the_place_holder_says_that_it_is_none() -> None:
-    with pytest.raises(ValueError, match="Expected the operator to run the stage"):
+    with pytest.raises(ValueError, match="Expected the Airflow operator to run the stage"):
         make(stages_of_test.stage).python_callable()
 
 

@@ -1,4 +1,4 @@
-"""Stages that start from their parts of a savepoint of the whole job, without Spark."""
+"""Stages that start from their members of a savepoint of the whole job, without Spark."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def restored(stage: WrittenStage, pointer: str, uid: str, job: str = "heir", **c
 
 
 @pytest.mark.parametrize("uid", UIDS)
-def test_each_stage_restores_the_part_with_its_uid(stage: WrittenStage, pointer: str, uid: str) -> None:
+def test_each_stage_restores_the_member_with_its_uid(stage: WrittenStage, pointer: str, uid: str) -> None:
     found = restored(stage, pointer, uid)
     assert (found.document.uid, found.state) == (uid, {"done": [uid] * 4000})
     assert all(f"{pointer}/" in uri for uri in document_uris(found.document))
@@ -50,13 +50,13 @@ def test_each_stage_restores_the_part_with_its_uid(stage: WrittenStage, pointer:
     assert found.checkpoint.full_size_bytes == found.document.named_bytes
 
 
-def test_a_retry_before_the_first_checkpoint_restores_the_part_again(stage: WrittenStage, pointer: str) -> None:
+def test_a_retry_before_the_first_checkpoint_restores_the_member_again(stage: WrittenStage, pointer: str) -> None:
     first = restored(stage, pointer, "load", renamed_uids={"extract": "load"})
     again = present(stage.attempt("heir", uid="load", restore_from=None).restore())
     assert again.document == first.document
 
 
-def test_the_part_remains_readable_when_the_savepoint_was_moved(stage: WrittenStage, pointer: str) -> None:
+def test_the_member_remains_readable_when_the_savepoint_was_moved(stage: WrittenStage, pointer: str) -> None:
     moved = f"{pointer}-moved"
     local_path(pointer).rename(local_path(moved))
     assert restored(stage, moved, "extract").state == {"done": ["extract"] * 4000}
@@ -73,7 +73,7 @@ def test_the_part_remains_readable_when_the_savepoint_was_moved(stage: WrittenSt
     ],
     ids=["stage", "twice", "all instances", "one instance", "unused"],
 )
-def test_a_renamed_stage_restores_the_part_with_its_old_uid(
+def test_a_renamed_stage_restores_the_member_with_its_old_uid(
     stage: WrittenStage, pointer: str, uid: str, renamed: dict[str, str], found: str
 ) -> None:
     assert restored(stage, pointer, uid, renamed_uids=renamed).document.uid == found
@@ -122,7 +122,7 @@ def test_the_coordinator_refuses_the_claim_too(stage: WrittenStage, pointer: str
         stage.coordinator.confirm_restore(loaded.confirmation(attempt.grant.attempt, claim=True))
 
 
-def test_a_savepoint_of_a_stage_that_restored_its_part_has_only_the_part(stage: WrittenStage, pointer: str) -> None:
+def test_a_savepoint_of_a_stage_that_restored_its_member_has_only_the_member(stage: WrittenStage, pointer: str) -> None:
     attempt = stage.attempt("heir", uid="extract", restore_from=source_at(stage.storage, pointer, "extract"))
     attempt.restore()
     attempt.finish(AttemptStatus.FAILED)
@@ -135,11 +135,11 @@ def test_a_savepoint_of_a_stage_that_restored_its_part_has_only_the_part(stage: 
     rows = stage.coordinator.describe(view.job.job_id).checkpoints
     [savepoint] = [c for c in rows if c.status is CheckpointStatus.COMPLETED and not c.properties.unclaimed]
     document = load_document(stage.storage, savepoint)
-    assert (document.uid, document.parts) == ("extract", ())
+    assert (document.uid, document.members) == ("extract", ())
 
 
 @pytest.mark.parametrize("by", ["pointer", "id"])
-def test_a_fork_starts_from_its_part(stage: WrittenStage, pointer: str, by: str) -> None:
+def test_a_fork_starts_from_its_member(stage: WrittenStage, pointer: str, by: str) -> None:
     assert stage.store is not None
     row = add_row(stage.store, stage.storage, pointer)
     found = find_fork_source(
@@ -152,4 +152,4 @@ def test_a_fork_starts_from_its_part(stage: WrittenStage, pointer: str, by: str)
         allow_non_restored_state=False,
     )
     assert found is not None
-    assert (found.pointer, found.part, found.problem) == (pointer, "extract", None)
+    assert (found.pointer, found.member, found.problem) == (pointer, "extract", None)

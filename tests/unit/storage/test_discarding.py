@@ -174,7 +174,7 @@ def test_a_directory_that_waited_stays_while_a_retained_checkpoint_cannot_be_rea
     assert written.discard([first], [])[0] == (1,)
 
 
-def test_a_snapshot_of_another_owner_that_is_gone_stops_no_discard(written, storage):
+def test_a_savepoint_of_another_owner_that_is_gone_stops_no_discard(written, storage):
     foreign = written.checkpoint(7, is_written=False, location=f"{storage.base_uri}/elsewhere", properties=UNCLAIMED)
     assert written.discard([written.checkpoint(1, written.snapshot("old"))], [foreign])[0] == (1,)
     assert written.files() == set()

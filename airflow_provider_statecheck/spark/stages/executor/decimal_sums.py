@@ -32,9 +32,9 @@ STATE_NAME = "overflows"
 
 class DecimalSums:
     """
-    The sums of decimals of an operator.
+    The sums of decimals of a function.
 
-    :param keyed: Backend of the operator; it gets a state if there is such a sum.
+    :param keyed: Backend of the function; it gets a state if there is such a sum.
     """
 
     def __init__(self, task: NodeTask, keyed: AbstractKeyedStateBackend) -> None:

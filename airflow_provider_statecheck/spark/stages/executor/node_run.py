@@ -81,13 +81,13 @@ class NodeTask(PlannedNode):
     """Checkpoint that saved the initial state, 0 for an increment without one; ``None`` if the function never ran."""
 
     @classmethod
-    def of(cls, operator: PlannedNode, **state: Any) -> Self:
+    def of(cls, function: PlannedNode, **state: Any) -> Self:
         """
         Return the task of a planned function.
 
         :param state: Fields of the initial state, or others that replace those of the plan.
         """
-        return cls(**{each.name: getattr(operator, each.name) for each in fields(operator)} | state)
+        return cls(**{each.name: getattr(function, each.name) for each in fields(function)} | state)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +201,7 @@ class NodeRun:
         """
         self._raw = self._lifecycle.snapshot(moment.checkpoint, streams)
 
-    def snapshot(self, moment: StateCapture, streams: CheckpointStreamFactory) -> WrittenFunction:
+    def write_state(self, moment: StateCapture, streams: CheckpointStreamFactory) -> WrittenFunction:
         """Write the state of this subtask."""
         checkpoint = (moment.checkpoint.checkpoint_id, moment.checkpoint.timestamp_milliseconds, streams)
         operator = self._operator_backend.snapshot(*checkpoint).run()

@@ -76,7 +76,7 @@ class TaskReport:
     new_bytes: int = 0
     """Size of the state files that were written."""
     sizes: dict[str, tuple[StateSize, ...]] = field(default_factory=dict)
-    """Sizes of single states of this subtask by the uids of the operators, for display."""
+    """Sizes of single states of this subtask by the uids of the functions, for display."""
     snapshot_seconds: float = 0.0
     """Time to write the state."""
 
@@ -128,7 +128,7 @@ class VertexTask:
     """
 
     vertex: int
-    operators: tuple[NodeTask, ...]
+    functions: tuple[NodeTask, ...]
     order: tuple[str, ...]
     """Columns that order the elements of a key, the key group first; empty for a vertex without a key."""
     output_schema: Any
@@ -153,7 +153,7 @@ class VertexTask:
         named = (batch.rename_columns(list(self.columns)) for batch in batches)
         task_input = _TaskInput(named, has_control=self.has_control)
         with ExitStack() as closing:
-            chain = FunctionChain(self.operators, replace(self.context, subtask=subtask), self.storage)
+            chain = FunctionChain(self.functions, replace(self.context, subtask=subtask), self.storage)
             closing.callback(chain.close)
             chain.open()
             writer = self._writer(subtask)
@@ -171,7 +171,7 @@ class VertexTask:
 
     @property
     def _declares_output(self) -> bool:
-        return bool(self.operators) and getattr(self.operators[-1].node, "output", None) is not None
+        return bool(self.functions) and getattr(self.functions[-1].node, "output", None) is not None
 
     def _process(self, chain: FunctionChain, task_input: _TaskInput) -> Iterator[Elements]:
         yield from chain.begin()
@@ -183,10 +183,10 @@ class VertexTask:
         self, subtask: int, chain: FunctionChain, task_input: _TaskInput, writer: SinkWriter | None
     ) -> TaskReport:
         begin = time.monotonic()
-        restored = (operator.states[subtask] for operator in self.operators if subtask in operator.states)
+        restored = (function.states[subtask] for function in self.functions if subtask in function.states)
         view = worker_view(self.storage, self.attempt, self.config, restored)
         streams = view.resolve_checkpoint_storage_location(self.moment.checkpoint.checkpoint_id, DEFAULT_LOCATION)
-        written = chain.snapshot(self.moment, streams)
+        written = chain.write_state(self.moment, streams)
         states = view.make_durable(each.state for each in written.values() if each.state is not None)
         return TaskReport(
             vertex=self.vertex,
@@ -316,18 +316,18 @@ class FunctionChain:
         """Number of keys of declared aggregates."""
         return sum(run.keys for run in self._runs if isinstance(run, AggregateRun))
 
-    def snapshot(self, moment: StateCapture, streams: CheckpointStreamFactory) -> dict[str, WrittenFunction]:
+    def write_state(self, moment: StateCapture, streams: CheckpointStreamFactory) -> dict[str, WrittenFunction]:
         """
         Save the state of all functions: call ``snapshot_state`` of each of them, then write their state.
 
-        :return: The written states of this subtask, by the uids of the operators.
+        :return: The written states of this subtask, by the uids of the functions.
         """
         for run in self._runs:
             run.capture(moment, streams)
-        return {run.task.uid: run.snapshot(moment, streams) for run in self._runs}
+        return {run.task.uid: run.write_state(moment, streams) for run in self._runs}
 
     def schemas(self) -> dict[str, OperatorSchemas]:
-        """Return the types of all state, by the uids of the operators."""
+        """Return the types of all state, by the uids of the functions."""
         return {run.task.uid: run.schemas() for run in self._runs}
 
     def close(self) -> None:

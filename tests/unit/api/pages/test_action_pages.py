@@ -150,8 +150,8 @@ def test_a_restore_of_the_job_in_place_is_shown_and_may_be_withdrawn(
 ) -> None:
     pointer = "memory://mine/savepoint-5d2c4a-0f6f7c1e2b3a"
     uid = "aggregate" if has_part else "another stage"
-    part = SavedMember(uid=uid, checkpoint_id=2, generation=1, run="", source=make_source(pointer, part=uid))
-    savepoint = JobSavepoint(pointer=pointer, parts=(part,))
+    part = SavedMember(uid=uid, checkpoint_id=2, generation=1, run="", source=make_source(pointer, member=uid))
+    savepoint = JobSavepoint(pointer=pointer, members=(part,))
     restoring = JobRestoring(site.store, UnknownLiveness())
     restoring.restore(RestoreJob(job_id=job_id_of("sales"), savepoint=savepoint, requested_by="ann"))
     page = site.read(JOB)

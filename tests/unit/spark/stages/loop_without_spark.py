@@ -194,4 +194,4 @@ class LoopWithoutSpark:
 class _NoFunctions:
     key = None
     ends_without_rows = False
-    operators = ()
+    functions = ()

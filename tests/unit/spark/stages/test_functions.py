@@ -241,7 +241,7 @@ def test_every_key_keeps_its_state_over_increments(tmp_path: Path) -> None:
         run.process_keyed(increment(number))
         if number == INCREMENTS - 1:
             given = [emitted.table() for emitted in run.end()]
-        saved = run.snapshot(
+        saved = run.write_state(
             StateCapture(checkpoint=CheckpointMetaData(number + 1, datetime.fromtimestamp(0, UTC))), streams
         ).state
         assert saved is not None
@@ -329,7 +329,7 @@ def test_sum_of_decimals_passes_its_range_within_an_increment_and_comes_back(tmp
 def saved(run: AggregateRun, storage: CheckpointStorage) -> OperatorSubtaskState:
     """Return the state of a run after a snapshot."""
     moment = StateCapture(checkpoint=CheckpointMetaData(1, datetime.fromtimestamp(0, UTC)))
-    state = run.snapshot(moment, file_streams(storage)).state
+    state = run.write_state(moment, file_streams(storage)).state
     assert state is not None
     return state.subtask_states[0]
 
@@ -398,12 +398,12 @@ def test_aggregates_go_on_under_other_names_and_in_another_order(
     moment = StateCapture(checkpoint=CheckpointMetaData(1, datetime.fromtimestamp(0, UTC)))
     first = run_of(storage, OperatorSubtaskState(), state_backend, **declared(["a", "b"]))
     first.process_keyed(one_row(a=1, b=2))
-    saved, types = first.snapshot(moment, streams).state, first.schemas()
+    saved, types = first.write_state(moment, streams).state, first.schemas()
     assert saved is not None
     for adds in (row, dict.fromkeys(row, 0)):
         run = run_of(storage, saved.subtask_states[0], state_backend, schemas=types, **later)
         run.process_keyed(one_row(**adds))
         (emitted,) = (each.table() for each in run.end())
         assert emitted.to_pylist() == [{"id": 1, **expected}]
-        saved, types = run.snapshot(moment, streams).state, merged_schemas({"u": types}, {"u": run.schemas()})["u"]
+        saved, types = run.write_state(moment, streams).state, merged_schemas({"u": types}, {"u": run.schemas()})["u"]
         assert saved is not None

@@ -66,7 +66,7 @@ def _tasks(parallelism: int, threshold: int) -> IncrementTasks:
     config.data_inline_threshold = threshold
     return IncrementTasks(
         columns=InputColumns(schema=StructType()),
-        vertices=(PlannedVertex(key=None, operators=(), output_schema=None),),
+        vertices=(PlannedVertex(key=None, functions=(), output_schema=None),),
         states=StageStates({}, parallelism=parallelism, max_parallelism=32768, restored={}),
         sink=None,
         storage=storage,
@@ -93,8 +93,8 @@ def test_subtasks_share_what_inline_state_may_travel_with_each_task(parallelism:
     assert not task.config.file_merging_enabled
 
 
-FREE = PlannedVertex(key=None, operators=(), output_schema=None)
-KEYED = PlannedVertex(key=KeyNode(columns=("a",)), operators=(), output_schema=None)
+FREE = PlannedVertex(key=None, functions=(), output_schema=None)
+KEYED = PlannedVertex(key=KeyNode(columns=("a",)), functions=(), output_schema=None)
 
 
 def reports_of(vertex: int, *subtasks: int) -> list[TaskReport]:
@@ -125,13 +125,13 @@ def test_task_has_the_function_of_its_plan_with_its_restored_state() -> None:
         restored_schemas={uid: types},
     )
     vertex = PlannedVertex(
-        key=None, operators=(PlannedNode(uid=uid, node=node, output_schema=None),), output_schema=None
+        key=None, functions=(PlannedNode(uid=uid, node=node, output_schema=None),), output_schema=None
     )
     tasks = replace(_tasks(1, 0), vertices=(vertex,), states=states)
     (task,) = tasks.of(StateCapture(checkpoint=CheckpointMetaData(1, datetime.now(UTC))))
-    (operator,) = task.operators
-    assert (operator.uid, operator.operator_id, operator.node) == (uid, operator_id_of(uid), node)
-    assert (dict(operator.states), operator.schemas, operator.restored_checkpoint_id) == ({0: state}, types, None)
+    (function,) = task.functions
+    assert (function.uid, function.operator_id, function.node) == (uid, operator_id_of(uid), node)
+    assert (dict(function.states), function.schemas, function.restored_checkpoint_id) == ({0: state}, types, None)
 
 
 def test_progress_is_in_bytes_or_else_in_splits() -> None:

@@ -209,7 +209,7 @@ def test_stage_waits_for_the_savepoint_with_which_its_job_stops_after_its_commit
         # The next increment runs meanwhile.
         LoopWithoutSpark(attempt, sink, job=_never_ending(jobs), jobs=jobs).run(3)
     assert committed == [1]
-    assert [(job.parts(key)["load"], [1])] == sink.commits
+    assert [(job.members(key)["load"], [1])] == sink.commits
 
 
 def test_loop_that_is_closed_does_not_wait_for_the_savepoint_of_its_job(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def open_chain(storage: CheckpointStorage, task: NodeTask, subtask: int = 0) -> 
 
 def save(chain: FunctionChain, storage: CheckpointStorage, checkpoint_id: int) -> tuple[OperatorState, ...]:
     moment = StateCapture(checkpoint=CheckpointMetaData(checkpoint_id, datetime.fromtimestamp(0, UTC)))
-    written = chain.snapshot(moment, file_streams(storage))
+    written = chain.write_state(moment, file_streams(storage))
     chain.close()
     return tuple(each.state for each in written.values() if each.state is not None)
 

@@ -42,14 +42,14 @@ SUMS = NodeTask(
 )
 
 
-def task_of(folder: Path, *operators: NodeTask, **changes: Any) -> VertexTask:
+def task_of(folder: Path, *functions: NodeTask, **changes: Any) -> VertexTask:
     """Return the task of a vertex whose output the next vertex reads."""
     attempt = AttemptRef(job_id=job_id_of("job"), operator_id=operator_id_of("stage"), epoch=1)
     task = VertexTask(
         vertex=0,
-        operators=operators,
+        functions=functions,
         order=(KEY_GROUP_COLUMN,),
-        output_schema=operators[-1].output_schema,
+        output_schema=functions[-1].output_schema,
         is_last=False,
         has_control=False,
         sink=None,

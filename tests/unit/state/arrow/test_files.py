@@ -217,10 +217,10 @@ def test_block_outside_its_file_is_corrupt_before_anything_is_read(tmp_path: Pat
     assert isinstance(handle.meta, ByteStreamStateHandle)
     meta = decode_meta(handle.meta.data, dict(handle.shared), "")
     [files] = meta.states
-    [[part]] = files.runs
-    blocks = part.blocks.copy()
+    [[file]] = files.runs
+    blocks = file.blocks.copy()
     blocks[field][-1] = value
-    forged = replace(meta, states=(replace(files, runs=((replace(part, blocks=blocks),),)),))
+    forged = replace(meta, states=(replace(files, runs=((replace(file, blocks=blocks),),)),))
     with pytest.raises(CorruptStateError, match="a block"):
         decode_meta(encode_meta(forged), dict(handle.shared), "")
 

@@ -61,7 +61,7 @@ def test_state_that_nobody_asks_for_is_carried_on_without_reading_it(tmp_path: P
     Job.state(middle, OTHER).update("y")
     files = {path: Path(s.uri.removeprefix("file://")) for path, s in first.shared}  # type: ignore[union-attr]
     hidden = {path: file.read_bytes() for path, file in files.items()}
-    of_value = {part.path for run in job.described(first)["value"].runs for part in run}
+    of_value = {file.path for run in job.described(first)["value"].runs for file in run}
     for path in of_value:
         files[path].unlink()
     second = job.save(middle)
@@ -207,7 +207,7 @@ def test_older_values_are_read_with_a_wider_type_and_written_with_it_in_the_next
     assert not set(first.shared) & set(second.shared)
     again = job.open(second)
     (files,) = job.described(second).values()
-    assert all(part.state == files.state for run in files.runs for part in run)
+    assert all(file.state == files.state for run in files.runs for file in run)
     again.set_current_key(1)
     assert Job.state(again, new).value() == 1 << 40
     assert again.num_entries() == 100

@@ -93,12 +93,12 @@ def test_a_snapshot_of_a_stage_is_read_by_its_uid(storage: CheckpointStorage, tm
         read_snapshot(taken[0].location, "rows", uid="load")
 
 
-def test_a_savepoint_of_one_stage_is_written_from_its_part(pointer: str, tmp_path: Path) -> None:
+def test_a_savepoint_of_one_stage_is_written_from_its_member(pointer: str, tmp_path: Path) -> None:
     rows = pa.table({"account": ["z"], "value": pa.array([7], pa.int64())})
     target = f"file://{tmp_path}/edited"
     written = write_savepoint(rows, "sum", stage="load", function="balance", base=pointer, target=target)
     assert read_state(written, "sum").read_all().to_pylist() == rows.to_pylist()
-    assert CheckpointStates.load(written).document.parts == ()
+    assert CheckpointStates.load(written).document.members == ()
     with pytest.raises(UnknownStateError, match="'extract', 'load'"):
         write_savepoint(rows, "sum", stage="other", function="balance", base=pointer, target=target)
 
