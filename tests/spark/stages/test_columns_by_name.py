@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,6 +29,7 @@ from airflow_provider_statecheck.spark.tables.alignment import (
     is_alike,
     union_by_name,
 )
+from airflow_provider_statecheck.spark.tables.schemas import to_struct_type
 from tests.soak import rest_in_soak
 from tests.unit.spark.connectors.runs import rows_read
 
@@ -65,7 +66,7 @@ REFUSED = [
 
 
 def columns(**types: str) -> StructType:
-    return cast("StructType", StructType.fromDDL(", ".join(f"{name} {kind}" for name, kind in types.items())))
+    return to_struct_type(", ".join(f"{name} {kind}" for name, kind in types.items()))
 
 
 @pytest.mark.parametrize(("known", "found", "expected"), WIDER)
