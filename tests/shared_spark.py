@@ -29,6 +29,8 @@ CONF = {
 }
 
 
+UNREADABLE = "FAILED_READ_FILE|CRC checksum verification failed"
+"""What errors say of a damaged file; before Spark 4.0, only what is wrong."""
 _NEW_IN_SQL = {"parse_json(": ("4.0", "the type variant"), " collate ": ("4.0", "a collation")}
 
 
@@ -50,11 +52,11 @@ def _is_older(version: str) -> bool:
     return [int(number) for number in __version__.split(".")[:2]] < [int(number) for number in version.split(".")]
 
 
-def from_arrow(spark: SparkSession, table: pa.Table, ddl: str) -> DataFrame:
+def from_arrow(spark: SparkSession, table: pa.Table, schema: Any) -> DataFrame:
     """Return the rows of a table; ``createDataFrame`` takes no tables before Spark 4.0."""
     if hasattr(DataFrame, "toArrow"):
-        return spark.createDataFrame(table, ddl)
-    return spark.createDataFrame([tuple(row.values()) for row in table.to_pylist()], ddl)
+        return spark.createDataFrame(table, schema)
+    return spark.createDataFrame([tuple(row.values()) for row in table.to_pylist()], schema)
 
 
 def to_arrow(frame: Any) -> pa.Table:
