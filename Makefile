@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE
 CODE := airflow_provider_statecheck tests dags scripts benchmarks docker
 
-.PHONY: help demo up status logs cli down test soak check fmt docs bench bench-quick clean
+.PHONY: help demo up status logs cli down test soak matrix check fmt docs bench bench-quick clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,10 @@ test: $(READY) ## Run the tests
 soak: $(READY) ## Run the long tests
 	@sh scripts/run_tests $(BIN)/python 'soak or live' $(ARGS)
 
+matrix: $(READY) ## Run chosen tests with other versions of Spark, Airflow and Python; ONLY=spark4.1 for some, SHORT=1 for one pair
+	@sh scripts/preflight $(BIN)/python
+	@$(BIN)/python -m scripts.matrix $(if $(SHORT),--short) $(if $(ONLY),--only $(ONLY))
+
 check: $(READY) ## Lint, format, types, layers, unused code, spelling, wording, docker/
 	@$(BIN)/ruff check $(CODE)
 	@$(BIN)/ruff check --quiet --preview --select D421 $(CODE) # properties are nouns
@@ -75,4 +79,4 @@ bench-quick: $(READY) ## Run the benchmarks with small sizes
 
 clean: ## Delete the files of these targets
 	@test ! -e .stack || { echo "clean: the services of make up are running from $(VENV); run make down first" >&2; exit 1; }
-	@rm -rf $(VENV) .demo .docs .mypy_cache .ruff_cache .hypothesis spark-warehouse
+	@rm -rf $(VENV) .demo .docs .matrix .mypy_cache .ruff_cache .hypothesis spark-warehouse

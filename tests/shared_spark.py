@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
+from pyspark.sql import DataFrame
 
+from airflow_provider_statecheck.spark.versions import to_arrow_schema
 from tests.sessions import start_session
 
 if TYPE_CHECKING:
@@ -26,12 +29,41 @@ CONF = {
 }
 
 
+UNREADABLE = "FAILED_READ_FILE|CRC checksum verification failed"
+"""What errors say of a damaged file; before Spark 4.0, only what is wrong."""
+_NEW_IN_SQL = {"parse_json(": ("4.0", "the type variant"), " collate ": ("4.0", "a collation")}
+
+
 def needs_spark(version: str, what: str) -> pytest.MarkDecorator:
     """Skip a test on versions of Spark before the one that has what it needs."""
+    return pytest.mark.skipif(_is_older(version), reason=f"{what} is new in Spark {version}")
+
+
+def require_spark_of(query: str) -> None:
+    """Skip a test on versions of Spark that do not know what a query uses."""
+    for word, (version, what) in _NEW_IN_SQL.items():
+        if word in query and _is_older(version):
+            pytest.skip(f"{what} is new in Spark {version}")
+
+
+def _is_older(version: str) -> bool:
     from pyspark import __version__
 
-    is_older = [int(number) for number in __version__.split(".")[:2]] < [int(number) for number in version.split(".")]
-    return pytest.mark.skipif(is_older, reason=f"{what} is new in Spark {version}")
+    return [int(number) for number in __version__.split(".")[:2]] < [int(number) for number in version.split(".")]
+
+
+def from_arrow(spark: SparkSession, table: pa.Table, schema: Any) -> DataFrame:
+    """Return the rows of a table; ``createDataFrame`` takes no tables before Spark 4.0."""
+    if hasattr(DataFrame, "toArrow"):
+        return spark.createDataFrame(table, schema)
+    return spark.createDataFrame([tuple(row.values()) for row in table.to_pylist()], schema)
+
+
+def to_arrow(frame: Any) -> pa.Table:
+    """Return the rows of a DataFrame; ``toArrow`` is new in Spark 4.0."""
+    if hasattr(frame, "toArrow"):
+        return frame.toArrow()
+    return pa.Table.from_batches(frame._collect_as_arrow(), to_arrow_schema(frame.schema))
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from airflow_provider_statecheck.spark.driver.session import is_connect, same_place
 from airflow_provider_statecheck.spark.explained_plans import analysed_plan, explained
 from airflow_provider_statecheck.spark.snapshots.executor_io import read_snapshot
+from airflow_provider_statecheck.spark.versions import pickled_command
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
@@ -230,7 +231,7 @@ def _function_and_type(function: Any) -> tuple[object, object]:
     from pyspark.errors import PySparkRuntimeError
 
     try:
-        command = _unpickled(bytes(function.command().unsafeArray()))
+        command = _unpickled(pickled_command(function))
     except PySparkRuntimeError:
         # A function with much captured data is a broadcast, which only executors can load. Its digest is then constant.
         return None, "broadcast"

@@ -7,14 +7,17 @@ All other code calls Spark as the newest version is called.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from functools import cache
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.lazy import np
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import DataType, StringType, StructType
 
 _SEED = 42
 """Seed of the hash by which Spark chooses the partition of a row."""
@@ -33,6 +36,33 @@ def is_at_least(spark: SparkSession, version: str) -> bool:
 def _numbers(version: str) -> tuple[int, ...]:
     # Managed services append names of their own, as in 4.0.0-amzn-0.
     return tuple(int(number) for number in version.split(".")[:2])
+
+
+def settings_of(spark: SparkSession) -> dict[str, str]:
+    """Return the settings of a session, with their secrets."""
+    if hasattr(spark.conf, "getAll"):
+        return spark.conf.getAll
+    # Python has no call for it before Spark 4.0, and SET hides secrets.
+    state: Any = spark._jsparkSession.sessionState()
+    return dict(state.conf().settings())
+
+
+def inheriting_thread(run: Callable[[], None], spark: SparkSession, name: str) -> Thread:
+    """Return a thread whose Spark jobs have the properties of the caller's."""
+    from pyspark import InheritableThread
+
+    # Spark 3.5 finds the session itself.
+    takes_session = "session" in inspect.signature(InheritableThread.__init__).parameters
+    return InheritableThread(run, daemon=True, name=name, **({"session": spark} if takes_session else {}))
+
+
+def type_of_ddl(ddl: str) -> DataType:
+    """Return the type that a text in DDL declares; requires an active session."""
+    from pyspark.sql import types
+
+    if hasattr(types.StructType, "fromDDL"):
+        return types.StructType.fromDDL(ddl)
+    return types._parse_datatype_string(ddl)  # what fromDDL calls since Spark 4.0
 
 
 def to_arrow_schema(schema: StructType) -> Any:
@@ -59,6 +89,66 @@ def from_arrow_type(kind: Any) -> DataType:
     from pyspark.sql.pandas import types
 
     return types.from_arrow_type(kind, prefer_timestamp_ntz=True)
+
+
+def is_calendar_interval(data_type: DataType) -> bool:
+    """Return whether a type is the interval without a fixed length; before Spark 4.0, Python has no such type."""
+    from pyspark.sql import types
+
+    return isinstance(data_type, getattr(types, "CalendarIntervalType", ()))
+
+
+def is_widened(spark: SparkSession, stored: DataType, kind: DataType) -> bool:
+    """
+    Return whether this version reads a column of Parquet files as a wider type, as the newest one does.
+
+    Before Spark 4.0, only integers of the same width in files are read as each other, and texts.
+
+    :param stored: Type of the column in the files.
+    :param kind: The wider type, which the newest version reads it as.
+    """
+    from pyspark.sql import types
+
+    narrow = (types.ByteType, types.ShortType, types.IntegerType)
+    texts = (types.CharType, types.VarcharType, types.StringType)
+    alike = any(isinstance(stored, each) and isinstance(kind, each) for each in (narrow, texts))
+    return alike or is_at_least(spark, "4.0")
+
+
+def schema_of(frame: DataFrame) -> StructType:
+    """
+    Return the schema of a DataFrame.
+
+    :raises UnsupportedStateError: if Python has no type for a column in this version of Spark.
+    """
+    from pyspark.errors import PySparkValueError
+
+    try:
+        return frame.schema
+    except PySparkValueError as error:
+        # Spark's error does not name the column.
+        columns = frame._jdf.schema().toDDL()
+        raise UnsupportedStateError(
+            f"Expected types of columns that Python knows in Spark {frame.sparkSession.version}, found {columns}; use "
+            "a day-time or a year-month interval instead of INTERVAL, or numbers."
+        ) from error
+
+
+def has_binary_collation(data_type: StringType) -> bool:
+    """Return whether texts are equal only if their bytes are; before Spark 4.0, there are no other collations."""
+    return not hasattr(data_type, "isUTF8BinaryCollation") or data_type.isUTF8BinaryCollation()
+
+
+def pickled_command(function: Any) -> bytes:
+    """
+    Return the pickled command of a Python function in a plan.
+
+    :param function: ``PythonFunction`` of the JVM.
+    """
+    command = function.command()
+    # Spark 3.5 is built with Scala 2.12, in which an array becomes another sequence.
+    is_wrapped = command.getClass().getName().startswith("scala.collection.mutable.WrappedArray")
+    return bytes(command.array() if is_wrapped else command.unsafeArray())
 
 
 def repartition_by_id(frame: DataFrame, partitions: int, column: str) -> DataFrame:

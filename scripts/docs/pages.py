@@ -18,6 +18,7 @@ from scripts.docs.options import (
     places_table,
     storage_settings_table,
 )
+from scripts.docs.versions import versions_table
 
 _REGION = re.compile(r"<!-- generated: (?P<part>\S+)(?: (?P<name>[^>]+))? -->\n.*?<!-- end -->", re.DOTALL)
 _PARTS: dict[str, Callable[..., str]] = {
@@ -35,6 +36,7 @@ _PARTS: dict[str, Callable[..., str]] = {
     "layers": layers_list,
     "import-rules": import_rules_table,
     "figures": figures_list,
+    "versions": versions_table,
 }
 
 

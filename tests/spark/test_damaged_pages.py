@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_statecheck.spark.context import StageContext
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot
+from tests.shared_spark import UNREADABLE
 from tests.soak import rest_in_soak
 from tests.spark.tries import PlannedError, Tries, ids
 
@@ -192,7 +193,7 @@ DAMAGES = [
 @pytest.mark.parametrize(("damaged", "computed"), rest_in_soak(DAMAGES, DAMAGES[1]))
 def test_the_retry_computes_the_damaged_step_and_what_stands_on_it(stage, caplog, damaged, computed):
     stage.damage(damaged)
-    with pytest.raises(Exception, match="FAILED_READ_FILE"):
+    with pytest.raises(Exception, match=UNREADABLE):
         stage.run()
     assert stage.tries.take_computed() == []
     assert f"/{damaged}-" in next(m for m in caplog.messages if "is damaged; the next try recomputes it" in m)
@@ -228,7 +229,7 @@ def test_damage_that_is_met_while_the_next_step_is_written_counts(stage):
             checkpoint.snapshot("doubled", base.selectExpr("id * 2 as id"))
 
     stage.damage("base")
-    with pytest.raises(Exception, match="FAILED_READ_FILE"):
+    with pytest.raises(Exception, match=UNREADABLE):
         doubled()
     assert stage.run() == RESULT
     assert stage.tries.take_computed() == ["base", "evens", "lasts"]
@@ -262,7 +263,7 @@ def test_an_error_that_user_code_swallows_is_not_noticed(stage):
 def test_a_snapshot_that_is_damaged_again_is_computed_again_with_what_stands_on_it(stage):
     for _ in range(2):
         stage.damage("base")
-        with pytest.raises(Exception, match="FAILED_READ_FILE"):
+        with pytest.raises(Exception, match=UNREADABLE):
             stage.run()
         with pytest.raises(PlannedError):
             stage.run(fails=True)
@@ -289,7 +290,7 @@ def test_a_loop_whose_snapshot_is_damaged_begins_again_with_the_steps_inside(spa
         run()
     flip_page(data_file(tmp_path / "checkpoints", "sums"))
     last.append(0)
-    with pytest.raises(Exception, match="FAILED_READ_FILE"):
+    with pytest.raises(Exception, match=UNREADABLE):
         run()
     numbers.clear()
     assert run() == [15, 16, 17]

@@ -15,6 +15,7 @@ from airflow_provider_statecheck.spark.connectors.iceberg.sink import IcebergSin
 from airflow_provider_statecheck.spark.connectors.iceberg.source import IcebergSource
 from airflow_provider_statecheck.spark.stages.stage import Count, Stage, Sum
 from tests.messages import make_owner
+from tests.shared_spark import to_arrow
 from tests.spark.stages.stage_tries import StageTries
 from tests.unit.spark.connectors.iceberg.tables import TABLE, create_table, opened, properties_in, table_in
 from tests.unit.spark.connectors.runs import rows_read
@@ -43,7 +44,7 @@ TOTALS_TABLE = "sales.totals"
 
 
 def in_order(spark, source):
-    return sorted(rows_read(source.open(spark), lambda frame: frame.toArrow().to_pylist()), key=lambda row: row["id"])
+    return sorted(rows_read(source.open(spark), lambda frame: to_arrow(frame).to_pylist()), key=lambda row: row["id"])
 
 
 def row_of(number: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from airflow_provider_statecheck.spark.state_dataframes import read_snapshot as 
 from airflow_provider_statecheck.spark.versions import is_at_least
 from airflow_provider_statecheck.state.reading.snapshot_reader import read_snapshot
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotWriter
-from tests.shared_spark import needs_spark, setting
+from tests.shared_spark import needs_spark, setting, to_arrow
 from tests.soak import every_nth
 from tests.spark.test_dataframe_snapshots import TYPES, as_text
 from tests.written_snapshots import SnapshotJob, flip
@@ -56,7 +56,7 @@ def saved(job: SnapshotJob, df: Any, writer: SnapshotWriter) -> str:
 def given_to_arrow(df: Any) -> pa.Table:
     """Return what Spark gives to Arrow, with intervals of months as numbers."""
     has_map = any(isinstance(field.dataType, MapType) for field in df.schema.fields)
-    return df.toArrow() if has_map else to_transfer_columns(df).toArrow()
+    return to_arrow(df) if has_map else to_arrow(to_transfer_columns(df))
 
 
 def texts_of(table: pa.Table) -> list[tuple[str, ...]]:
@@ -95,7 +95,7 @@ def test_types_are_those_that_spark_gives_to_arrow(spark, job, writer):
     df = spark.sql(f"select * from {' cross join '.join(selects)}")
     df = df.toDF(*(f"c{i}" for i in range(len(df.columns))))
     with setting(spark, "spark.sql.session.timeZone", "UTC"):
-        assert read_snapshot(saved(job, df, writer), "step").schema.types == df.toArrow().schema.types
+        assert read_snapshot(saved(job, df, writer), "step").schema.types == to_arrow(df).schema.types
 
 
 @needs_spark("4.1", "the type time")

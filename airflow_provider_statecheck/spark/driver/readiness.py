@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 
 NEEDED_ON_A_DRIVER = ("fsspec", "httpx", "numpy", "pyarrow", "pyspark", "tenacity")
 OLDEST_JAVA = 17
+OLDEST_SPARK = 4
+"""The oldest Spark in Airflow's own environment; drivers on clusters may have 3.5."""
 _JAVA_VERSION = re.compile(r'version "(\d+)')
 
 _WITNESS = "written-by-the-task"
@@ -263,6 +265,7 @@ def check_environment(
     full, client = installed("pyspark"), installed("pyspark-client")
     _check_present(full, client, needs_java=needs_java)
     _check_equal(full, client, imported(), is_whole)
+    _check_supported(full or client)
     # spark-submit starts the JVM before Python.
     if needs_java and "PYSPARK_GATEWAY_PORT" not in os.environ:
         _check_java(java())
@@ -289,6 +292,14 @@ def _check_equal(full: str | None, client: str | None, imported: str | None, is_
         f"installed and {imported or 'nothing'} on import; run pip install --force-reinstall --no-deps "
         f"{' '.join(f'{name}=={wanted}' for name in found)}."
     )
+
+
+def _check_supported(version: str | None) -> None:
+    if version is not None and int(version.partition(".")[0]) < OLDEST_SPARK:
+        raise EnvironmentNotReadyError(
+            f"Expected pyspark {OLDEST_SPARK}.0 or newer in Airflow's environment, found {version}; run pip install "
+            "--upgrade 'airflow-provider-statecheck[pyspark]'. Only a driver on a cluster may have Spark 3.5."
+        )
 
 
 def _check_java(text: str | None) -> None:

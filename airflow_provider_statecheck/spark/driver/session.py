@@ -28,6 +28,7 @@ from weakref import WeakKeyDictionary
 
 from airflow_provider_statecheck.checkpoint.secrets import remember_secrets, secrets_in_settings
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
+from airflow_provider_statecheck.spark.versions import inheriting_thread, settings_of
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ def mask_settings(spark: SparkSession) -> None:
     """
     Let texts of this process hide the secret settings of a session, which may come from files that only Spark has read.
     """
-    remember_secrets(secrets_in_settings(spark.conf.getAll))
+    remember_secrets(secrets_in_settings(settings_of(spark)))
     if not is_connect(spark):
         # The settings of the session have those that were changed since the start of Spark, and lack some of Spark
         # itself.
@@ -413,9 +414,7 @@ class _Work(Generic[Result]):
         run = functools.partial(contextvars.copy_context().run, self._run)
         if spark is None:
             return threading.Thread(target=run, daemon=True, name="statecheck-start")
-        from pyspark import InheritableThread
-
-        return InheritableThread(run, session=spark, daemon=True, name="statecheck-stage")
+        return inheriting_thread(run, spark, "statecheck-stage")
 
     def _run(self) -> None:
         try:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, UnsupportedStateError
 from airflow_provider_statecheck.lazy import pa
-from airflow_provider_statecheck.spark.versions import is_at_least
+from airflow_provider_statecheck.spark.versions import is_at_least, is_calendar_interval
 from airflow_provider_statecheck.storage.snapshot_manifest import column_name
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ def contains_timestamp(schema: StructType) -> bool:
 
 
 def _refuse_type(column: str, part: DataType) -> None:
-    from pyspark.sql.types import CalendarIntervalType, StructType, UserDefinedType
+    from pyspark.sql.types import StructType, UserDefinedType
 
-    if isinstance(part, CalendarIntervalType):
+    if is_calendar_interval(part):
         advice = "use a day-time or a year-month interval, or numbers"
     elif isinstance(part, StructType) and not part.fields:
         advice = "add a field to the struct or drop it"

@@ -45,6 +45,7 @@ from airflow_provider_statecheck.spark.snapshots.executor_io import (
     read_snapshot,
 )
 from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, pack_tasks, union_all
+from airflow_provider_statecheck.spark.versions import schema_of
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_manifest import (
     SnapshotFile,
@@ -242,7 +243,7 @@ def refuse_unwritable(df: DataFrame) -> None:
         raise UnsupportedStateError(
             "Expected a batch DataFrame for a snapshot, found a streaming one; read its source with spark.read."
         )
-    refuse_unsupported(df.schema)
+    refuse_unsupported(schema_of(df))
 
 
 def write_dataframe(df: DataFrame, data_uri: str) -> None:

@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 
 # Spark's errors for damage that Arrow does not detect: in page headers, or found by Hadoop's own checksums.
 _UNDECODABLE = re.compile(r"ParquetDecodingException|can not read class org\.apache\.parquet\.format|ChecksumException")
+# Spark 3.5 does not name the file whose page has another checksum.
+_UNNAMED = re.compile(r"CRC checksum verification failed")
 
 
 Stopwatch = Callable[[], float]
@@ -308,11 +310,14 @@ def find_damage(
     :param snapshots: Snapshots that the stage may have read.
     """
     text = "\n".join(_texts(error))
-    mentioned = ((snapshot, snapshot.file_in(text)) for snapshot in snapshots)
+    stored = list(snapshots)
+    suspected = [(snapshot, file) for snapshot in stored if (file := snapshot.file_in(text)) is not None]
+    if not suspected and _UNNAMED.search(text):
+        suspected = [(snapshot, file) for snapshot in stored for file in snapshot.manifest.files]
     is_undecodable = _UNDECODABLE.search(text) is not None
     damaged: dict[str, str] = {}
-    for snapshot, file in mentioned:
-        if file is not None and (problem := _problem_of(storage, snapshot.uri_of(file), file, is_undecodable)):
+    for snapshot, file in suspected:
+        if problem := _problem_of(storage, snapshot.uri_of(file), file, is_undecodable):
             damaged[snapshot.uri] = problem
     return damaged
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from airflow_provider_statecheck.spark.versions import has_binary_collation
+
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
@@ -36,7 +38,7 @@ def is_plain_text(data_type: DataType) -> bool:
     """
     from pyspark.sql.types import CharType, StringType, VarcharType
 
-    is_text = isinstance(data_type, StringType) and data_type.isUTF8BinaryCollation()
+    is_text = isinstance(data_type, StringType) and has_binary_collation(data_type)
     return is_text or isinstance(data_type, CharType | VarcharType)
 
 

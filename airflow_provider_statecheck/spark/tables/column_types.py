@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.spark.snapshots.columns import nested_types
-from airflow_provider_statecheck.spark.versions import from_arrow_type
+from airflow_provider_statecheck.spark.versions import from_arrow_type, is_calendar_interval
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
@@ -38,11 +38,11 @@ def require_exchanged(schema: StructType) -> None:
 
 
 def _advice_for_python(part: DataType) -> str | None:
-    from pyspark.sql.types import CalendarIntervalType, StructType, UserDefinedType, YearMonthIntervalType
+    from pyspark.sql.types import StructType, UserDefinedType, YearMonthIntervalType
 
     if isinstance(part, YearMonthIntervalType):
         return "cast it to a number of months, such as by cast(cast(age AS interval month) AS int)"
-    if isinstance(part, CalendarIntervalType):
+    if is_calendar_interval(part):
         return "use a day-time interval, or numbers"
     if isinstance(part, UserDefinedType):
         return "convert it to an array or a struct of plain types"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_statecheck.spark.snapshots.columns import readable_type
 from airflow_provider_statecheck.spark.tables.named_rows import find_name
 from airflow_provider_statecheck.spark.tables.schemas import union_all
+from airflow_provider_statecheck.spark.versions import is_widened
 from airflow_provider_statecheck.storage.snapshot_manifest import column_name
 
 if TYPE_CHECKING:
@@ -124,13 +125,16 @@ class TypeRules:
         if shared is not None:
             return all(self.is_read_as(*each) for each in shared)
         if not _are_structs(stored, kind):
-            return is_same(stored, kind) or _is_void(stored) or _is_read_as(stored, kind)
+            return is_same(stored, kind) or _is_void(stored) or self._is_widened(stored, kind)
         positions = self._positions(kind, stored)
         return all(
             self.is_read_as(field.dataType, kind.fields[at].dataType)
             for at, field in zip(positions, stored.fields, strict=True)
             if at is not None
         )
+
+    def _is_widened(self, stored: DataType, kind: DataType) -> bool:
+        return _is_read_as(stored, kind) and is_widened(self.spark, stored, kind)
 
     def converted(self, column: Column, found: Any, wanted: Any) -> Column:
         """Return a column in a type that holds its values; the fields of structs are matched by name."""

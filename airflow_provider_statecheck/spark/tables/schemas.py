@@ -16,7 +16,7 @@ from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.spark.snapshots.columns import with_plain_text
 from airflow_provider_statecheck.spark.tables.column_types import require_exchanged, with_null_parts
 from airflow_provider_statecheck.spark.tables.named_rows import find_name
-from airflow_provider_statecheck.spark.versions import from_arrow_schema, to_arrow_schema
+from airflow_provider_statecheck.spark.versions import from_arrow_schema, to_arrow_schema, type_of_ddl
 from airflow_provider_statecheck.storage.failures import RetryPolicy, advice
 from airflow_provider_statecheck.storage.snapshot_manifest import with_all_rows
 from airflow_provider_statecheck.storage.uris import conceal, harmless
@@ -36,7 +36,7 @@ def to_struct_type(schema: Any) -> StructType:
     from pyspark.sql.types import StructType
 
     try:
-        found = schema if isinstance(schema, StructType) else StructType.fromDDL(schema)
+        found = schema if isinstance(schema, StructType) else type_of_ddl(schema)
     except (PySparkException, TypeError, ValueError) as error:
         raise _invalid_schema(schema) from error
     if not isinstance(found, StructType) or not found.fields:

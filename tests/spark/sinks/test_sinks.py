@@ -15,6 +15,7 @@ from airflow_provider_statecheck.exceptions import StorageError, UnsupportedStat
 from airflow_provider_statecheck.spark.connectors.files.sink import committed_files, read_committed
 from airflow_provider_statecheck.spark.connectors.sink import SinkTaskContext
 from airflow_provider_statecheck.testing.sink_contract import SinkAttempt
+from tests.shared_spark import UNREADABLE
 from tests.unit.spark.connectors.attempts import Attempt, hidden_in
 from tests.unit.spark.connectors.delta.attempts import DeltaAttempt, keys_of, rows_of
 
@@ -71,7 +72,7 @@ def test_a_changed_page_of_committed_output_is_an_error_and_no_other_value(spark
         content[pq.read_metadata(place).row_group(0).column(1).dictionary_page_offset + 40] ^= 1
         place.write_bytes(content)
     for condition in ("true", "code = '003'"):
-        with pytest.raises(Exception, match="FAILED_READ_FILE"):
+        with pytest.raises(Exception, match=UNREADABLE):
             read_committed(spark, path).where(condition).collect()
 
 

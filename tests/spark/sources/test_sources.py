@@ -10,6 +10,7 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.connectors import row_groups
 from airflow_provider_statecheck.spark.connectors.files.source import CsvSource, JsonSource, ParquetSource
 from airflow_provider_statecheck.spark.connectors.row_groups import read_footer
+from tests.shared_spark import setting
 from tests.soak import rest_in_soak
 from tests.unit.spark.connectors.runs import following, rows_read
 
@@ -25,7 +26,9 @@ def orders(spark, tmp_path_factory):
     """Three files of several row groups, in directories that hold a column."""
     path = tmp_path_factory.mktemp("sources") / "orders"
     rows = spark.sql(f"select {EVERY_TYPE} from range(0, 3000, 1, 1)")
-    rows.write.option("parquet.block.size", "20000").partitionBy("part").parquet(str(path))
+    # The default since Spark 4.0.
+    with setting(spark, "spark.sql.parquet.datetimeRebaseModeInWrite", "CORRECTED"):
+        rows.write.option("parquet.block.size", "20000").partitionBy("part").parquet(str(path))
     return path
 
 

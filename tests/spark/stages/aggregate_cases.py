@@ -21,7 +21,7 @@ from airflow_provider_statecheck.spark.tables.schemas import spark_schema
 from airflow_provider_statecheck.state.reading.state_reader import read_state
 from tests.messages import make_owner
 from tests.seeds import named_in_failure
-from tests.shared_spark import setting
+from tests.shared_spark import from_arrow, setting, to_arrow
 from tests.spark.stages.stage_tries import StageTries
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def frame_of(spark: SparkSession, table: Any) -> Any:
 
     Without the schema, times without a zone would get one, and Spark stops at an empty chunk.
     """
-    return spark.createDataFrame(table.combine_chunks(), spark_schema(table.schema))
+    return from_arrow(spark, table.combine_chunks(), spark_schema(table.schema))
 
 
 def aggregates_of(columns: Mapping[str, Column]) -> dict[str, Aggregate]:
@@ -172,7 +172,7 @@ class Case:
         columns = [F.expr(f"{each.spark_function}({each.expression})").alias(n) for n, each in self.aggregates.items()]
         with setting(spark, "spark.sql.ansi.enabled", str(self.is_ansi).lower()):
             frame = frame_of(spark, pa.concat_tables(self.tables))
-            return frame.groupBy(*self.keys).agg(*columns).toArrow()
+            return to_arrow(frame.groupBy(*self.keys).agg(*columns))
 
     def found(self, tries: StageTries) -> Any:
         """Return the state after all runs as a table; raises if a run fails in another way than planned."""

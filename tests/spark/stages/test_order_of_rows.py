@@ -13,6 +13,7 @@ from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
 from airflow_provider_statecheck.spark.stages.stage import Max, Min, Stage
 from airflow_provider_statecheck.state.functions.user_functions import KeyedProcessFunction
 from airflow_provider_statecheck.state.reading.state_reader import read_state
+from tests.shared_spark import needs_spark, to_arrow
 from tests.soak import rest_in_soak
 from tests.spark.stages.aggregate_cases import COLUMNS, drawn, frame_of
 from tests.spark.stages.stage_tries import StageTries
@@ -37,13 +38,14 @@ def test_elements_come_in_the_order_of_spark(spark: Any, tries: StageTries, colu
     table = drawn(random.Random(4), 80).select(["k_flag", column])
     frame = frame_of(spark, table.append_column("n", pa.array(range(80))))
     positions = F.row_number().over(Window.partitionBy("k_flag").orderBy(column, "n")) - 1
-    expected = frame.select("n", positions.alias("position")).toArrow().sort_by("n").to_pylist()
+    expected = to_arrow(frame.select("n", positions.alias("position"))).sort_by("n").to_pylist()
     stage = Stage("stage").source(DataFrameSource([1], lambda spark, _: frame)).key_by("k_flag", order_by=(column, "n"))
     tries.run(stage.process(Positions(), output="n long, position int").sink(ParquetSink(str(tries.output))))
     assert sorted(tries.rows(), key=lambda row: row["n"]) == expected
 
 
 @pytest.mark.soak
+@needs_spark("4.0", "a collation")
 def test_lower_case_in_front_of_a_text_gives_the_largest_text_whatever_its_case(spark: Any, tries: StageTries) -> None:
     texts = ["a", "B", "c", "Zürich", "zz", "ä", "É", "", "_"]
     columns = {"k": [i % 2 for i in range(len(texts))], "t": pa.array(texts)}

@@ -13,6 +13,8 @@ from airflow_provider_statecheck.spark.stages.stage import Aggregate, Count, Max
 from airflow_provider_statecheck.state.functions.user_functions import KeyedProcessFunction
 from tests.shared_spark import needs_spark, setting
 
+pytestmark = needs_spark("4.0", "a collation")
+
 COLUMNS = [
     "id",
     "collate(cast(id AS string), 'UNICODE_CI') AS name",

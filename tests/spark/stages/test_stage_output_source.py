@@ -17,6 +17,7 @@ from airflow_provider_statecheck.spark.connectors.stage_output.source import Sta
 from airflow_provider_statecheck.spark.stages.stage import Count, Stage, Sum
 from tests.job_savepoints import save_job
 from tests.messages import make_owner, source_at
+from tests.shared_spark import UNREADABLE
 from tests.spark.stages.functions import FailingOnce
 from tests.spark.stages.stage_tries import JOB
 from tests.unit.spark.connectors.attempts import Attempt
@@ -93,7 +94,7 @@ def test_a_changed_page_of_the_output_upstream_is_an_error_and_no_other_value(sp
         content[pq.read_metadata(path).row_group(0).column(0).dictionary_page_offset + 40] ^= 1
         path.write_bytes(content)
     enumerator = StageOutputSource(str(tries.output)).open(spark)
-    with pytest.raises(Exception, match="FAILED_READ_FILE"):
+    with pytest.raises(Exception, match=UNREADABLE):
         enumerator.load(following(enumerator)).collect()
 
 

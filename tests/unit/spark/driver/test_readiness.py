@@ -140,6 +140,12 @@ def test_files_of_a_distribution_are_its_own_until_another_replaces_one(tmp_path
     assert not has_own_files("some-spark")
 
 
+def test_spark_of_a_cluster_is_too_old_for_airflows_own_environment():
+    text = refusal(pyspark="3.5.9", client=None, imported="3.5.9")
+    assert "Expected pyspark 4.0 or newer in Airflow's environment, found 3.5.9" in text
+    assert "pip install" in text
+
+
 def test_different_versions_are_mended_to_the_one_that_both_have():
     text = refusal(pyspark="4.10.0", client="4.9.1", imported="4.10.0")
     assert "pip install --force-reinstall --no-deps pyspark==4.9.1 pyspark-client==4.9.1" in text

@@ -50,6 +50,14 @@ def failed_read(path: str) -> RuntimeError:
     return RuntimeError(f"[FAILED_READ_FILE.NO_HINT] Encountered error while reading file {path}.  SQLSTATE: KD001")
 
 
+def test_all_files_are_checked_if_spark_does_not_name_the_one_with_another_checksum(storage, snapshots):
+    _, damaged = snapshots
+    flip_page(file_of(damaged))
+    text = "Job aborted: java.io.IOException: could not verify page integrity, CRC checksum verification failed"
+    assert list(find_damage(RuntimeError(text), storage, snapshots)) == [damaged.uri]
+    assert find_damage(RuntimeError("Job aborted: java.io.IOException: closed"), storage, snapshots) == {}
+
+
 @pytest.mark.parametrize(
     "name_of", [str, lambda path: f"file://{str(path).replace(' ', '%20')}", lambda path: f"s3a:/{path}"]
 )

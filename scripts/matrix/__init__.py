@@ -1,0 +1,1 @@
+"""Chosen tests with other versions of Spark, Airflow and Python than those of the constraints."""
