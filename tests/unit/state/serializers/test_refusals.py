@@ -242,7 +242,7 @@ def test_valid_columns_of_another_writer_are_taken(wanted: Any, values: list[Any
         (
             dict[str, int],
             [("a", 1), ("b", 2), ("a", 3)],
-            "each key of value to be in it once, found 1 entries too many",
+            "each key of value to be in it once, found 1 entry too many",
         ),
         (datetime, NOON | {"local": None}, "a local time and a fold, found 1 null;"),
         (datetime, NOON | {"fold": None}, "a local time and a fold, found 1 null;"),
