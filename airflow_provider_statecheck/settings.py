@@ -356,7 +356,7 @@ _SETTINGS = (
         Kind.NAMES,
         Place.SECTION,
         "Comma-separated ids of the Dags whose tasks may take savepoints of whole jobs, restore jobs in place, and "
-        "remove rows of ended attempts, checkpoints and jobs.",
+        "remove database rows of ended attempts, checkpoints and jobs.",
         default="statecheck_maintenance",
     ),
     Setting(
@@ -371,9 +371,9 @@ _SETTINGS = (
         "read_other_jobs",
         Kind.TRUTH,
         Place.SECTION,
-        "Whether tasks may read jobs on which their Dag does not work: rows, pointers and, where state is served, "
-        "queryable state and snapshots. With [core] multi_team, they read jobs of their own team only. Sensors and "
-        "hooks that wait for the job of another Dag need it. Only the api-server reads this option.",
+        "Whether tasks may read jobs on which their Dag does not work: their records, pointers and, where state is "
+        "served, queryable state and snapshots. With [core] multi_team, they read jobs of their own team only. "
+        "Sensors and hooks that wait for the job of another Dag need it. Only the api-server reads this option.",
         default=True,
     ),
     Setting(

@@ -47,7 +47,7 @@ def run(work: Path, *, quick: bool) -> list[Result]:
     return [
         Result(
             id="C1",
-            case="trigger, acknowledge, complete, subsume vs bare transactions",
+            case="trigger, acknowledge, complete, replace vs bare transactions",
             ours=mine,
             peer=theirs,
             unit="ms",

@@ -1,9 +1,9 @@
 """
-Check of phrases in prose: comments, docstrings and strings of Python files, and Markdown outside of code.
+Check of phrases in prose: comments, docstrings and strings of Python files, templates, and Markdown outside of code.
 
 ``python -m scripts.wording [PATH ...]`` checks files and directories, by default the package and its documentation.
 It prints each hit with its line and a suggestion. The exit status is 1 if there are hits.
-The phrases are listed in ``wording.toml``.
+The phrases are listed in ``wording.toml``; some concern only messages, which users read without a glossary.
 """
 
 from __future__ import annotations
@@ -20,15 +20,22 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-PLACES = ("airflow_provider_statecheck", "scripts", "docker", "dags", "benchmarks", "docs", "README.md")
+PLACES = (
+    *("airflow_provider_statecheck", "scripts", "docker", "dags", "benchmarks", "docs"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
+)
+PROSE, MESSAGES = "prose", "messages"
 
 # Replaces characters that are not prose. It is not white space, so no phrase matches across it.
 _GAP = "\0"
-_PROSE_TOKENS = ("COMMENT", "STRING", "FSTRING_MIDDLE")
+_STRINGS = (tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING))
+_BEFORE_STATEMENT = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+_BLANK_TOKENS = (tokenize.COMMENT, tokenize.NL)
 _MARKS = re.compile(r"\A\w*(?:\"\"\"|\'\'\'|\"|\')|(?:\"\"\"|\'\'\'|\"|\')\Z|\A#+|\\[nrt]")
 _FIELDS = re.compile(r"\{[^{}]*\}")
 _CODE_IN_TEXT = re.compile(r"(?P<ticks>`+)[^`]+(?P=ticks)|^[ \t]*>>>.*$|:param \w+:", re.MULTILINE)
-_FENCES = re.compile(r"^[ >]*(?P<fence>```+|~~~+)[^\n]*\n.*?^[ >]*(?P=fence)[^\n]*$", re.MULTILINE | re.DOTALL)
+_FENCES = re.compile(r"^[ >]*(?P<bars>```+|~~~+)[^\n]*\n.*?^[ >]*(?P=bars)[^\n]*$", re.MULTILINE | re.DOTALL)
+_MARKUP = re.compile(r"<[^<>]*>|\{[%#{].*?[}%#]\}", re.DOTALL)
 _LINK_TARGETS = re.compile(r"(?<=\])\([^)\s]*\)|<?https?://[^\s>)]*>?")
 
 
@@ -54,10 +61,10 @@ class Hit:
 
 
 @functools.cache
-def read_turns() -> list[Turn]:
-    """Return the phrases of ``wording.toml``."""
-    listed: dict[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-    return [Turn(_pattern(words), instead) for words, instead in listed.items()]
+def read_turns(kind: str) -> list[Turn]:
+    """Return the phrases of ``wording.toml`` to avoid in all prose, or in messages."""
+    listed: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+    return [Turn(_pattern(words), instead) for words, instead in listed[kind].items()]
 
 
 def _pattern(words: str) -> re.Pattern[str]:
@@ -78,37 +85,71 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def files_of(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield the Python and Markdown files of files and directories."""
+    """Yield the Python and Markdown files and the templates of files and directories."""
     for path in paths:
         below = sorted(path.rglob("*")) if path.is_dir() else [path]
-        yield from (file for file in below if file.suffix in (".py", ".md"))
+        yield from (file for file in below if file.suffix in _TEXTS)
 
 
 def hits_in(path: Path) -> list[Hit]:
     """Return the hits in a file, sorted by line."""
-    text = path.read_text()
-    prose = python_prose(text) if path.suffix == ".py" else markdown_prose(text)
-    hits = [_hit(path, prose, found, turn) for turn in read_turns() for found in turn.pattern.finditer(prose)]
-    return sorted(hits, key=lambda hit: hit.line)
+    texts = _TEXTS[path.suffix](path.read_text())
+    found = [
+        (prose, hit, turn) for kind, prose in texts for turn in read_turns(kind) for hit in turn.pattern.finditer(prose)
+    ]
+    return sorted((_hit(path, *each) for each in found), key=lambda hit: hit.line)
 
 
-def python_prose(text: str) -> str:
-    """Return a text of the same length that contains only the comments and strings of a module."""
+def python_prose(text: str) -> Iterator[tuple[str, str]]:
+    """Yield texts of the same length that contain only the comments and strings of a module, and only its messages."""
+    yield PROSE, _only(text, [token for token, _ in _strings(text)] + _comments(text))
+    yield MESSAGES, _only(text, [token for token, is_docstring in _strings(text) if not is_docstring])
+
+
+def _only(text: str, tokens: Iterable[tokenize.TokenInfo]) -> str:
     starts = [0, *(found.end() for found in re.finditer("\n", text))]
     prose = list(_blank(text))
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+    for token in tokens:
         # A string without white space is a name or a key, not prose.
-        if tokenize.tok_name[token.type] in _PROSE_TOKENS and len(token.string.split()) > 1:
+        if len(token.string.split()) > 1:
             begin, end = (starts[line - 1] + column for line, column in (token.start, token.end))
             prose[begin:end] = _words(text[begin:end])
     return "".join(prose)
 
 
-def markdown_prose(text: str) -> str:
-    """Return a text of the same length without code and link targets."""
+def _comments(text: str) -> list[tokenize.TokenInfo]:
+    return [token for token in _tokens(text) if token.type == tokenize.COMMENT]
+
+
+def _strings(text: str) -> Iterator[tuple[tokenize.TokenInfo, bool]]:
+    """Yield the strings of a module, each with whether it is a statement, such as a docstring."""
+    before = tokenize.NEWLINE
+    for token in _tokens(text):
+        if token.type in _STRINGS:
+            yield token, before in _BEFORE_STATEMENT
+        if token.type not in _BLANK_TOKENS:
+            before = token.type
+
+
+def _tokens(text: str) -> Iterator[tokenize.TokenInfo]:
+    return tokenize.generate_tokens(io.StringIO(text).readline)
+
+
+def markdown_prose(text: str) -> Iterator[tuple[str, str]]:
+    """Yield a text of the same length without code and link targets."""
     for code in (_FENCES, _CODE_IN_TEXT, _LINK_TARGETS):
         text = code.sub(_blank_match, text)
-    return text
+    yield PROSE, text
+
+
+def template_prose(text: str) -> Iterator[tuple[str, str]]:
+    """Yield a template without its tags and expressions."""
+    shown = _MARKUP.sub(_blank_match, text)
+    yield PROSE, shown
+    yield MESSAGES, shown
+
+
+_TEXTS = {".py": python_prose, ".md": markdown_prose, ".html": template_prose}
 
 
 def _words(token: str) -> str:

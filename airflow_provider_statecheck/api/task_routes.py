@@ -144,8 +144,8 @@ def _read(verb: Verb, services: Services, caller: Any, **arguments: Any) -> Any:
     if found is None and verb.reads_one_row:
         checkpoint_id = arguments["checkpoint_id"]
         raise CheckpointNotFoundError(
-            f"Expected checkpoint {checkpoint_id} of job {arguments['job_id']}, found no row of it; list the "
-            "checkpoints of the job to find its id.",
+            f"Expected checkpoint {checkpoint_id} of job {arguments['job_id']}, found it not in the "
+            "database; list the checkpoints of the job to find its id.",
             checkpoint_id=checkpoint_id,
         )
     return found

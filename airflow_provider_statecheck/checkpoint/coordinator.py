@@ -236,7 +236,7 @@ class AttemptCoordinator(StoredJobs):
                     return
         except StateCheckError as error:
             # The attempt has ended anyway. The next attempt that ends, or prune, removes the rows.
-            log.warning("Could not remove old rows of job %s: %s", ended.job_id, error)
+            log.warning("Could not remove old database rows of job %s: %s", ended.job_id, error)
 
     def _register(self, request: RegisterAttempt) -> AttemptGrant:
         dead: list[AttemptRecord] = []

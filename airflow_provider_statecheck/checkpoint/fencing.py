@@ -31,9 +31,8 @@ def require_current(tx: JobTransaction, ref: AttemptRef) -> AttemptRecord:
     if attempt.status is AttemptStatus.FENCED:
         # A rewind, a restore in place and gc fence an attempt before a newer one registers.
         raise StaleAttemptError(
-            f"Attempt {ref.epoch} of operator {operator.uid!r} in job {tx.job.name!r} was fenced, its checkpoints now "
-            "being rejected, because no task of it was found running; stop it, because its calls have no effect any "
-            "more, and run it again.",
+            f"Attempt {ref.epoch} of operator {operator.uid!r} in job {tx.job.name!r} was shut out (fenced), because "
+            "no task of it was found running; stop it, because its calls have no effect any more, and run it again.",
             epoch=ref.epoch,
         )
     return attempt

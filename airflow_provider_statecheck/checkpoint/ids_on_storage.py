@@ -36,5 +36,5 @@ def unknown_checkpoint(job_name: str, newest: int) -> str:
     return (
         f"The storage of job {job_name!r} contains checkpoint {newest}, which is not in the database, for example "
         f"because a backup of the database was restored. New checkpoints start at id {newest + 1}, and checkpoints "
-        "without a row are not deleted."
+        "that the database does not know are not deleted."
     )

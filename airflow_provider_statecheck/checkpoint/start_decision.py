@@ -54,7 +54,7 @@ _ENDED = {
     AttemptStatus.RUNNING: "never closed and was probably killed",
     AttemptStatus.FINISHED: "finished",
     AttemptStatus.FAILED: "failed",
-    AttemptStatus.FENCED: "was fenced",
+    AttemptStatus.FENCED: "was replaced",
 }
 
 

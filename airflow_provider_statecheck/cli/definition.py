@@ -172,7 +172,7 @@ def _read_only_commands() -> tuple[CLICommand, ...]:
             Arg(
                 ("--status",),
                 choices=("pending", "completed", "subsumed", "aborted", "disposed"),
-                help="Only checkpoints with this status; a newer checkpoint has replaced a subsumed one",
+                help="Only checkpoints with this status; 'subsumed' means that a newer checkpoint has replaced it",
             ),
             ARG_LIMIT,
             Arg(("--before",), type=number, metavar="ID", help="Only checkpoints with a lower id"),

@@ -483,7 +483,8 @@ def _content_rows(stage: StageContents) -> Iterator[Row]:
 def _parts(snapshot: SnapshotContent) -> list[str]:
     if not snapshot.parts:
         return []
-    return [f"{snapshot.parts} parts" if snapshot.is_complete else f"{snapshot.parts} parts so far"]
+    parts = counted(snapshot.parts, "part")
+    return [parts if snapshot.is_complete else f"{parts} so far"]
 
 
 def _state_type(state: HeldState) -> str:

@@ -168,4 +168,6 @@ def _tell_what_is_left(views: list[JobView], *, with_files: bool) -> None:
             f"{savepoints[0]}."
         )
     if views and not with_files:
-        print_message("The files of the jobs were not deleted: 'airflow statecheck recover' makes new rows from them.")
+        print_message(
+            "The files of the jobs were not deleted: 'airflow statecheck recover' makes database rows from them."
+        )

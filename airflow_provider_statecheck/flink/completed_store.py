@@ -21,6 +21,7 @@ from airflow_provider_statecheck.checkpoint.aligned.contents import (
 )
 from airflow_provider_statecheck.checkpoint.aligned.steps import CheckpointDeleter, delete_ended
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.retention import beyond_retention
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -297,7 +298,7 @@ class CompletedCheckpointStore:
             for kept in self._handles.clear_entries(status):
                 log.info("Checkpoint %s is retained at %s", kept.checkpoint_id, kept.location)
             removed = self._handles.get_all_handles()
-            log.info("The files of %s checkpoints are to be deleted: %s", len(removed), ", ".join(removed))
+            log.info("The files of %s are to be deleted: %s", counted(len(removed), "checkpoint"), ", ".join(removed))
             self._clean(cleaner, post_cleanup)
         else:
             self._handles.release_all()

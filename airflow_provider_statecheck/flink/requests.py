@@ -158,7 +158,7 @@ class CheckpointFuture:
         outcome = self._futures.outcome(self.request_key)
         if outcome.request is None:
             return _forgotten(
-                f"Expected the row of request {self.request_key}, found none; it was never made or its row was pruned."
+                f"Expected request {self.request_key} in the database, found none; it was never made or was pruned."
             )
         if outcome.request.status is RequestStatus.FAILED:
             return recorded_failure(outcome.request)
@@ -166,7 +166,7 @@ class CheckpointFuture:
             return None
         number = outcome.request.checkpoint_id
         return outcome.checkpoint or _forgotten(
-            f"Expected the row of completed checkpoint {number}, found none; it was pruned."
+            f"Expected completed checkpoint {number} in the database, found none; it was pruned."
         )
 
     def _end(self, ended: CheckpointRecord | CheckpointException) -> None:

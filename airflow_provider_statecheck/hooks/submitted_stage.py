@@ -157,7 +157,7 @@ class SubmittedStage:
             log.info("%s", stale)
         except StateCheckError as error:
             # The result of the driver decides the state of the task; the next registration fences this attempt.
-            log.warning("The attempt could not be closed, the next one will fence it: %s", error)
+            log.warning("The attempt could not be closed, the next one will replace it: %s", error)
 
     def require_end(self) -> None:
         """

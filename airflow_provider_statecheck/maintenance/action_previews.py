@@ -194,7 +194,7 @@ def rewind_preview(view: JobView, rewound: tuple[RewoundOperator, ...]) -> Actio
             if each.withdrawn_restore is not None
         ),
         *(f"Operator {uid!r} then starts without state." for uid in without_state),
-        *(f"{_name(attempt)} is replaced (fenced); its task is not running." for attempt in fenced),
+        *(f"{_name(attempt)} is replaced; its task is not running." for attempt in fenced),
     ]
     return ActionPreview(
         action=JobAction.REWIND,
@@ -299,7 +299,7 @@ def _fork_preview(view: JobView, wanted: UserAction) -> ActionPreview:
 def _fork_notes(forked: CheckpointRecord) -> Iterator[str]:
     if not forked.properties.is_savepoint:
         yield (
-            "Until the first checkpoint of the fork is complete, newer checkpoints of the job may subsume this one. "
+            "Until the first checkpoint of the fork is complete, newer checkpoints of the job may replace this one. "
             "Take a savepoint first and fork from it if the job runs in the meantime."
         )
 

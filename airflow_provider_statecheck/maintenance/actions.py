@@ -19,6 +19,7 @@ from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.job_removal import request_removal, withdraw_removal
 from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import (
     ActionRecord,
@@ -238,7 +239,7 @@ def _rewind(
 ) -> ActionRecord:
     rewound = rewind_in(tx, rewinding, dead)
     taken_back = sum(len(each.taken_back) for each in rewound)
-    return _completed(tx, _row(tx, wanted, wanted.operator_id), f"{taken_back} checkpoints rolled back")
+    return _completed(tx, _row(tx, wanted, wanted.operator_id), f"{counted(taken_back, 'checkpoint')} rolled back")
 
 
 def _dispose(tx: JobTransaction, wanted: UserAction) -> ActionRecord:

@@ -460,7 +460,9 @@ def _forget(
         collected = collect_job(gateway, view.job.job_id, open_storage, dry_run=request.dry_run)
         report.add(collected)
         # Rows are retained while files of the operator cannot be deleted.
-        report.kept += [f"rows: a retained checkpoint of operator {uid!r} cannot be read" for uid in collected.skipped]
+        report.kept += [
+            f"database rows: a retained checkpoint of operator {uid!r} cannot be read" for uid in collected.skipped
+        ]
         if report.problems or report.unreachable or collected.skipped:
             return
         rows = gateway.forget(view.job.job_id, age, dry_run=request.dry_run)

@@ -34,6 +34,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     operator_id_of,
 )
 from airflow_provider_statecheck.checkpoint.messages import HIGHEST_ID
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.checkpoint.properties import ClaimRecord
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptOwner,
@@ -444,8 +445,8 @@ class JobRecovery:
         except CheckpointNotFoundError:
             return None
         except CorruptRowError as error:
-            return f"it has rows: {error}"
-        return "it has rows, which were not changed"
+            return f"the database has rows of it: {error}"
+        return "the database has rows of it, which were not changed"
 
     def recover(self, request: RecoverJob, *, dry_run: bool = False) -> None:
         """
@@ -464,7 +465,7 @@ class JobRecovery:
         with self._store.transaction(request.job_id, create_as=request.name) as tx:
             if tx.view().attempts:
                 raise InvalidConfigurationError(
-                    f"Expected job {request.name!r} to have no rows, found some; they were not changed."
+                    f"Expected job {request.name!r} to have no rows in the database, found some; they were not changed."
                 )
             tx.set_next_checkpoint_id(max(tx.job.next_checkpoint_id, request.highest_checkpoint_id + 1))
             for uid in request.generations:
@@ -473,7 +474,7 @@ class JobRecovery:
                 tx.add_checkpoint(_row(tx, request.job_id, checkpoint))
             for pointer, uid in request.claimed:
                 _claim(tx, pointer, operator_id_of(uid))
-        log.info("Job %s recovered with %s checkpoints", request.name, len(request.checkpoints))
+        log.info("Job %s recovered with %s", request.name, counted(len(request.checkpoints), "checkpoint"))
 
 
 def _add_operator(tx: JobTransaction, request: RecoverJob, uid: str) -> None:

@@ -226,7 +226,7 @@ def _load_of_row(storage: CheckpointStorage, checkpoint: CheckpointRecord) -> Ch
     found = {key: _IDENTITY[key](document) for key in expected}
     if found != expected:
         raise CorruptStateError(
-            f"Expected {checkpoint.metadata_uri} to match its row with {expected}, found {found}; the file was "
+            f"Expected {checkpoint.metadata_uri} to match its database row, {expected}, found {found}; the file was "
             "replaced by that of another checkpoint."
         )
     return document

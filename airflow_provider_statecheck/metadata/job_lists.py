@@ -75,7 +75,7 @@ def listed_jobs(connection: Connection) -> tuple[JobRecord, ...]:
     for row in connection.execute(statements.VISIBLE_JOBS):
         values, problem = _readable(dict(row._mapping))
         if problem is not None:
-            log.warning("Listing a job by what can be read of its row: %s", problem)
+            log.warning("Listing a job by what can be read of its database row: %s", problem)
         found.append(JOBS.read([values[name] for name in JOBS.names]))
     return tuple(found)
 

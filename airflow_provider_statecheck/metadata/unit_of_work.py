@@ -217,8 +217,8 @@ class UnitOfWork:
         result = self._connection.execute(statement, parameters, execution_options={"preserve_rowcount": True})
         if (result.rowcount if len(writes) == 1 else sum(result.one())) != len(writes):
             raise CoordinatorError(
-                f"Expected the rows of job {self._job_id} as they were read, found that another writer changed one; "
-                "nothing was changed, read them again."
+                f"Expected the database rows of job {self._job_id} as they were read, found that another writer "
+                "changed one; nothing was changed, read them again."
             )
 
 

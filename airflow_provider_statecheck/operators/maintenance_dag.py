@@ -19,6 +19,7 @@ from airflow.sdk import dag, get_current_context, task
 from airflow.sdk.exceptions import AirflowSkipException
 
 from airflow_provider_statecheck.checkpoint.ids import JobId
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.checkpoint.row_removal import DEFAULT_AGE
 from airflow_provider_statecheck.exceptions import CorruptStateError, StorageError
 from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID, guarded_storage_opener
@@ -47,7 +48,8 @@ _DOC = """
 Maintain the checkpoints of all jobs.
 
 * `collect` deletes the files of ended checkpoints every day.
-* `prune` deletes rows, jobs of test runs and jobs of ended runs that are older than a month, every day.
+* `prune` deletes database rows of ended checkpoints and attempts, jobs of test runs and jobs of ended runs that are
+  older than a month, every day.
 * `verify` reads the retained checkpoints of all jobs on Sundays, and fails if one of them cannot be restored.
 
 The tasks run one after the other, independent of each other's result. They call the coordinator over HTTP, which
@@ -148,7 +150,7 @@ def prune_all(
         _log_result(each.job, each.deleted_bytes, each.kept)
     tokens = gateway.drop_tokens(age_seconds=older_than.total_seconds())
     removed = sum(each.is_removed for each in done)
-    log.info("%s of %s jobs and %s ended tokens removed", removed, len(done), tokens)
+    log.info("%s of %s and %s removed", removed, counted(len(done), "job"), counted(tokens, "ended token"))
     _require_deleted(done)
     return removed
 

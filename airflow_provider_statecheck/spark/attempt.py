@@ -341,7 +341,7 @@ class StageAttempt:
         except StaleAttemptError as stale:
             self._newer_epoch = _newer_epoch(stale)
         except StateCheckError as closing:
-            log.warning("The attempt could not be closed; the next attempt will fence it: %s", closing)
+            log.warning("The attempt could not be closed; the next attempt will replace it: %s", closing)
         if self.registration.owner.task is None:
             log.error("%s", self.kept())
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.codec import decode, require
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.exceptions import StateCheckError, StorageError
 from airflow_provider_statecheck.state.progress import RecordsByStep, StepKey, decoded_step, encoded_step, rows_in
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -78,8 +79,8 @@ class StageCosts:
 
     def summary(self) -> str:
         """Return the costs of checkpointing in one line."""
-        parts = f", {self.parts} parts of steps written" if self.parts else ""
-        return f"{self._share()}, {self.put_off} checkpoints postponed{parts}"
+        parts = f", {counted(self.parts, 'part')} of steps written" if self.parts else ""
+        return f"{self._share()}, {counted(self.put_off, 'checkpoint')} postponed{parts}"
 
     def report(self) -> None:
         """Log the summary if there were costs."""

@@ -77,12 +77,12 @@ class CheckpointLog:
     def completed(self, checkpoint: CheckpointRecord) -> None:
         """Log the duration, content and size of a completed checkpoint."""
         log.info(
-            "Checkpoint %s of %s: completed in %.3f s; %s, %s bytes new",
+            "Checkpoint %s of %s: completed in %.3f s; %s, %s new",
             checkpoint.checkpoint_id,
             self._attempt,
             (checkpoint.completed_at - checkpoint.triggered_at).total_seconds() if checkpoint.completed_at else 0.0,
             describe_content(checkpoint),
-            checkpoint.state_size_bytes,
+            counted(checkpoint.state_size_bytes, "byte"),
         )
 
     def failed(self, checkpoint: CheckpointRecord) -> None:
@@ -108,9 +108,9 @@ class CheckpointLog:
 def describe_content(checkpoint: CheckpointRecord) -> str:
     """Return the counts and the size of a checkpoint, such as ``2 snapshots, 1 finished item, 512 bytes``."""
     counts = checkpoint.counts
-    size = f"{checkpoint.full_size_bytes} bytes"
+    size = counted(checkpoint.full_size_bytes, "byte")
     if "splits" in counts:
-        return f"{counts['splits']} of {counts['of_splits']} parts of the input, {size}"
+        return f"{counts['splits']} of {counted(counts['of_splits'], 'part')} of the input, {size}"
     snapshots, items = counts.get("snapshots", 0), counts.get("items", 0)
     return f"{counted(snapshots, 'snapshot')}, {counted(items, 'finished item')}, {size}"
 
@@ -161,7 +161,7 @@ def fenced_line(job_name: str, epoch: int, newer_epoch: int) -> str:
     """Return the last line of a fenced attempt, which is not retried."""
     return (
         f"Attempt {newer_epoch} of job {job_name!r} has replaced attempt {epoch}, whose new checkpoints are rejected "
-        "(it is fenced)."
+        "(fenced)."
     )
 
 
@@ -305,9 +305,9 @@ class StageProgress:
         seconds = self._monotonic() - self._begin
         rate = self._rows / seconds if seconds > 0 else 0.0
         log.info(
-            "%s finished: %s rows in %s, %s rows/s%s",
+            "%s finished: %s in %s, %s rows/s%s",
             self._name,
-            f"{self._rows:,}",
+            counted(self._rows, "row"),
             readable_seconds(seconds),
             f"{rate:,.0f}",
             f", {self._restored_text}" if self._restored else "",
@@ -316,7 +316,7 @@ class StageProgress:
     def _figures(self, details: Sequence[str]) -> Iterator[str]:
         if self.percent is not None:
             yield f"{self.percent} %"
-        yield f"{self._rows:,} rows"
+        yield counted(self._rows, "row")
         yield f"{self._row_rate.per_second:,.0f} rows/s"
         yield from details
         if self._restored:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError, UnsupportedStateError
 from airflow_provider_statecheck.overriding import override
@@ -492,7 +493,7 @@ class StageSteps(StageCheckpointer):
             **of_parts,
         )
         self.reports.append(report)
-        size, duration = f"{report.rows} rows, {report.size_bytes} bytes", readable_seconds(report.seconds)
+        size, duration = _size_text(report), readable_seconds(report.seconds)
         if is_restored:
             self.figures.restored(snapshot)
             log.info("Step %s restored: %s; saved %s", report.name, size, duration)
@@ -500,12 +501,17 @@ class StageSteps(StageCheckpointer):
             log.info("Step %s computed in %s: %s%s", report.name, duration, size, _parts_text(report))
 
 
+def _size_text(report: StepReport) -> str:
+    rows = "" if report.rows is None else f"{counted(report.rows, 'row')}, "
+    return f"{rows}{counted(report.size_bytes, 'byte')}"
+
+
 def _parts_text(report: StepReport) -> str:
     if not report.parts:
         return ""
     restored = f", {report.restored_parts} of them restored" if report.restored_parts else ""
     bad = f", {len(report.bad_parts)} failed" if report.bad_parts else ""
-    return f" in {report.parts} {'part' if report.parts == 1 else 'parts'}{restored}{bad}"
+    return f" in {counted(report.parts, 'part')}{restored}{bad}"
 
 
 def built(build: object) -> DataFrame:

@@ -32,6 +32,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     shared_uri,
 )
 from airflow_provider_statecheck.checkpoint.messages import HIGHEST_ID
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, OperatorRecord
 from airflow_provider_statecheck.checkpoint.retention import protected_checkpoints
 from airflow_provider_statecheck.checkpoint.store import RECENT, JobView
@@ -390,7 +391,8 @@ def sweep(
         *_delete_each(discarder.discard_location, (*ended, *(uri for uri in directories if uri in due)), problems),
         *_delete_each(discarder.discard_file, (uri for uri in files if uri in due), problems),
     ]
-    log.info("Sweep of job %s: %s orphans, %s operators skipped", view.job.name, len(deleted), len(search.skipped))
+    removed, skipped = counted(len(deleted), "orphaned file"), counted(len(search.skipped), "operator")
+    log.info("Sweep of job %s: %s deleted, %s skipped", view.job.name, removed, skipped)
     return SweepReport(
         deleted=tuple(deleted), skipped=search.skipped, quarantined=quarantined, problems=tuple(problems)
     )

@@ -166,7 +166,7 @@ class MaintenanceContract(MaintainedJobs):
         assert self.maintenance.close_abandoned(attempt.job_id) == ()
         assert "may still be running" in self.maintenance.retire(RetireJob(job_id=attempt.job_id, is_named=True))[0]
         retry = self.coordinator.register(make_registration(owner=make_owner(run_id="run-1", airflow=AIRFLOW)))
-        assert (retry.is_restore, retry.start_reason) == (True, "retry after an attempt that was fenced")
+        assert (retry.is_restore, retry.start_reason) == (True, "retry after an attempt that was replaced")
 
     def test_an_attempt_stays_open_while_its_run_is_not_over(self, clock: ManualClock) -> None:
         attempt = self.run(status=None)

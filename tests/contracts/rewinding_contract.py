@@ -174,9 +174,9 @@ class RewindingContract(RunsWithTasks):
         script = self.begin(day(3)).attempt
         self.rewind(2)
         for status in (AttemptStatus.FINISHED, AttemptStatus.FAILED):
-            with pytest.raises(StaleAttemptError, match="was fenced"):
+            with pytest.raises(StaleAttemptError, match="was shut out"):
                 self.gateway.finish(FinishAttempt(attempt=script, status=status))
-        with pytest.raises(StaleAttemptError, match="was fenced"):
+        with pytest.raises(StaleAttemptError, match="was shut out"):
             self.gateway.confirm_commits(script, (1,))
 
     def test_all_operators_go_back_or_none(self) -> None:

@@ -11,8 +11,11 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+FOR_USERS = [README, *sorted((ROOT / "docs" / "start").glob("*.md")), *sorted((ROOT / "docs" / "use").glob("*.md"))]
+"""What a new user reads; ``make test`` runs the code of these pages, and ``make soak`` that of the others."""
 PAGES = [
-    ROOT / "README.md",
+    README,
     ROOT / "CONTRIBUTING.md",
     ROOT / "tests" / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),

@@ -1,10 +1,10 @@
 """
-Runs the Python blocks of all pages, with one Spark, and writes down what became of each.
+Runs the Python blocks of pages, with one Spark, and writes down what became of each.
 
-``python -m tests.docs.runner <folder>``; the blocks of a page run in their order in one namespace, which has what every
-page takes for granted: ``spark``, a new ``checkpoint`` for each block, and a folder ``/data`` with some events in it. A
-block that makes a Dag is loaded by Airflow and run, if a local Spark is all that it needs; a block that asks for
-``StageContext.current`` is an application, which is submitted.
+``python -m tests.docs.runner <folder> <page>...``; the blocks of a page run in their order in one namespace, which has
+what every page takes for granted: ``spark``, a new ``checkpoint`` for each block, and a folder ``/data`` with some
+events in it. A block that makes a Dag is loaded by Airflow and run, if a local Spark is all that it needs; a block that
+asks for ``StageContext.current`` is an application, which is submitted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.docs.pages import PAGES, Block, blocks_of, name_of, runs_alone
+from tests.docs.pages import Block, blocks_of, name_of, runs_alone
 
 CONF = {
     "spark.master": "local[2]",
@@ -181,7 +181,7 @@ def write_events(work: Path) -> None:
         pq.write_table(pa.table({"user_id": list(range(9)), "day": days * 3}), folder / "part-0.parquet")
 
 
-def main(work: Path) -> None:
+def main(work: Path, pages: list[Path]) -> None:
     for folder in ("tmp", "opt", "dags"):
         (work / folder).mkdir()
     write_events(work)
@@ -189,8 +189,8 @@ def main(work: Path) -> None:
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     logging.getLogger("airflow_provider_statecheck").setLevel(logging.INFO)
     runner = Runner(work)
-    (work / RESULTS).write_text(json.dumps({name_of(page): runner.run(page) for page in PAGES}))
+    (work / RESULTS).write_text(json.dumps({name_of(page): runner.run(page) for page in pages}))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), [Path(page) for page in sys.argv[2:]])

@@ -13,16 +13,18 @@ from pathlib import Path
 import pytest
 
 from tests.docs.outputs import lines_missing
-from tests.docs.pages import ROOT, Block, blocks_of
+from tests.docs.pages import README, ROOT, Block, blocks_of
 from tests.docs.runner import ROOTED
 from tests.standalone_cluster import SPARK_HOME
 
 LIMIT_SECONDS = 600
 KILLED_AT = "4 finished items"
 QUICKSTART = ROOT / "docs" / "start" / "quickstart.md"
-README = ROOT / "README.md"
+FOLLOWED = (README, QUICKSTART)
+"""Pages with files that their reader saves."""
 NOT_RUN = ("pip ", "export ", "airflow db migrate", "airflow standalone")
 """What the fixtures do, and ``tests/packaging``, which runs all of ``airflow standalone``."""
+_HOURS = re.compile(r"time\.sleep\(\d+\)(?=  # stands for hours of work)")
 SPARK = (
     "--master local[2] --driver-memory 512m --conf spark.ui.enabled=false --conf spark.ui.showConsoleProgress=false "
     "--conf spark.sql.shuffle.partitions=2 pyspark-shell"
@@ -85,7 +87,7 @@ class Reader:
         return done.stdout
 
     def _here(self, code: str) -> str:
-        return ROOTED.sub(f"{self._work}/", code)
+        return _HOURS.sub("time.sleep(1)", ROOTED.sub(f"{self._work}/", code))
 
 
 def sections(page: Path) -> tuple[list[Block], list[Block]]:
@@ -103,7 +105,6 @@ def test_the_script_of_the_quickstart_fails_and_resumes_as_the_page_shows(work: 
     assert reader.compared == 2
 
 
-@pytest.mark.soak
 def test_the_dag_of_the_quickstart_logs_what_the_page_shows(work: Path, airflow_db: Path) -> None:
     reader = Reader(work)
     reader.read(sections(QUICKSTART)[1])
@@ -133,13 +134,12 @@ def kill_driver(process: subprocess.Popen[bytes], log: Path) -> None:
     pytest.fail(f"no checkpoint with {KILLED_AT}:\n{log.read_text(errors='replace')[-6000:]}")
 
 
-@pytest.mark.soak
 def test_the_dag_of_the_readme_resumes_after_a_kill_as_it_shows(work: Path, airflow_db: Path) -> None:
     blocks = blocks_of(README)
-    [dag] = [block for block in blocks if "@dag" in block.code]
+    [dag] = [block for block in blocks if block.file]
     [shown] = [block for block in blocks if block.output == "killed"]
     write_events(work / "data" / "events")
-    (work / "dags" / "nightly.py").write_text(ROOTED.sub(f"{work}/", dag.code))
+    (work / str(dag.file)).write_text(ROOTED.sub(f"{work}/", dag.code))
     log = work / "run.log"
     with log.open("wb") as output:
         command = [sys.executable, "-m", "airflow", "dags", "test", "nightly", "2026-01-01"]

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from scripts.docs.pages import generated
-from tests.docs.pages import ROOT, Block, blocks_of, name_of
+from tests.docs.pages import FOR_USERS, README, ROOT, Block, blocks_of, name_of, runs_alone
+from tests.docs.test_first_minutes import FOLLOWED
 from tests.unit.test_packaging import PROJECT
 
-README = ROOT / "README.md"
 PAGES = sorted((ROOT / "docs" / "start").glob("*.md"))
-FOR_USERS = [*PAGES, *sorted((ROOT / "docs" / "use").glob("*.md"))]
 MOST_WORDS = 1200
 MOST_LINES = 120
 BY_NAME = {"killed"}
 """Outputs that ``test_first_minutes`` compares."""
+RUNNING = [Path(__file__).with_name(name) for name in ("test_python.py", "test_first_minutes.py")]
 _REGION = re.compile(r"<!-- generated: .*?<!-- end -->", re.DOTALL)
 _FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 _FIGURE = re.compile(r"\d+(?:\.\d+)?\s*(?:%|x\b|times\b|s\b|seconds\b|GB\b|MB\b)")
@@ -28,7 +30,7 @@ def prose(page: Path) -> str:
     return _FENCE.sub("", page.read_text())
 
 
-@pytest.mark.parametrize("page", FOR_USERS, ids=name_of)
+@pytest.mark.parametrize("page", [page for page in FOR_USERS if page != README], ids=name_of)
 def test_a_page_has_at_most_so_many_words(page: Path) -> None:
     assert len(page.read_text().split()) <= MOST_WORDS
 
@@ -43,13 +45,32 @@ def test_a_page_begins_with_its_purpose_and_has_an_example(page: Path) -> None:
 
 
 def is_tried(block: Block) -> bool:
-    """Tell whether a block is run, checked or compared, or says that it is a fragment."""
+    """Tell whether ``make test`` runs a block, checks it or compares it, or the page says why not."""
+    if block.fragment or block.excuse:
+        return True
     if block.language == "text":
-        return block.output == "above" or block.output in BY_NAME or bool(block.fragment)
-    return block.language in ("python", "bash", "ini", "json", "toml")
+        return block.output == "above" or block.output in BY_NAME
+    if block.language == "python":
+        return block.page in FOLLOWED if block.file else runs_alone(block)
+    return block.language in ("bash", "ini", "json", "toml")  # test_shell and test_pages check these
 
 
-@pytest.mark.parametrize("page", [README, *FOR_USERS], ids=name_of)
+def test_make_test_runs_the_code_of_these_pages() -> None:
+    """A mark that leaves one of these tests to ``make soak`` would leave blocks without a run."""
+    collected = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "not soak", *map(str, RUNNING)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    ).stdout
+    with_python = [page for page in FOR_USERS if any(map(runs_alone, blocks_of(page)))]
+
+    assert [page for page in with_python if f"test_every_block_of_a_page_runs[{name_of(page)}]" not in collected] == []
+    assert len(re.findall("test_first_minutes.py::test_the_", collected)) == 3
+
+
+@pytest.mark.parametrize("page", FOR_USERS, ids=name_of)
 def test_each_block_is_run_or_says_that_it_is_a_fragment(page: Path) -> None:
     assert [block.name for block in blocks_of(page) if not is_tried(block)] == []
 

@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.docs.outputs import lines_missing
-from tests.docs.pages import PAGES, ROOT, Block, blocks_of, name_of, runs_alone
+from tests.docs.pages import FOR_USERS, PAGES, ROOT, Block, blocks_of, name_of, runs_alone
 from tests.docs.runner import MARK, RESULTS
 from tests.standalone_cluster import SPARK_HOME
 
+Results = dict[str, Any]
 LIMIT_SECONDS = 900
-pytestmark = [pytest.mark.spark, pytest.mark.soak]
+pytestmark = pytest.mark.spark
 
 
 def python_blocks(page: Path) -> list[str]:
@@ -26,15 +28,34 @@ def python_blocks(page: Path) -> list[str]:
 
 
 WITH_PYTHON = [page for page in PAGES if python_blocks(page)]
+IN_SOAK = [page for page in WITH_PYTHON if page not in FOR_USERS]
+
+
+def of_page(page: Path, *values: Block, of: str) -> ParameterSet:
+    return pytest.param(page, *values, id=of, marks=pytest.mark.soak if page in IN_SOAK else ())
 
 
 @pytest.fixture(scope="module")
-def results(airflow_db: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What became of each block; one process runs them all, for each Spark takes long to start."""
-    work = tmp_path_factory.mktemp("pages")
+def results_for_users(airflow_db: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return run([page for page in WITH_PYTHON if page in FOR_USERS], tmp_path_factory.mktemp("pages"))
+
+
+@pytest.fixture(scope="module")
+def results_in_soak(airflow_db: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return run(IN_SOAK, tmp_path_factory.mktemp("pages"))
+
+
+@pytest.fixture
+def results(request: pytest.FixtureRequest, page: Path) -> Results:
+    found: Results = request.getfixturevalue("results_in_soak" if page in IN_SOAK else "results_for_users")
+    return found
+
+
+def run(pages: list[Path], work: Path) -> Results:
+    """Return what became of each block of pages; one process runs them all, for Spark takes long to start."""
     with (work / "output.txt").open("w") as output:
         done = subprocess.run(
-            [sys.executable, "-m", "tests.docs.runner", str(work)],
+            [sys.executable, "-m", "tests.docs.runner", str(work), *map(str, pages)],
             stdout=output,
             stderr=subprocess.STDOUT,
             env=_environment(work),
@@ -42,7 +63,7 @@ def results(airflow_db: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
             check=False,
         )
     assert done.returncode == 0, (work / "output.txt").read_text()[-4000:]
-    found: dict[str, Any] = json.loads((work / RESULTS).read_text())
+    found: Results = json.loads((work / RESULTS).read_text())
     return found | {"printed": _by_block((work / "output.txt").read_text())}
 
 
@@ -62,8 +83,8 @@ def _environment(work: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("page", WITH_PYTHON, ids=name_of)
-def test_every_block_of_a_page_runs(page: Path, results: dict[str, Any]) -> None:
+@pytest.mark.parametrize("page", [of_page(page, of=name_of(page)) for page in WITH_PYTHON])
+def test_every_block_of_a_page_runs(page: Path, results: Results) -> None:
     for result in results[name_of(page)]:
         said = results["printed"][result["block"]][-3000:]
         assert result["error"] is None, f"{result['block']}:\n{said}\n{result['error']}"
@@ -74,14 +95,14 @@ def pairs_with_output(page: Path) -> list[tuple[Block, Block]]:
     """Return the blocks that run with the blocks right after them that show what they print."""
     blocks = blocks_of(page)
     pairs = itertools.pairwise(blocks)
-    return [(run, shown) for run, shown in pairs if runs_alone(run) and shown.output == "above"]
+    return [(ran, shown) for ran, shown in pairs if runs_alone(ran) and shown.output == "above"]
 
 
-WITH_OUTPUT = [pair for page in WITH_PYTHON for pair in pairs_with_output(page)]
-
-
-@pytest.mark.parametrize(("run", "shown"), WITH_OUTPUT, ids=[shown.name for _, shown in WITH_OUTPUT])
-def test_a_block_prints_what_the_page_shows(run: Block, shown: Block, results: dict[str, Any]) -> None:
-    printed = results["printed"][run.name]
+@pytest.mark.parametrize(
+    ("page", "ran", "shown"),
+    [of_page(page, *pair, of=pair[1].name) for page in WITH_PYTHON for pair in pairs_with_output(page)],
+)
+def test_a_block_prints_what_the_page_shows(page: Path, ran: Block, shown: Block, results: Results) -> None:
+    printed = results["printed"][ran.name]
 
     assert lines_missing(shown.code, printed) == [], printed[-3000:]

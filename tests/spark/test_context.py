@@ -289,8 +289,8 @@ def test_steps_report_and_say_what_was_restored_and_how_much_time_that_saved(tri
     assert 0 < first.size_bytes <= sum(sizes)
     assert [line for line in caplog.messages if line.startswith("Step slow")] == [
         "Step slow: computing",
-        f"Step slow computed in 34 s: 4 rows, {first.size_bytes} bytes",
-        f"Step slow restored: 4 rows, {first.size_bytes} bytes; saved 34 s",
+        f"Step slow computed in 34 s: 4 rows, {first.size_bytes:,} bytes",
+        f"Step slow restored: 4 rows, {first.size_bytes:,} bytes; saved 34 s",
     ]
 
 
@@ -593,7 +593,7 @@ def test_a_failure_says_in_one_line_what_a_retry_will_find(tries, caplog):
     kept = checkpoint.kept()
     assert "\n" not in kept
     assert kept == (
-        f"Job 'context' retains checkpoint 3: 1 snapshot, 2 finished items, {latest.full_size_bytes} bytes. The next "
+        f"Job 'context' retains checkpoint 3: 1 snapshot, 2 finished items, {latest.full_size_bytes:,} bytes. The next "
         f"try resumes from it. Restore pointer: {latest.location}"
     )
     assert [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR] == [kept]

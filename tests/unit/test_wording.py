@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.wording import files_of, hits_in, main, read_turns
+from scripts.wording import MESSAGES, PROSE, files_of, hits_in, main, read_turns
 
 MODULE = '''\
 """Reads a file that nobody
@@ -111,16 +111,51 @@ def test_the_words_of_the_glossary_are_not_reported(tmp_path: Path, text: str):
     assert reported(tmp_path / "page.md") == []
 
 
-def test_each_turn_has_a_suggestion():
-    assert [turn.pattern.pattern for turn in read_turns() if not turn.instead] == []
+@pytest.mark.parametrize("kind", [PROSE, MESSAGES])
+def test_each_turn_has_a_suggestion(kind: str):
+    assert [turn.pattern.pattern for turn in read_turns(kind) if not turn.instead] == []
+
+
+MESSAGE = '''\
+class Attempt:
+    """An attempt is fenced
+    by a newer one."""
+
+    # A fenced attempt has lost.
+    def refuse(self):
+        """Fence the attempt."""
+        raise ValueError(
+            # It is fenced.
+            "The attempt was "
+            f"fenced; {self.fenced} lost its committables (fenced)."
+        )
+'''
+
+
+def test_terms_of_the_code_are_reported_in_messages_and_not_in_docstrings(tmp_path: Path):
+    (tmp_path / "module.py").write_text(MESSAGE)
+
+    assert reported(tmp_path / "module.py") == [(11, "fenced"), (11, "committables")]
+
+
+def test_terms_of_the_code_are_reported_in_what_a_template_shows(tmp_path: Path):
+    (tmp_path / "page.html").write_text(
+        '<p class="the fenced">{{ a.fenced or "so" }} is\n{% if fenced %}subsumed</p>\n'
+    )
+
+    assert reported(tmp_path / "page.html") == [(2, "subsumed")]
 
 
 def test_directories_are_searched_for_modules_and_pages(tmp_path: Path):
     (tmp_path / "below").mkdir()
-    for name in ("below/module.py", "page.md", "data.json"):
+    for name in ("below/module.py", "page.md", "page.html", "data.json"):
         (tmp_path / name).touch()
 
-    assert {str(path.relative_to(tmp_path)) for path in files_of([tmp_path])} == {"below/module.py", "page.md"}
+    assert {str(path.relative_to(tmp_path)) for path in files_of([tmp_path])} == {
+        "below/module.py",
+        "page.md",
+        "page.html",
+    }
 
 
 def test_a_hit_is_printed_with_its_suggestion_and_fails_the_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.exceptions import UnfitOutputError
 from airflow_provider_statecheck.lazy import pa, pc
 from airflow_provider_statecheck.spark.connectors.sink import require_key_values, require_values
@@ -92,9 +93,9 @@ class TargetLimits:
         )
         remedies = dict.fromkeys(each.remedy for each, _ in found)
         return UnfitOutputError(
-            f"Expected output that {self.target} can hold, found in a batch of {rows} rows: {'; '.join(parts)}. Repair "
-            f"the values in the stage ({'; '.join(remedies)}), filter their rows out, or write such rows to another "
-            "target; nothing of the checkpoint was committed.",
+            f"Expected output that {self.target} can hold, found in a batch of {counted(rows, 'row')}: "
+            f"{'; '.join(parts)}. Repair the values in the stage ({'; '.join(remedies)}), filter their rows out, or "
+            "write such rows to another target; nothing of the checkpoint was committed.",
             violations=[{"column": each.shown, "kind": each.words, "count": count} for each, count in found],
         )
 

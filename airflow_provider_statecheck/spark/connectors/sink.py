@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 from airflow_provider_statecheck.checkpoint.codec import decode, encode
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     InvalidConfigurationError,
@@ -320,8 +321,9 @@ def require_values(table: Any, names: Iterable[str], place: str) -> None:
         nulls = table.column(name).null_count if name in table.column_names else 0
         if nulls:
             raise UnfitOutputError(
-                f"Expected values in the column {name!r}, which cannot be null in {place}, found null in {nulls} rows; "
-                "fill it or drop such rows in the stage, or let the column of the table be null."
+                f"Expected values in the column {name!r}, which cannot be null in {place}, found null in "
+                f"{counted(nulls, 'row')}; fill it or drop such rows in the stage, or let the column of the table be "
+                "null."
             )
 
 

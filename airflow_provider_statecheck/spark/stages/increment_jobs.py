@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.spark.stages.aggregates import aggregated
 from airflow_provider_statecheck.spark.stages.executor.elements import (
     CONTROL,
@@ -260,5 +261,5 @@ class Combining:
         pays = keys < KEYS_PER_ROW * rows
         if pays is not self._pays and self._wanted is None:
             action = "combined before the shuffle" if pays else "shuffled one by one"
-            log.info("Rows are %s from now on: %s keys in %s rows", action, keys, rows)
+            log.info("Rows are %s from now on: %s in %s", action, counted(keys, "key"), counted(rows, "row"))
         self._pays = pays

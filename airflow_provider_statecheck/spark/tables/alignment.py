@@ -146,7 +146,7 @@ def extended(
 
 def file_columns(known: StructType, found: StructType, spark: SparkSession) -> StructType:
     """
-    Return the columns with which files are read, some of whose columns are wider.
+    Return the columns with which files are read that have wider columns.
 
     :param known: Columns with which the files before are read.
     :param found: Columns that Spark finds in a file, without those of directories.

@@ -10,6 +10,8 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any, NoReturn
 
+from airflow_provider_statecheck.checkpoint.printable import counted
+
 
 def find_name(names: Sequence[str], wanted: str, *, is_case_sensitive: bool) -> int | None:
     """
@@ -177,5 +179,5 @@ def _require_all_read(found: Sequence[Any], positions: Sequence[int | None], nam
 
 def _require_width(columns: list[Sequence[Any]], names: Sequence[str]) -> list[Sequence[Any]]:
     if len(columns) != len(names):
-        raise ValueError(f"{len(columns)} columns instead of {len(names)}")
+        raise ValueError(f"{counted(len(columns), 'column')} instead of {len(names)}")
     return columns

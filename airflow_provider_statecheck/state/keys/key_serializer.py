@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.lazy import np, pa, pc
 from airflow_provider_statecheck.state.keys.key_groups import (
@@ -71,8 +72,8 @@ class KeyField:
             raise UnsupportedStateError(f"Expected the key column {self.name} to be a {kind}, found {column.type}.")
         if column.null_count:
             raise InvalidConfigurationError(
-                f"Expected a key in each row, found {column.null_count} rows without {self.name}; filter them out "
-                "before key_by."
+                f"Expected a key in each row, found {counted(column.null_count, 'row')} without {self.name}; filter "
+                "them out before key_by."
             )
         array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         try:
@@ -173,7 +174,7 @@ class KeySerializer:
         """Return the normal form of key columns as Spark sends them."""
         if len(columns) != len(self.fields):
             raise InvalidConfigurationError(
-                f"Expected a column for each of {self._column_names}, found {len(columns)} columns."
+                f"Expected a column for each of {self._column_names}, found {counted(len(columns), 'column')}."
             )
         return tuple(map(KeyField.normalized_column, self.fields, columns))
 

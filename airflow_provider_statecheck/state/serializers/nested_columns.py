@@ -14,6 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.codec import encode
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.lazy import np, pa, pc
 from airflow_provider_statecheck.state.serializers.serializer import (
@@ -385,8 +386,8 @@ def _require_exact(array: Any, converted: Any, place: str) -> None:
     changed = array.filter(differing(array, converted.cast(array.type, safe=False)))
     if len(changed):
         raise UnsupportedStateError(
-            f"Expected {place} to be of type {converted.type}, found {pc.count(changed)} values of type {array.type} "
-            "that it cannot hold exactly; round or convert them first."
+            f"Expected {place} to be of type {converted.type}, found {counted(len(changed), 'value')} of type "
+            f"{array.type} that it cannot hold exactly; round or convert them first."
         )
 
 

@@ -13,6 +13,7 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from airflow_provider_statecheck.checkpoint.codec import encode
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.lazy import np, pa
 from airflow_provider_statecheck.state.arrow.layout import order_codes, order_columns
@@ -85,8 +86,8 @@ class DatetimeSerializer(TypeSerializer[datetime]):
         local, zones, fold = array.drop_null().flatten()
         if local.null_count or fold.null_count:
             raise UnsupportedStateError(
-                f"Expected {place} to have a local time and a fold, found {max(local.null_count, fold.null_count)} "
-                "nulls; set them."
+                f"Expected {place} to have a local time and a fold, found "
+                f"{counted(max(local.null_count, fold.null_count), 'null')}; set them."
             )
         for name in zones.unique().drop_null().to_pylist():
             try:
@@ -411,7 +412,8 @@ class DictSerializer(TypeSerializer[dict[Any, Any]]):
         surplus = len(codes) - len(np.unique(codes))
         if surplus:
             raise UnsupportedStateError(
-                f"Expected each key of {place} to be in it once, found {surplus} entries too many; remove them."
+                f"Expected each key of {place} to be in it once, found "
+                f"{counted(surplus, 'entry')} too many; remove them."
             )
 
     def config(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from types import NoneType
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError, decode
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     IncompatibleCheckpointError,
@@ -178,8 +179,8 @@ class TypeSerializer(ABC, Generic[T]):
         """
         if array.null_count:
             raise UnsupportedStateError(
-                f"Expected {place} to have a value, found {array.null_count} nulls; remove these rows, or declare an "
-                "optional type."
+                f"Expected {place} to have a value, found {counted(array.null_count, 'null')}; remove these rows, or "
+                "declare an optional type."
             )
         self.require_valid_or_null(array, place)
 

@@ -23,6 +23,7 @@ from itertools import count
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.ids import STATE_DIRECTORY, slug
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     FileStateHandle,
@@ -362,8 +363,8 @@ def _require_unique(rows: Any, ordered: Any, order: Any) -> None:
         names = [name for name in position_names(rows.schema.names) if name != KEY_GROUP]
         shown = rows.select(names).slice(int(order[duplicates[0]]), 1).to_pylist()[0]
         raise InvalidConfigurationError(
-            f"Expected one row per key, or per entry of a map state, found {len(duplicates)} rows too many, the first "
-            f"with {shown}; aggregate the rows first."
+            f"Expected one row per key, or per entry of a map state, found {counted(len(duplicates), 'row')} too "
+            f"many, the first with {shown}; aggregate the rows first."
         )
 
 
@@ -379,8 +380,8 @@ def _namespaces(given: Any) -> Any:
     namespaces = conformed(given, pa.string(), NAMESPACE)
     if namespaces.null_count:
         raise InvalidConfigurationError(
-            f"Expected text in each row of {NAMESPACE}, found {namespaces.null_count} nulls; set '' for state without "
-            "a namespace."
+            f"Expected text in each row of {NAMESPACE}, found {counted(namespaces.null_count, 'null')}; set '' for "
+            "state without a namespace."
         )
     return namespaces
 
@@ -391,7 +392,7 @@ def _milliseconds(times: Any, wanted: Any) -> Any:
         return with_elements(times, _milliseconds(times.flatten(), wanted.value_type))
     if times.null_count:
         raise InvalidConfigurationError(
-            f"Expected a time in each row of {LAST_ACCESS}, found {times.null_count} nulls; set these times."
+            f"Expected a time in each row of {LAST_ACCESS}, found {counted(times.null_count, 'null')}; set these times."
         )
     # The state backends store the time of the last access in milliseconds.
     return times.cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())

@@ -90,6 +90,6 @@ def test_rows_that_do_not_fit_are_told_in_one_line(tries: StageTries) -> None:
     twice = tries.spark.createDataFrame([("ann", 1), ("ann", 2)], "account string, value bigint")
     arguments: dict[str, Any] = {"stage": "stage", "function": "balance", "key": ["account"], "max_parallelism": 16}
     target = f"{tries.storage.base_uri}/savepoints"
-    with pytest.raises(InvalidConfigurationError, match=r"1 rows too many.*'ann'"):
+    with pytest.raises(InvalidConfigurationError, match=r"1 row too many.*'ann'"):
         write_savepoint(twice, BALANCE, target=target, **arguments)
     assert not tries.storage.list_files(target)

@@ -83,7 +83,7 @@ def test_the_retry_of_a_fenced_attempt_says_so() -> None:
     complete_checkpoint(coordinator, coordinator.register(make_registration(owner=day(1))).attempt)
     coordinator.register(make_registration(owner=day(2)))
     grant = coordinator.register(make_registration(owner=day(1)))
-    assert (grant.is_restore, grant.start_reason) == (True, "retry after an attempt that was fenced")
+    assert (grant.is_restore, grant.start_reason) == (True, "retry after an attempt that was replaced")
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,7 @@ def test_last_line_of_a_replaced_try_promises_no_retry(gateway) -> None:
     make_stage(gateway).register()
     replaced.close(AttemptStatus.FAILED)
     assert replaced.kept() == (
-        "Attempt 2 of job 'sales' has replaced attempt 1, whose new checkpoints are rejected (it is fenced)."
+        "Attempt 2 of job 'sales' has replaced attempt 1, whose new checkpoints are rejected (fenced)."
     )
 
 

@@ -162,7 +162,7 @@ def test_a_job_with_rows_is_refused(stage, lost):
     assert recover(lost)[0].is_recovered
     before = lost.maintenance.describe(job_id_of(JOB))
     (again,) = recover(lost)
-    assert (again.is_recovered, again.problems) == (False, ("it has rows, which were not changed",))
+    assert (again.is_recovered, again.problems) == (False, ("the database has rows of it, which were not changed",))
     assert lost.maintenance.describe(job_id_of(JOB)) == replace(before)
 
 

@@ -149,7 +149,7 @@ def test_the_last_words_of_a_replaced_attempt_promise_no_retry(stage, caplog):
             replaced.take_checkpoint(CheckpointContent())
         replaced.fail(stale.value)
     assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == [
-        "Attempt 2 of job 'sales' has replaced attempt 1, whose new checkpoints are rejected (it is fenced)."
+        "Attempt 2 of job 'sales' has replaced attempt 1, whose new checkpoints are rejected (fenced)."
     ]
 
 

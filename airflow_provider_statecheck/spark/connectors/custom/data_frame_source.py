@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.codec import require_count
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.connectors.enumerator import (
@@ -58,7 +59,8 @@ class DataFrameSource(ItemSource):
         by_key = {self._key_of(split): split for split in splits}
         if len(by_key) < len(splits):
             raise InvalidConfigurationError(
-                f"Expected a unique key for each of {len(splits)} splits, found {len(by_key)} keys; correct key."
+                f"Expected a unique key for each of {len(splits)} splits, found {counted(len(by_key), 'key')}; "
+                "correct key."
             )
         return by_key
 

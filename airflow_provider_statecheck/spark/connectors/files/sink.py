@@ -353,8 +353,8 @@ def _visible(storage: CheckpointStorage, files: CommitFiles) -> list[Publication
             if files.read() == before:
                 return found
     raise StorageError(
-        f"Expected to read the ledgers of {storage!r} between two commits, found them changed {_TRIES} times; try "
-        "again."
+        f"Expected to read the lists of committed files of {storage!r} between two commits, found them changed "
+        f"{_TRIES} times; try again."
     )
 
 

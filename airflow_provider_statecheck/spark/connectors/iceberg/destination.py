@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.exceptions import (
     CommitStateUnknownError,
     CorruptStateError,
@@ -179,9 +180,9 @@ def files_of(table: Any, lineage: str, commits: Sequence[TableCommit], shown: st
     expected = sum(commit.files for commit in commits)
     if len(found) != expected:
         raise CorruptStateError(
-            f"Expected {expected} files of {len(commits)} checkpoint(s) in the Iceberg table {shown} to remove, found "
-            f"{len(found)}: another writer, such as compaction, has rewritten or deleted them. Delete the rows of this "
-            f"stage from the table, drop the branch {branch_of(lineage)} and start over.",
+            f"Expected {counted(expected, 'file')} of {counted(len(commits), 'checkpoint')} in the Iceberg table "
+            f"{shown} to remove, found {len(found)}: another writer, such as compaction, has rewritten or deleted "
+            f"them. Delete the rows of this stage from the table, drop the branch {branch_of(lineage)} and start over.",
             checkpoint_id=commits[0].checkpoint_id,
         )
     return found
@@ -252,7 +253,7 @@ class IcebergDestination(CommitDestination):
     def require_same(self, committed: Publication) -> None:
         known, again = self._ledger.find(committed.epoch, committed.checkpoint_id), TableCommit.of(committed)
         if known is None or not known.is_same(again):
-            found = f"{again.rows} rows and {known.rows if known else 'no'} committed rows"
+            found = f"{counted(again.rows, 'row')} and {known.rows if known else 'no'} committed rows"
             raise other_output_error(committed, self.name, found)
 
     @override

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.exceptions import StateCheckError, StorageError
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.connectors.commit.commit_log import (
@@ -140,7 +141,9 @@ class SqlDestination(CommitDestination):
         with self.database.transaction() as connection:
             known = connection.execute(wanted).scalar()
         if known is not None and known != rows:
-            raise other_output_error(committed, self.name, f"{rows} rows and {known} committed rows")
+            raise other_output_error(
+                committed, self.name, f"{counted(rows, 'row')} and {counted(known, 'committed row')}"
+            )
 
     @override
     def apply(self, epoch: int, change: LogChange) -> StateCheckError | None:

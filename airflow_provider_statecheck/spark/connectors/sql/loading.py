@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.ids import new_key
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.exceptions import CorruptStateError
 from airflow_provider_statecheck.lazy import pa, parquet
 from airflow_provider_statecheck.spark.connectors.commit.target_files import TargetFiles, missing_file_cause
@@ -251,8 +252,8 @@ def staged_rows(files: TargetFiles, committable: Committable) -> Iterator[Any]:
             yield table
         if rows != file.rows:
             raise CorruptStateError(
-                f"Expected {file.rows} rows in the staged file {file.name} of {files.target}, found {rows}; the file "
-                "was modified. Restore from an earlier checkpoint, or start over."
+                f"Expected {counted(file.rows, 'row')} in the staged file {file.name} of {files.target}, found "
+                f"{rows}; the file was modified. Restore from an earlier checkpoint, or start over."
             )
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.lazy import np, pa, pc
 from airflow_provider_statecheck.spark.connectors.limits import (
@@ -136,7 +137,7 @@ def _unreadable(table: Any, error: Exception) -> UnsupportedStateError:
     limits = TargetLimits(target="Python", limits=limits_of(table.schema, (OUTSIDE_OF_YEARS, MALFORMED)))
     found = [f"{each.shown} has {count} {each.words}" for each, count in limits.violated(table)]
     return UnsupportedStateError(
-        f"Expected values that Python has, too, in the rows of a function, found in {table.num_rows} rows: "
+        f"Expected values that Python has, too, in the rows of a function, found in {counted(table.num_rows, 'row')}: "
         f"{'; '.join(found) or error}. Repair them before the function, such as null where year(column) not between 1 "
         "and 9999 or make_valid_utf8(column), filter out their rows, or leave out columns that the function does not "
         "read."
@@ -278,8 +279,8 @@ def _require_keys(serializer: KeySerializer, columns: Sequence[Any]) -> None:
     for field, column in zip(serializer.fields, columns, strict=True):
         if column.null_count:
             raise UnsupportedStateError(
-                f"Expected a key in the column {field.name!r} of every row, found null in {column.null_count} rows; "
-                "filter out these rows, or replace null by a value."
+                f"Expected a key in the column {field.name!r} of every row, found null in "
+                f"{counted(column.null_count, 'row')}; filter out these rows, or replace null by a value."
             )
 
 

@@ -257,7 +257,7 @@ def test_the_preview_shows_what_is_restored_and_done_again_and_the_params(site: 
     assert "Checkpoint 3 of aggregate" in page.text
     (step,) = page.table("Steps of the fork")
     assert (step["Step"], step["Size"]) == ("sessions", "1.0 MiB")
-    assert "newer checkpoints of the job may subsume this one" in page.text
+    assert "newer checkpoints of the job may replace this one" in page.text
     (field,) = page.all("textarea")
     assert json.loads(field.text) == {"month": 12, "output": "<i>here</i>"}
     assert page.all("i") == []

@@ -116,7 +116,7 @@ def test_splits_are_a_list(splits):
 
 
 def test_two_splits_of_one_key_are_refused():
-    with pytest.raises(InvalidConfigurationError, match="found 1 keys"):
+    with pytest.raises(InvalidConfigurationError, match="found 1 key;"):
         DataFrameSource([1, "1"], load).open(None)
 
 

@@ -88,7 +88,7 @@ def test_column_that_a_mapping_lacks_is_null_as_in_spark() -> None:
         (Row(account=1, amount=2, fee=3), r"further names \['fee'\]"),
         (PAIR(1, 2), r"names \['a', 'b'\], without \['account', 'amount'\]"),
         ((1, 2, 3), "3 columns instead of 2"),
-        (5, "1 columns instead of 2"),
+        (5, "1 column instead of 2"),
     ],
 )
 def test_row_with_other_columns_is_refused_by_name(emitted: Any, found: str) -> None:

@@ -70,7 +70,7 @@ def test_a_key_of_another_number_of_parts_is_refused(key: Any) -> None:
 
 
 def test_another_number_of_columns_is_refused() -> None:
-    with pytest.raises(InvalidConfigurationError, match="found 1 columns"):
+    with pytest.raises(InvalidConfigurationError, match="found 1 column"):
         PAIR.from_columns([pa.array([1])])
 
 

@@ -232,7 +232,7 @@ def test_valid_columns_of_another_writer_are_taken(wanted: Any, values: list[Any
 @pytest.mark.parametrize(
     ("wanted", "value", "reason"),
     [
-        (Item, {"sku": "a", "quantity": None, "price": 0.5}, "value.quantity to have a value, found 1 nulls"),
+        (Item, {"sku": "a", "quantity": None, "price": 0.5}, "value.quantity to have a value, found 1 null;"),
         (Marked, {"mark": "TALL", "size": 1}, "value.mark to be one of LOW, HIGH, found 'TALL'"),
         (Marked, {"mark": "TOP", "size": 1}, "one of LOW, HIGH, found 'TOP'"),
         (list[int], [1, None], "each element of value to have a value"),
@@ -242,10 +242,10 @@ def test_valid_columns_of_another_writer_are_taken(wanted: Any, values: list[Any
         (
             dict[str, int],
             [("a", 1), ("b", 2), ("a", 3)],
-            "each key of value to be in it once, found 1 entries too many",
+            "each key of value to be in it once, found 1 entry too many",
         ),
-        (datetime, NOON | {"local": None}, "a local time and a fold, found 1 nulls"),
-        (datetime, NOON | {"fold": None}, "a local time and a fold, found 1 nulls"),
+        (datetime, NOON | {"local": None}, "a local time and a fold, found 1 null;"),
+        (datetime, NOON | {"fold": None}, "a local time and a fold, found 1 null;"),
         (datetime, NOON | {"zone": "Mars/Olympus"}, "found 'Mars/Olympus'"),
     ],
     ids=str,
@@ -255,5 +255,5 @@ def test_invalid_columns_of_another_writer_are_refused(wanted: Any, value: Any, 
     array = pa.array([None, value], serializer.arrow_type)
     with pytest.raises(UnsupportedStateError, match=reason):
         serializer.require_valid_or_null(array, "value")
-    with pytest.raises(UnsupportedStateError, match="Expected value to have a value, found 1 nulls"):
+    with pytest.raises(UnsupportedStateError, match="Expected value to have a value, found 1 null;"):
         serializer.require_valid(array, "value")

@@ -232,7 +232,7 @@ ENTRIES = pa.table({"account": ["a", "a"], "map_key": ["x", "x"], "map_value": [
 @pytest.mark.parametrize(
     ("data", "state", "reason"),
     [
-        (pa.table({"account": ["a", "b", "a"], "value": [1, 2, 3]}), VALUE, r"1 rows too many.*'a'"),
+        (pa.table({"account": ["a", "b", "a"], "value": [1, 2, 3]}), VALUE, r"1 row too many.*'a'"),
         (ENTRIES, AMOUNTS, "'x'"),
         (pa.table({"account": ["a"], "value": pa.array([[]], pa.list_(pa.string()))}), TAGS, "an empty one"),
         (pa.table({"account": ["a"], "value": [1], "more": [1]}), VALUE, r"account, value.*more"),
@@ -240,7 +240,7 @@ ENTRIES = pa.table({"account": ["a", "a"], "map_key": ["x", "x"], "map_value": [
         (
             pa.table({"account": ["a", "b"], "namespace": ["", None], "value": [1, 2]}),
             VALUE,
-            "namespace, found 1 nulls",
+            "namespace, found 1 null",
         ),
         (pa.table({"account": ["a"], "value": [1]}), SEEN, "last_access"),
         ([{"account": "a", "value": 1}], VALUE, "an Arrow table, found list; convert it"),
@@ -318,7 +318,7 @@ def test_a_set_as_user_key_is_found_in_whatever_order_it_was_given(job: Stateful
     restore(job, written(pa.table(data), given, target), 1)
     assert job.state("a", "given").get(frozenset([1, 9])) == 7
     twice = pa.table({"account": ["a", "a"], "map_key": pa.array([[9, 1], [1, 9]]), "map_value": [7, 8]})
-    with pytest.raises(InvalidConfigurationError, match="1 rows too many"):
+    with pytest.raises(InvalidConfigurationError, match="1 row too many"):
         written(twice, given, target)
 
 

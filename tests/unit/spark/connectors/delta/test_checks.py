@@ -213,7 +213,7 @@ def test_column_that_cannot_be_null_takes_values_and_refuses_null_before_the_che
     attempt = DeltaAttempt(path, 1).open()
     attempt.add(1, 1)
     assert keys_of(path) == [1]
-    with pytest.raises(UnsupportedStateError, match=r"column 'key', which cannot be null .* null in 1 rows"):
+    with pytest.raises(UnsupportedStateError, match=r"column 'key', which cannot be null .* null in 1 row;"):
         attempt.write_table(pa.table({"key": pa.array([None], pa.int64()), "name": ["a"]}))
 
 

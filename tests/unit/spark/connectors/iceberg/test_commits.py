@@ -71,7 +71,7 @@ def test_snapshot_names_its_checkpoint_and_one_without_rows_makes_none(folder):
 def test_checkpoint_before_a_committed_one_is_refused(folder):
     attempt = Attempt(folder, 1).open()
     attempt.add(2, 2)
-    with pytest.raises(CorruptStateError, match=r"commit of checkpoint 1 .* found 1 rows and no committed rows"):
+    with pytest.raises(CorruptStateError, match=r"commit of checkpoint 1 .* found 1 row and no committed rows"):
         attempt.add(1, 1)
     assert seen_in(folder) == [2]
 
@@ -164,7 +164,7 @@ def test_rewritten_output_that_must_be_replaced_is_refused_before_any_work(folde
     attempt = Attempt(folder, 1).open()
     attempt.add(1, 1, 2)
     delete(folder, "key = 1")
-    with pytest.raises(CorruptStateError, match=r"Expected 1 files of 1 checkpoint\(s\) .* found 0"):
+    with pytest.raises(CorruptStateError, match=r"Expected 1 file of 1 checkpoint .* found 0"):
         Attempt(folder, 2, generation=2).open()
     assert ledger_in(folder, attempt.context.lineage).log.newest_epoch == 1
     assert seen_in(folder) == [2]

@@ -190,7 +190,7 @@ def test_sink_that_appended_before_replaces_files_and_rows_together(marked):
 def test_appended_files_that_an_upsert_has_rewritten_cannot_be_removed(marked):
     Attempt(marked, 1).open().add(1, 1, 2)
     upserting(marked, 2, restored=1).open().add(2, 2)
-    with pytest.raises(CorruptStateError, match=r"Expected 1 files of 2 checkpoint\(s\)"):
+    with pytest.raises(CorruptStateError, match=r"Expected 1 file of 2 checkpoints"):
         upserting(marked, 3, generation=2).open()
 
 

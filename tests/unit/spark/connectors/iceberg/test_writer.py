@@ -171,7 +171,7 @@ def test_required_column_takes_values_and_refuses_null_before_the_checkpoint(tmp
     create_table(tmp_path, pa.schema([pa.field("key", pa.int64(), nullable=False), ("name", pa.string())]))
     attempt = Attempt(tmp_path, 1).open()
     attempt.add(1, 1)
-    with pytest.raises(UnsupportedStateError, match=r"column 'key', which cannot be null .* null in 1 rows"):
+    with pytest.raises(UnsupportedStateError, match=r"column 'key', which cannot be null .* null in 1 row;"):
         attempt.write_table(pa.table({"key": pa.array([None], pa.int64()), "name": ["a"]}))
 
 

@@ -140,7 +140,7 @@ def test_a_column_that_cannot_be_null_takes_values_and_refuses_null_before_the_c
     attempt = place.open(1)
     attempt.add(1, 1)
     assert place.rows() == [(1, "name 1")]
-    with pytest.raises(UnsupportedStateError, match=r"column 'key', which cannot be null .* null in 1 rows"):
+    with pytest.raises(UnsupportedStateError, match=r"column 'key', which cannot be null .* null in 1 row;"):
         attempt.write_table(pa.table({"key": pa.array([None], pa.int64()), "name": ["a"]}))
 
 
