@@ -91,6 +91,9 @@ class Right:
     """Other holders who may ask, and whose call finds nothing and has no effect."""
 
     def outcome(self, holder: str, job: str) -> Outcome:
+        if job == JOINED and holder not in OF_JOINED:
+            # For all who are not bound to it, it is a job of others as soon as their Dag has joined it.
+            job = FOREIGN
         answered = {OWN: self.own, FOREIGN: self.foreign, MISSING: self.missing, JOINED: self.joined}
         hidden = {
             OWN: self.hidden_own,
@@ -115,7 +118,7 @@ READ = Right(
     hidden_foreign=("viewer", "editor", "login", "login_of_maintenance"),
     hidden_missing=(*USERS, "login", "login_of_maintenance"),
     joined=("joined_attempt",),
-    hidden_joined=("login", *JOINED_BY_LOGIN),
+    hidden_joined=JOINED_BY_LOGIN,
     empty=("task", "maintenance"),
 )
 VIEW = Right(own=USERS, foreign=("administrator",), hidden_foreign=("viewer", "editor"), hidden_missing=USERS)
@@ -253,7 +256,7 @@ def test_each_holder_has_the_rights_of_the_table_and_no_others(
 def _jobs_of(holder: str) -> tuple[str, ...]:
     if holder in OF_JOINED:
         return (JOINED, FOREIGN)
-    return (OWN, FOREIGN, MISSING, JOINED) if holder == "login" else (OWN, FOREIGN, MISSING)
+    return (OWN, FOREIGN, MISSING, JOINED)
 
 
 @pytest.mark.parametrize("holder", OF_JOINED)
@@ -358,7 +361,7 @@ def test_a_job_that_the_user_of_a_maintenance_token_may_not_edit_stops_no_mainte
 def _send(there: Neighbours, operation: dict[str, Any], route: Route, holder: str, job: str) -> Any:
     method, template = route
     action = "rewind" if "{action}" in template else ""
-    dag_id = {FOREIGN: THEIRS, MISSING: "dag_of_none"}.get(job, MINE)
+    dag_id = {OWN: MINE, MISSING: "dag_of_none"}.get(job, THEIRS)
     path = template.format(
         job_id=job_id_of(job),
         operator_id=there.attempts[job].operator_id,
@@ -366,7 +369,7 @@ def _send(there: Neighbours, operation: dict[str, Any], route: Route, holder: st
         name="totals",
         action=action,
         dag_id=dag_id,
-        run_id=there.running[THEIRS if job == FOREIGN else MINE].run_id,
+        run_id=there.running[THEIRS if dag_id == THEIRS else MINE].run_id,
         task_id="features",
     )
     headers = {"X-Statecheck-Action": action, "Sec-Fetch-Site": "same-origin"} if action else {}
@@ -380,12 +383,14 @@ def _body(there: Neighbours, operation: dict[str, Any], route: Route, holder: st
     examples = operation["requestBody"]["content"]["application/json"]["examples"]
     body = dict(copy.deepcopy(next(iter(examples.values()))["value"]))
     attempts, leaders = there.attempts, there.leaders
-    place = there.place(THEIRS if job == FOREIGN else MINE) | ({"run_id": "no such run"} if job == MISSING else {})
+    place = there.place(MINE if job in (OWN, MISSING) else THEIRS)
+    place |= {"run_id": "no such run"} if job == MISSING else {}
+    is_own = job == OWN or (job == JOINED and holder in OF_JOINED)
     known = {
         "job_id": job_id_of(job),
         "job_name": job,
         "operator_id": attempts[job].operator_id,
-        "attempt": encode(attempts.get(holder, attempts[job]) if job in (OWN, JOINED) else attempts[job]),
+        "attempt": encode(attempts.get(holder, attempts[job]) if is_own else attempts[job]),
         "leader": encode(leaders[job]),
         "owner": encode(there.owners.get(holder, there.owner(MINE))),
         "run_key": "2026-01-01",
