@@ -200,8 +200,10 @@ def _work_in(made: Neighbours, job: str, uid: str, owner: AttemptOwner, texts: d
     pending = coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
     if texts:
         reason = CheckpointFailureReason.CHECKPOINT_DECLINED
-        declined = {"checkpoint_id": pending.checkpoint_id, "reason": reason, "message": MARKER}
-        coordinator.decline(DeclineCheckpoint(attempt=attempt, **declined))
+        declined = DeclineCheckpoint(
+            attempt=attempt, checkpoint_id=pending.checkpoint_id, reason=reason, message=MARKER
+        )
+        coordinator.decline(declined)
         coordinator.report_progress(ReportProgress(attempt=attempt, summary=texts["checkpoint"]["summary"]))
         requested = make_savepoint_request(attempt, target=f"memory://{MARKER}/saved", requested_by=MARKER)
         JobSavepoints(store).request(requested)

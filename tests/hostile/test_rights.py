@@ -254,6 +254,16 @@ def test_each_holder_has_the_rights_of_the_table_and_no_others(
     assert problems == []
 
 
+@pytest.mark.parametrize(
+    "path", ["/jobs/{foreign}", "/v1/jobs/{foreign}", "/jobs", "/v1/job-list", "/jobs/{own}/operators/{loaded}"]
+)
+def test_one_who_may_read_it_is_told_of_the_other_job(there: Neighbours, path: str) -> None:
+    """The search above would find it."""
+    place = path.format(foreign=job_id_of(FOREIGN), own=job_id_of(OWN), loaded=operator_id_of("loaded"))
+    assert MARKER in there.ask("GET", place, there.tokens["administrator"]).text
+    assert MARKER not in there.ask("GET", place, there.tokens["viewer"]).text
+
+
 def _jobs_of(holder: str) -> tuple[str, ...]:
     if holder in OF_JOINED:
         return (JOINED, FOREIGN)
