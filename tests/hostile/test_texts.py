@@ -127,6 +127,26 @@ def test_no_name_and_no_text_is_part_of_a_statement(run: Run, stage: WrittenStag
     assert run("jobs").status == 0
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["prune {} --yes", "gc {} --yes", "checkpoints {}", "verify {}", "stats {}", "savepoint {}", "state names {}"],
+)
+def test_no_command_takes_a_job_for_the_one_that_has_its_id_as_a_name(
+    run: Run, stage: WrittenStage, command: str
+) -> None:
+    """Whoever is to remove the job by the name that a list shows would remove that of somebody else."""
+    named = job_id_of("payroll")
+    for name in ("payroll", named):
+        stage.run(name)
+    before, files = stage.store.describe(named), stage.files()
+    outcome = run(*command.format(named).split())
+    assert outcome.status == 2
+    assert f"Give 'payroll' for the first, or {job_id_of(named)} for the other" in outcome.err
+    assert (stage.store.describe(named), stage.files()) == (before, files)
+    assert run("checkpoints", "payroll").status == 0
+    assert run("checkpoints", job_id_of(named)).status == 0
+
+
 def test_json_and_yaml_have_names_exactly(hostile, run: Run):
     names = set(_jobs(hostile))
     assert {row["name"] for row in rows(run("jobs", "-o", "json"))} == names
