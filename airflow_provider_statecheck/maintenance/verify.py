@@ -178,7 +178,7 @@ class CheckpointVerifier:
         for number, handle in enumerate(stage.snapshots):
             if len(problems) >= MOST_PROBLEMS:
                 left = len(stage.snapshots) - number
-                problems.append(f"Snapshots that were not read after so many problems: {left}.")
+                problems.append(f"Snapshots that were not read after {MOST_PROBLEMS} problems: {left}.")
                 break
             snapshot = self._verify_snapshot(handle)
             problems += snapshot.problems

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
 
 from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
@@ -44,7 +41,6 @@ from tests.hostile.neighbours import (
     THEIRS,
     EveryTaskRuns,
     Neighbours,
-    neighbours,
 )
 from tests.messages import complete_checkpoint, make_registration, make_savepoint_request
 from tests.soak import rest_in_soak
@@ -204,16 +200,6 @@ QUERIES = {
 }
 SHARES = 7
 """``make test`` asks one request of so many. All routes, and all holders, are among them."""
-
-
-@pytest.fixture(scope="module")
-def there(airflow_db: Path) -> Iterator[Neighbours]:
-    from airflow import settings
-
-    engine: Engine = settings.get_engine()
-    assert str(airflow_db) in str(engine.url), "a test must never write to another database"
-    with neighbours(engine, airflow_db) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

@@ -240,5 +240,5 @@ def test_after_a_hundred_problems_no_more_snapshots_are_read(stage: WrittenStage
     missing = [replace(handle, name=f"raw {number}", uri=f"{handle.uri}-{number}") for number in range(MOST_PROBLEMS)]
     found = verify(stage, stage.take(attempt, handle, *missing, replace(missing[0], name="never read")))
     assert len(found.problems) == MOST_PROBLEMS + 1
-    assert found.problems[-1] == "Snapshots that were not read after so many problems: 1."
+    assert found.problems[-1] == f"Snapshots that were not read after {MOST_PROBLEMS} problems: 1."
     assert not any("never read" in problem for problem in found.problems)
