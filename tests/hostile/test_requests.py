@@ -13,7 +13,8 @@ import pytest
 from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.job_list import JobSort
-from tests.hostile.neighbours import FOREIGN, MARKER, OWN, SECRET_UID, Neighbours
+from tests.hostile.neighbours import FOREIGN, KEEPING, MARKER, OWN, SECRET_UID, Neighbours
+from tests.messages import make_savepoint_request
 from tests.unit.api.server import accepted
 
 HIDDEN = job_id_of(FOREIGN)
@@ -117,6 +118,19 @@ def test_no_field_that_a_message_does_not_have_changes_what_its_caller_may(there
             message = added | trigger | {"operator_id": operator_id_of(SECRET_UID), "pointer": "memory://x"}
             assert there.ask("POST", f"/v1/{path}", there.tokens[holder], message).status_code == 403
     assert there.rows_of(HIDDEN) == kept
+    there.restore()
+
+
+@pytest.mark.parametrize("claimed", ["", "administrator"])
+def test_a_savepoint_is_requested_by_nobody_else_than_its_requester(there: Neighbours, claimed: str) -> None:
+    requested = encode(make_savepoint_request(there.attempts[OWN], target="s3://lake/saved", requested_by=claimed))
+    token = there.tokens["maintenance"]
+    accepted(there.ask("POST", "/v1/savepoints/request", token, requested))
+    accepted(there.ask("POST", "/v1/savepoints/request", token, requested))
+    job = accepted(there.ask("GET", f"/v1/jobs/{job_id_of(OWN)}", token))
+    [found] = [each["requested_by"] for each in job["requests"] if each["request_key"] == requested["request_key"]]
+    task = f"(task {KEEPING}.features of run {there.running[KEEPING].run_id})"
+    assert found == f"{claimed} {task}".strip()
     there.restore()
 
 
