@@ -24,6 +24,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     is_test_job,
     job_id_of,
 )
+from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import AccessDeniedError, CheckpointNotFoundError
@@ -185,8 +186,18 @@ def _disposing_task(call: Call, message: Any) -> Any:
 
 def _restoring_task(call: Call, message: RestoreJob) -> RestoreJob:
     _maintenance_task(call, message)
-    task = call.token.task
-    return replace(message, requested_by=f"task {task.dag_id}.{task.task_id} of run {task.run_id}")
+    return replace(message, requested_by=_named(call.token.task))
+
+
+def _requesting_task(call: Call, message: RequestSavepoint) -> RequestSavepoint:
+    # What a task says of the requester is shown beside the task that says it.
+    _maintenance_task(call, message)
+    told = (message.requested_by, f"({_named(call.token.task)})")
+    return replace(message, requested_by=" ".join(filter(None, told)))
+
+
+def _named(task: Caller) -> str:
+    return f"task {task.dag_id}.{task.task_id} of run {task.run_id}"
 
 
 def _new_leader(call: Call, message: TakeLeadership) -> TakeLeadership:
@@ -216,6 +227,7 @@ _WHO_MAY: dict[str, Callable[[Call, Any], Any]] = {
     "maintenance": _maintenance_task,
     "savepoints": _maintenance_task,
     "savepoints/dispose": _disposing_task,
+    "savepoints/request": _requesting_task,
     "savepoints/restore": _restoring_task,
     "aligned": _leader,
     "aligned/lead": _new_leader,

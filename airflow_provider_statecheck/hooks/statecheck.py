@@ -29,6 +29,7 @@ from airflow_provider_statecheck.hooks.identity import job_name_of, owner_of
 from airflow_provider_statecheck.hooks.transport import (
     airflow_gateway,
     coordinator_rows,
+    find_job,
     is_orm_open,
     is_test_run,
     job_savepoints,
@@ -235,7 +236,7 @@ class StatecheckHook(BaseHook):
         # Not a number would never be over.
         require("timeout", timeout, lambda seconds: seconds >= 0, "a number of seconds, 0 or more")
         service = job_savepoints(self.statecheck_conn_id, storage_conn_id, target=target)
-        view, key = service.maintenance.describe(given_job_id(_job_here(job))), new_key()
+        view, key = find_job(service.maintenance, _job_here(job)), new_key()
         service.request(view, target, kind=savepoint_kind(stop), request_key=key)
         return service.pointer_of(view.job.job_id, key, timeout)
 
@@ -260,7 +261,7 @@ class StatecheckHook(BaseHook):
         """
         from airflow_provider_statecheck.maintenance.job_restore import RestoreJob, read_savepoint
 
-        record = maintenance_gateway(self.statecheck_conn_id).describe(given_job_id(_job_here(job))).job
+        record = find_job(maintenance_gateway(self.statecheck_conn_id), _job_here(job)).job
         savepoint = read_savepoint(pointer_storage_opener(storage_conn_id, pointer), pointer, record)
         request = RestoreJob(
             job_id=record.job_id, savepoint=savepoint, requested_by="StatecheckHook.restore", dry_run=dry_run

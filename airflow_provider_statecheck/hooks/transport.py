@@ -13,18 +13,21 @@ import difflib
 import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from airflow_provider_statecheck.checkpoint.ids import (
     given_job_id,
+    job_id_of,
 )
 from airflow_provider_statecheck.exceptions import (
+    AccessDeniedError,
     CheckpointNotFoundError,
     CoordinatorError,
     EnvironmentNotReadyError,
+    InvalidConfigurationError,
     StateCheckError,
 )
 from airflow_provider_statecheck.gateway.http import HttpCalls, HttpClient
@@ -454,15 +457,31 @@ def find_job(gateway: JobReads, job: str) -> JobView:
 
     :raises CheckpointNotFoundError: if there is no such job; the message names the jobs whose names contain the text or
         are similar.
+    :raises InvalidConfigurationError: if the text is the id of one job and the name of another.
     """
     try:
-        return gateway.describe(given_job_id(job))
+        view = gateway.describe(given_job_id(job))
     except CheckpointNotFoundError as error:
         near = " or ".join(map(repr, _similar_jobs(gateway, job)))
         hint = f"did you mean {near}? " if near else ""
         raise CheckpointNotFoundError(
             f"There is no job {job!r}; {hint}'airflow statecheck jobs' lists all jobs."
         ) from error
+    _require_no_namesake(gateway, job, view)
+    return view
+
+
+def _require_no_namesake(gateway: JobReads, job: str, found: JobView) -> None:
+    # Any task may open a job under the id of another one, and wait for a command that is to concern its own.
+    named = job_id_of(job)
+    if named == found.job.job_id:
+        return
+    with suppress(CheckpointNotFoundError, AccessDeniedError):
+        gateway.describe(named)
+        raise InvalidConfigurationError(
+            f"Expected the name or the id of one job, found {job!r} to be the id of job {found.job.name!r} and the "
+            f"name of another; nothing was changed. Give {found.job.name!r} for the first, or {named} for the other."
+        )
 
 
 def _similar_jobs(gateway: JobReads, job: str) -> list[str]:

@@ -1,16 +1,16 @@
 """
 Verification of retained checkpoints.
 
-Reads every file that a restore would read and reports all problems of a checkpoint. An unavailable storage raises an
-error instead, as it is no evidence against a checkpoint.
+Reads every file that a restore would read and reports the problems of a checkpoint; after a hundred of them it reads no
+more. An unavailable storage raises an error instead, as it is no evidence against a checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from airflow_provider_statecheck.checkpoint.ids import DATA_DIRECTORY, OperatorId, checkpoint_id_of, job_uri
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
@@ -41,6 +41,9 @@ from airflow_provider_statecheck.storage.snapshot_manifest import (
 from airflow_provider_statecheck.storage.uris import redact
 
 Value = TypeVar("Value")
+
+MOST_PROBLEMS: Final = 100
+"""Problems of one stage of a checkpoint after which its other snapshots are not read."""
 
 
 def verify_job(
@@ -160,7 +163,9 @@ class CheckpointVerifier:
         document, problem = _try(load)
         if document is None:
             return Verification(pointer=pointer, problems=(redact(problem),))
-        of_stages = [self._verify_stage(pointer, stage) for stage in (document, *document.members)]
+        stages = (document, *document.members)
+        of_stages = [self._verify_stage(pointer, stage) for stage in stages]
+        self._forget_all_but(handle for stage in stages for handle in stage.snapshots)
         return Verification(
             pointer=pointer,
             checkpoint_id=document.checkpoint_id,
@@ -169,12 +174,20 @@ class CheckpointVerifier:
         )
 
     def _verify_stage(self, pointer: str, stage: CheckpointDocument) -> Verification:
-        snapshots = [self._verify_snapshot(handle) for handle in stage.snapshots]
-        return Verification(
-            pointer=pointer,
-            problems=(*self._state_problems(stage), *(p for s in snapshots for p in s.problems)),
-            unchecked=tuple(p for s in snapshots for p in s.unchecked),
-        )
+        problems, unchecked = [*self._state_problems(stage)], list[str]()
+        for number, handle in enumerate(stage.snapshots):
+            if len(problems) >= MOST_PROBLEMS:
+                left = len(stage.snapshots) - number
+                problems.append(f"Snapshots that were not read after {MOST_PROBLEMS} problems: {left}.")
+                break
+            snapshot = self._verify_snapshot(handle)
+            problems += snapshot.problems
+            unchecked += snapshot.unchecked
+        return Verification(pointer=pointer, problems=tuple(problems), unchecked=tuple(unchecked))
+
+    def _forget_all_but(self, handles: Iterable[SnapshotHandle]) -> None:
+        # The next checkpoint shares snapshots with this one at most, and each may have as many as metadata can name.
+        self._verified = {handle: self._verified[handle] for handle in handles if handle in self._verified}
 
     def _state_problems(self, document: CheckpointDocument) -> tuple[str, ...]:
         _, read_problem = _try(lambda: self._require_values(document))

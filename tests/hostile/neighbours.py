@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,31 @@ from fastapi.testclient import TestClient
 from sqlalchemy import Connection, Engine, delete, insert, select, text
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
+from airflow_provider_statecheck.checkpoint.checkpoint_summary import (
+    CheckpointSummary,
+    LoopSummary,
+    SourceSummary,
+    StateSummary,
+    StepSummary,
+)
 from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, job_id_of, new_key, operator_id_of
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef, TriggerCheckpoint
+from airflow_provider_statecheck.checkpoint.messages import (
+    AttemptRef,
+    DeclineCheckpoint,
+    ReportProgress,
+    TriggerCheckpoint,
+)
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
+from airflow_provider_statecheck.exceptions import ConcurrentAttemptError
+from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import METADATA
-from tests.messages import complete_checkpoint, make_leadership, make_registration
+from airflow_provider_statecheck.overriding import override
+from tests.messages import complete_checkpoint, make_leadership, make_registration, make_savepoint_request
 from tests.unit.api.action_page import airflow_app, log_in
 from tests.unit.api.airflow_rows import SECRET, RunningTask, add_dag, remove_dag
 from tests.unit.api.server import accepted
@@ -31,8 +48,12 @@ Names of the jobs that belong to both Dags' users, tasks and drivers, and of one
 opened for one Dag, and then joined by the other.
 """
 MINE, THEIRS, KEEPING = "dag_of_mine", "dag_of_theirs", "statecheck_maintenance"
-SECRET_UID = "uid-that-only-theirs-know"
-"""Uid of an operator of the foreign job, by which a reply that tells something of the job is recognised."""
+MARKER = "only-theirs-know"
+"""Part of every text of the foreign job, by which a reply that tells something of it is recognised."""
+SECRET_UID = f"uid-that-{MARKER}"
+"""Uid of an operator of the foreign job."""
+MARKED = f"attic-{MARKER}"
+"""Name and Dag of a job of which not even these are known to others; no request names it."""
 COMPLETED = 3
 """Id of a retained checkpoint of both jobs."""
 
@@ -41,7 +62,7 @@ MAY: dict[str, dict[str, frozenset[str]]] = {
     "viewer": {MINE: frozenset({"GET"})},
     "editor": {MINE: _ALL},
     "keeper": {MINE: _ALL, KEEPING: _ALL},
-    "administrator": {MINE: _ALL, THEIRS: _ALL, KEEPING: _ALL},
+    "administrator": {MINE: _ALL, THEIRS: _ALL, KEEPING: _ALL, MARKED: _ALL},
 }
 """
 What each user may do with the Dags; the auth manager permits nothing else, and everything if it is asked about no Dag.
@@ -147,7 +168,7 @@ def neighbours(engine: Engine, folder: Path) -> Iterator[Neighbours]:
     with airflow_app(dict.fromkeys(MAY, "admin"), folder) as airflow, pytest.MonkeyPatch.context() as patch:
         patch.setattr(SimpleAuthManager, "is_authorized_dag", staticmethod(permits))
         made = Neighbours(airflow, engine)
-        for dag_id in (MINE, THEIRS, KEEPING):
+        for dag_id in (MINE, THEIRS, KEEPING, MARKED):
             add_dag(engine, dag_id)
             made.running[dag_id] = RunningTask.start(engine, dag_id=dag_id)
         made.tokens |= {user: log_in(airflow, user) for user in MAY}
@@ -155,24 +176,75 @@ def neighbours(engine: Engine, folder: Path) -> Iterator[Neighbours]:
         _obtain(made)
         made.keep()
         yield made
-        for dag_id in (MINE, THEIRS, KEEPING):
+        for dag_id in (MINE, THEIRS, KEEPING, MARKED):
             remove_dag(engine, dag_id)
 
 
 def _work(made: Neighbours) -> None:
-    """Let both jobs have an operator with three checkpoints, whose attempt has begun another one, and a leader."""
-    store = SqlJobStore(made.engine)
-    coordinator, aligned = AttemptCoordinator(store), AlignedCheckpoints(store)
-    for job, dag_id, uid in ((OWN, MINE, "loaded"), (FOREIGN, THEIRS, SECRET_UID)):
-        owner = made.owner(dag_id)
-        attempt = coordinator.register(make_registration(job_name=job, uid=uid, owner=owner)).attempt
-        for _ in range(COMPLETED):
-            complete_checkpoint(coordinator, attempt)
-        coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
-        made.attempts[job] = attempt
-        made.leaders[job] = aligned.lead(make_leadership(job_name=job, owner=owner))
+    """Let the jobs have an operator with three checkpoints, whose attempt has begun another one, and a leader."""
+    for job, dag_id, uid in ((OWN, MINE, "loaded"), (FOREIGN, THEIRS, SECRET_UID), (MARKED, MARKED, SECRET_UID)):
+        owner, texts = made.owner(dag_id), {} if job == OWN else _marked_texts()
+        _work_in(made, job, uid, owner if job == OWN else _marked(owner), texts)
+    _be_refused(made)
     made.attempts[MISSING] = AttemptRef(job_id=job_id_of(MISSING), operator_id=operator_id_of("loaded"), epoch=1)
     made.leaders[MISSING] = AttemptRef(job_id=job_id_of(MISSING), operator_id=ALIGNED_OPERATOR_ID, epoch=1)
+
+
+def _work_in(made: Neighbours, job: str, uid: str, owner: AttemptOwner, texts: dict[str, Any]) -> None:
+    store = SqlJobStore(made.engine)
+    coordinator, aligned = AttemptCoordinator(store), AlignedCheckpoints(store)
+    registered = make_registration(job_name=job, uid=uid, owner=owner, **texts.get("registration", {}))
+    attempt = coordinator.register(registered).attempt
+    for _ in range(COMPLETED):
+        complete_checkpoint(coordinator, attempt, **texts.get("checkpoint", {}))
+    pending = coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+    if texts:
+        reason = CheckpointFailureReason.CHECKPOINT_DECLINED
+        declined = DeclineCheckpoint(
+            attempt=attempt, checkpoint_id=pending.checkpoint_id, reason=reason, message=MARKER
+        )
+        coordinator.decline(declined)
+        coordinator.report_progress(ReportProgress(attempt=attempt, summary=texts["checkpoint"]["summary"]))
+        requested = make_savepoint_request(attempt, target=f"memory://{MARKER}/saved", requested_by=MARKER)
+        JobSavepoints(store).request(requested)
+        coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+    made.attempts[job] = attempt
+    made.leaders[job] = aligned.lead(make_leadership(job_name=job, owner=owner))
+
+
+def _marked(owner: AttemptOwner) -> AttemptOwner:
+    return replace(owner, run_key=f"key-{MARKER}", clear_marker=f"3/{MARKER}", label=f"a try of {MARKER}")
+
+
+def _marked_texts() -> dict[str, Any]:
+    """Return everything of a job that others may write, with the marker."""
+    base = f"memory://base-{MARKER}"
+    summary = CheckpointSummary(
+        steps=(StepSummary(name=MARKER, outcome="computed"),),
+        loops=(LoopSummary(name=MARKER, finished=1, total=2),),
+        sources=(SourceSummary(uid=MARKER, finished_splits=1, total_splits=2),),
+        states=(StateSummary(uid=MARKER, name=MARKER, kind="value", type=MARKER),),
+        open_commits=(MARKER,),
+        computing=MARKER,
+    )
+    registration = {"storage_base": base, "former_uids": (f"former-{MARKER}",), "dag_uids": {MARKER: (SECRET_UID,)}}
+    return {"registration": registration, "checkpoint": {"summary": summary, "counts": {MARKER: 1}}}
+
+
+class EveryTaskRuns(UnknownLiveness):
+    """Airflow of which every task still runs."""
+
+    @override
+    def is_running(self, owner: AttemptOwner) -> bool:
+        return True
+
+
+def _be_refused(made: Neighbours) -> None:
+    """Let a task of the other Dag be refused in the own job."""
+    coordinator = AttemptCoordinator(SqlJobStore(made.engine), EveryTaskRuns())
+    owner = replace(_marked(made.owner(THEIRS)), logical_task=f"{THEIRS}/{MARKER}")
+    with pytest.raises(ConcurrentAttemptError):
+        coordinator.register(make_registration(job_name=OWN, uid="loaded", owner=owner))
 
 
 def _obtain(made: Neighbours) -> None:

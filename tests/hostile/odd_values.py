@@ -40,10 +40,10 @@ ODD_VALUES: tuple[Any, ...] = (
 def changed(document: Any, rng: random.Random) -> Any:
     """Return JSON with one value, at any place, replaced by an odd one, removed, or twice there."""
     copy = json.loads(json.dumps(document))
-    places = list(_places(copy))
-    if not places:
+    found = list(places(copy))
+    if not found:
         return rng.choice(ODD_VALUES)
-    holder, key = rng.choice(places)
+    holder, key = rng.choice(found)
     what = rng.random()
     if what < 0.1:
         del holder[key]
@@ -56,11 +56,12 @@ def changed(document: Any, rng: random.Random) -> Any:
     return copy
 
 
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Return each list and object in JSON with each of its indexes or names."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, each in items:
         yield value, key
-        yield from _places(each)
+        yield from places(each)
 
 
 def sealed(values: Any) -> bytes:

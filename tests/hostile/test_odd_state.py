@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -34,7 +37,7 @@ from airflow_provider_statecheck.state.serializers.serializer import describe
 from airflow_provider_statecheck.state.source_items import Item, Ledger, pack_items
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
-from tests.hostile.odd_values import changed
+from tests.hostile.odd_values import changed, places
 from tests.seeds import named_in_failure, new_seeds
 from tests.written_snapshots import spark_schema
 from tests.written_state import BACKENDS, StatefulJob
@@ -168,6 +171,23 @@ def test_odd_state_raises_errors_of_this_package_only(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_odd_state_raises_errors_of_this_package_only_for_long(kind):
     _try_seeds(kind, new_seeds(seconds=60))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_text_in_state_is_imported(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "planted_code.py").write_text("class Run: pass")
+    monkeypatch.syspath_prepend(tmp_path)
+    valid, read = KINDS[kind]
+    original = valid()
+    texts = [at for at, (holder, key) in enumerate(places(original)) if isinstance(holder[key], str)]
+    assert texts
+    for at, name in product(texts, ("planted_code.Run", "planted_code:Run", "planted_code")):
+        copy = json.loads(json.dumps(original))
+        holder, key = list(places(copy))[at]
+        holder[key] = name
+        with suppress(StateCheckError):
+            read(copy)
+    assert "planted_code" not in sys.modules
 
 
 @pytest.fixture(scope="module")

@@ -5,15 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import fields, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.rows import BeginCheckpoint, TakeLeadership
+from airflow_provider_statecheck.checkpoint.aligned.rows import BeginCheckpoint, PutHandle, TakeLeadership
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key, operator_id_of
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, CheckpointStatus
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.maintenance.disposal import dispose
 from airflow_provider_statecheck.storage.discarding import StorageDiscarder
@@ -51,6 +54,35 @@ def savepoint_of(stage: WrittenStage, job: str) -> CheckpointRecord:
 
 def test_no_message_of_a_leader_names_the_directory_of_a_savepoint() -> None:
     assert {"location", "pointer", "directory"}.isdisjoint(field.name for field in fields(BeginCheckpoint))
+
+
+@pytest.mark.parametrize(
+    "place", ["{base}/{theirs}/chk-1", "{base}/{own}/../{theirs}/chk-1", "{base}/{own}/chk-9-of-others", "{saved}"]
+)
+def test_no_handle_of_a_leader_makes_a_directory_of_another_job_its_own(stage: WrittenStage, place: str) -> None:
+    saved = savepoint_of(stage, "theirs").location
+    stage.run("own", checkpoints=1)
+    rows, base = AlignedCheckpoints(stage.store), stage.storage.base_uri
+    leader = rows.lead(_leadership("own", base))
+    location = place.format(base=base, theirs=job_id_of("theirs"), own=leader.job_id, saved=saved)
+    handle = PutHandle(
+        leader=leader,
+        checkpoint_id=9,
+        location=location,
+        metadata=FileStateHandle(f"{location}/_metadata", 1, "0" * 64),
+        properties=CheckpointProperties.for_checkpoint(),
+        completed_at=datetime.now(UTC),
+    )
+    with pytest.raises(InvalidConfigurationError, match="location"):
+        rows.put_handle(handle)
+    read = rows.put_handle(replace(handle, properties=replace(handle.properties, unclaimed=True)))
+    with pytest.raises(InvalidConfigurationError, match="location"):
+        rows.put_handle(replace(handle, version=read.epoch))
+    rows.remove_handle(leader, 9)
+    files = stage.files()
+    collect(stage, "own")
+    assert {name for name in files if name not in stage.files() and job_id_of("own") not in name} == set()
+    assert stage.store.claim(saved) is None
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 20))])
@@ -109,12 +141,10 @@ def test_a_disposal_leaves_no_claim_in_the_name_of_a_job_that_has_no_row_of_the_
 
 
 def _forge(stage: WrittenStage, taken: CheckpointRecord, job_id: JobId) -> None:
-
     document = replace(load_document(stage.storage, taken), job_id=job_id)
     uri = f"{taken.location}/_metadata"
     local_path(uri).write_bytes(encode_metadata(document, uri=uri))
 
 
 def _leadership(job: str, base: str) -> TakeLeadership:
-
     return make_leadership(job_name=job, storage_base=base, attempt_key=new_key())

@@ -21,6 +21,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandl
 from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     InvalidConfigurationError,
+    LocationNotAllowedError,
     StateCheckError,
     StorageError,
 )
@@ -275,3 +276,15 @@ def test_error_about_changed_state_names_neither_a_digest_of_what_was_found_nor_
             shown = f"{caught.value} {vars(caught.value)}"
             assert "hush" not in shown
             assert hashlib.sha256(b"found").hexdigest()[:6] not in shown
+
+
+@pytest.mark.parametrize("root", ["s3://lake", "file:///data", "abfs://c@account", "hdfs://name:1"])
+@pytest.mark.parametrize(
+    "place", ["-evil/x", ".evil/x", "/../evil/x", "/./../evil", "/x/../../evil", " /x", "./x", "evil"]
+)
+def test_no_sibling_of_a_configured_location_is_one(root: str, place: str) -> None:
+    configured = AllowedLocations.only([f"{root}/checkpoints"])
+    configured.require(f"{root}/checkpoints/{JOB}/chk-1/_metadata")
+    for uri in (f"{root}/checkpoints{place}", f"{root}2/checkpoints/x", f"{root.upper()}/checkpoints/x"):
+        with pytest.raises(LocationNotAllowedError):
+            configured.require(uri)

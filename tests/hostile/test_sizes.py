@@ -324,3 +324,18 @@ def test_texts_of_hundreds_of_kilobytes_are_not_stored(changes):
     with pytest.raises(StateCheckError):
         AttemptCoordinator(store).register(make_registration(**changes))
     assert store.jobs() == ()
+
+
+@pytest.mark.parametrize(
+    ("fits", "exceeds", "told"),
+    [
+        ({"storage_base": f"memory://{'x' * 16_375}"}, {"storage_base": f"memory://{'x' * 16_376}"}, "16384"),
+        ({"owner": make_owner(label="x" * 261_000)}, {"owner": make_owner(label="x" * 262_144)}, "262144"),
+    ],
+    ids=["text", "json"],
+)
+def test_a_row_has_texts_up_to_the_bound_and_no_longer_ones(fits, exceeds, told):
+    coordinator = AttemptCoordinator(new_store())
+    assert coordinator.register(make_registration(**fits)).attempt.epoch == 1
+    with pytest.raises(InvalidConfigurationError, match=f"at most {told} characters"):
+        coordinator.register(make_registration(**exceeds))

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from airflow.utils import yaml
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
 from airflow_provider_statecheck.checkpoint.printable import is_printable, printable, printable_lines
@@ -102,6 +104,47 @@ def test_no_command_writes_a_control_character_of_a_name(hostile, run: Run, form
         found = run(*command, "-o", format_)
         assert not _RAW.search(found.out + found.err), command
         assert len(found.err.splitlines()) <= 3, command
+
+
+def test_no_name_and_no_text_is_part_of_a_statement(run: Run, stage: WrittenStage) -> None:
+    name = "planted'); DROP TABLE statecheck_job; --"
+    sent = list[tuple[str, str]]()
+
+    def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        sent.append((statement, repr(parameters)))
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        attempt = stage.attempt(name, uid=name)
+        stage.take(attempt, stage.snapshot(attempt, name))
+        attempt.finish(AttemptStatus.FAILED, message=name)
+        for command in (*_commands(name), ("checkpoints", name, "--uid", name), ("jobs", "--name", name)):
+            run(*command)
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    assert [statement for statement, _ in sent if "planted" in statement] == []
+    assert sum("planted" in parameters for _, parameters in sent) > 3
+    assert run("jobs").status == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["prune {} --yes", "gc {} --yes", "checkpoints {}", "verify {}", "stats {}", "savepoint {}", "state names {}"],
+)
+def test_no_command_takes_a_job_for_the_one_that_has_its_id_as_a_name(
+    run: Run, stage: WrittenStage, command: str
+) -> None:
+    """Whoever is to remove the job by the name that a list shows would remove that of somebody else."""
+    named = job_id_of("payroll")
+    for name in ("payroll", named):
+        stage.run(name)
+    before, files = stage.store.describe(named), stage.files()
+    outcome = run(*command.format(named).split())
+    assert outcome.status == 2
+    assert f"Give 'payroll' for the first, or {job_id_of(named)} for the other" in outcome.err
+    assert (stage.store.describe(named), stage.files()) == (before, files)
+    assert run("checkpoints", "payroll").status == 0
+    assert run("checkpoints", job_id_of(named)).status == 0
 
 
 def test_json_and_yaml_have_names_exactly(hostile, run: Run):

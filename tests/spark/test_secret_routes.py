@@ -5,13 +5,19 @@ A secret in the errors of a driver without Airflow, looked for in its log, rows,
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.spark.driver.attempts import HANDOVER_VARIABLE, Handover, begin_submitted
+from airflow_provider_statecheck.spark.driver.settings import DriverSettings
 from tests import leaks
+from tests.messages import make_registration
 from tests.shared_spark import CONF
 from tests.spark.conftest import child_environment
 
@@ -71,3 +77,17 @@ def test_a_driver_tells_no_secret_that_it_was_given(tmp_path: Path, given: str) 
     log = leaks.Place("log of the driver", done.stdout + done.stderr)
     assert b"retains" in log.content
     assert leaks.find([SECRET], [log, *rows, *events, *files]) == []
+
+
+def test_python_workers_of_a_local_driver_do_not_inherit_the_token(spark: Any, tmp_path: Path) -> None:
+    """They get the environment of the JVM, which still has it."""
+    registration = make_registration(storage_base=tmp_path.as_uri())
+    handover = Handover(url="http://me@no-server", token="a token", registration=registration, driver=DriverSettings())
+    context = spark.sparkContext
+    try:
+        with pytest.raises(InvalidConfigurationError):
+            begin_submitted(handover, spark)
+        seen = context.parallelize([0], 1).map(lambda _: os.environ.get(HANDOVER_VARIABLE)).collect()
+    finally:
+        context.environment.pop(HANDOVER_VARIABLE)
+    assert seen == [""], "None would be the environment of this JVM, which was started without a handover"

@@ -30,6 +30,7 @@ from tests.contracts.queried_stage import QueriedStage
 from tests.messages import complete_checkpoint, make_owner, make_registration
 from tests.unit.api.action_page import EDITOR, USERS, VIEWER, Permit
 from tests.unit.api.airflow_rows import SECRET, RunningTask, add_dag, remove_dag
+from tests.unit.api.served_stage import refused
 from tests.unit.api.server import accepted, recover, registration
 from tests.written_state import BACKENDS, StatefulJob
 
@@ -536,6 +537,17 @@ class TestState:
         body = {"job_id": stage.job_id, "lifetime_seconds": seconds}
         user = {"Authorization": f"Bearer {tokens[VIEWER]}"}
         assert airflow.post("/statecheck/v1/token/state", json=body, headers=user).status_code == 400
+
+    def test_a_user_has_a_hundred_at_a_time_and_no_more(
+        self, airflow: TestClient, tokens: dict[str, str], stage: QueriedStage
+    ) -> None:
+        def ask(user: str) -> Any:
+            headers = {"Authorization": f"Bearer {tokens[user]}"}
+            return airflow.post("/statecheck/v1/token/state", json={"job_id": stage.job_id}, headers=headers)
+
+        replies = [ask(VIEWER) for _ in range(101)]
+        assert "fewer than 100 valid" in refused(replies[-1], 403, "access_denied")
+        accepted(ask(EDITOR))
 
     def test_one_who_may_not_read_the_dag_gets_neither_state_nor_token(
         self, airflow: TestClient, tokens: dict[str, str], stage: QueriedStage, permit: Permit

@@ -44,6 +44,7 @@ def _wait(api: ApiServer, time: timedelta) -> None:
 
 class TestOfATask:
     def test_it_ends_after_a_quarter_of_an_hour(self, api: ApiServer) -> None:
+        assert timedelta(minutes=15) == TASK_LIFETIME
         token = api.task_token()
         _wait(api, TASK_LIFETIME - SECOND)
         accepted(api.call("GET", "/v1/jobs", token))
@@ -124,6 +125,7 @@ class TestOfATask:
 
 class TestOfAnAttempt:
     def test_it_slides_while_the_attempt_is_open(self, stage: Stage) -> None:
+        assert timedelta(days=3) == ATTEMPT_LIFETIME
         for _ in range(5):
             _wait(stage.api, ATTEMPT_LIFETIME - SECOND)
             stage.api.trigger(stage.attempt)
@@ -226,6 +228,7 @@ class TestForReading:
             refused(self._renew(stage, token), 403, "access_denied")
 
     def test_a_task_has_so_many_at_a_time_and_no_more(self, stage: Stage) -> None:
+        assert MAX_READERS == 20
         tokens = [stage.reading_token() for _ in range(MAX_READERS)]
         body = {"job_id": job_id_of("another job")}
         reply = stage.api.call("POST", "/v1/token/read", stage.task_token(), body)

@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, StorageError
-from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier, Verification
+from airflow_provider_statecheck.maintenance.verify import MOST_PROBLEMS, CheckpointVerifier, Verification
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, load_document
 from airflow_provider_statecheck.testing.faults import FaultPlan, faulty_storage
 from tests.unit.interpreter import modules_loaded_by
@@ -231,3 +231,14 @@ def test_a_checkpoint_that_was_moved_verifies_where_it_is(stage, checkpoint, tmp
 def test_verifying_loads_no_pyspark():
     loaded = modules_loaded_by("import airflow_provider_statecheck.maintenance.verify")
     assert not {name.partition(".")[0] for name in loaded} & {"pyspark", "py4j", "pyarrow", "airflow"}
+
+
+def test_after_a_hundred_problems_no_more_snapshots_are_read(stage: WrittenStage) -> None:
+    """Otherwise metadata of the largest size would cost the time of a hundred thousand reads, and the memory."""
+    attempt = stage.attempt()
+    handle = stage.snapshot(attempt, "raw")
+    missing = [replace(handle, name=f"raw {number}", uri=f"{handle.uri}-{number}") for number in range(MOST_PROBLEMS)]
+    found = verify(stage, stage.take(attempt, handle, *missing, replace(missing[0], name="never read")))
+    assert len(found.problems) == MOST_PROBLEMS + 1
+    assert found.problems[-1] == f"Snapshots that were not read after {MOST_PROBLEMS} problems: 1."
+    assert not any("never read" in problem for problem in found.problems)

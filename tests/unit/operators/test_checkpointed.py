@@ -171,6 +171,7 @@ class Operator:
     [
         ("https://airflow.example.com/", "https://airflow.example.com"),
         ("https://example.com/airflow", "https://example.com/airflow"),
+        ("https://anna:s3cret@example.com/airflow", "https://example.com/airflow"),
         ("/", ""),
         ("/airflow/", "/airflow"),
     ],

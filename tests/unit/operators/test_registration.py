@@ -234,15 +234,25 @@ def test_what_a_native_template_gives_in_place_of_a_text_is_refused(
         prepared(stage, **{"job": "sales", "map_key": "north"} | {argument: value})
 
 
-def test_the_package_is_not_shipped_to_what_a_template_writes_for_a_missing_value(
-    stage: WrittenStage, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("place", "refused"),
+    [
+        ("None", "Expected a value for package_dir"),
+        ("s3://lake/packages?api_key=planted", "Expected package_dir without credentials"),
+        ("https://anna:planted@host/packages", "Expected package_dir without credentials"),
+    ],
+    ids=["a missing value in a template", "a secret", "a password"],
+)
+def test_the_package_is_not_shipped_to_what_is_no_directory_without_credentials(
+    stage: WrittenStage, monkeypatch: pytest.MonkeyPatch, place: str, refused: str
 ) -> None:
     task = CheckpointedSparkSubmitOperator(
-        task_id="t", application="program.py", package_dir="None", checkpoint_dir=stage.storage.base_uri
+        task_id="t", application="program.py", package_dir=place, checkpoint_dir=stage.storage.base_uri
     )
     monkeypatch.setattr(submitted_stage, "driver_access", lambda _: nullcontext())
-    with pytest.raises(AirflowFailException, match="Expected a value for package_dir"):
+    with pytest.raises(AirflowFailException, match=refused) as caught:
         task.execute(make_context())  # type: ignore[arg-type]
+    assert "planted" not in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [None, ""])
