@@ -61,8 +61,8 @@ class ShippedFile:
         except OSError as error:
             raise EnvironmentNotReadyError(
                 f"Expected to write {path}, a file for the driver and the executors, found: {error}; set "
-                "package_dir, or the directory of the command, to one to which only this user can write and which every "
-                "worker can read."
+                "package_dir, or the directory of the command, to one to which only this user can write and which "
+                "every worker can read."
             ) from error
         return cls(path, digest)
 
