@@ -29,6 +29,7 @@ _MODULES = {
     "rescale": "savepoint_commands",
     "restore": "savepoint_commands",
     "uninstall": "uninstall_command",
+    "package": "package_command",
     "stats": "state_commands",
     "state show": "state_commands",
     "state get": "state_commands",
@@ -141,6 +142,7 @@ def get_statecheck_commands() -> list[CLICommand]:
                 *_read_only_commands(),
                 *_changing_commands(),
                 _removing_command(),
+                _packaging_command(),
                 _serving_command(),
             ),
         )
@@ -441,6 +443,20 @@ def _removing_command() -> ActionCommand:
         ARG_DRY_RUN,
         ARG_YES,
         ARG_STORAGE,
+    )
+
+
+def _packaging_command() -> ActionCommand:
+    return _command(
+        "package",
+        "Write what drivers and executors need on a cluster without Airflow: this package, and a requirements file",
+        Arg(
+            ("directory",),
+            nargs="?",
+            default=".",
+            metavar="DIRECTORY",
+            help="Directory for the two files; missing directories are created (default: .)",
+        ),
     )
 
 

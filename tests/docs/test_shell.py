@@ -121,6 +121,12 @@ def check_installed(program: str) -> Callable[[list[str]], None]:
     return check
 
 
+def check_spark_submit(arguments: list[str]) -> None:
+    """Let pass a script with the shipped package; ``tests/packaging`` submits such scripts."""
+    option, package, script = arguments
+    assert (option, Path(package).suffix, Path(script).suffix) == ("--py-files", ".zip", ".py")
+
+
 def check_uv(arguments: list[str]) -> None:
     """Let pass a build of the package; ``tests/packaging`` builds its wheel."""
     assert Path(sys.executable).with_name("uv").exists()
@@ -242,6 +248,7 @@ PROGRAMS: dict[str, Callable[[list[str]], None]] = {
     "make_secrets": check_make_secrets,
     "pytest": check_pytest,
     "python": check_python,
+    "spark-submit": check_spark_submit,
     "supervisorctl": check_supervisorctl,
     "uv": check_uv,
     "pre-commit": check_installed("pre-commit"),

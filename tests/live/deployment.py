@@ -47,6 +47,7 @@ DAG_IDS = (
 )
 ADMIN, STRANGER = ("admin", "password of an administrator"), ("stranger", "password of a user without permissions")
 LEDGER_PASSWORD = "c0rrect/h0rse+b@ttery"
+JWT_SECRET = "a secret of the live tests that is long enough for HS512, in bytes at least"
 READER = ("reader", "password of a user who may only read")
 
 _HOST = "127.0.0.1"
@@ -60,11 +61,10 @@ class Deployment:
         self.dags = Path(shutil.copytree(DAGS, folder / "dags", ignore=shutil.ignore_patterns("__pycache__")))
         for dag_id in ("statecheck_maintenance", "example_trigger_form"):
             shutil.copy(EXAMPLES / f"{dag_id}.py", self.dags)
-        (folder / "passwords.json").write_text(json.dumps(dict((ADMIN, STRANGER, READER))))
         self.postgres = postgres
         port = free_port()
         self.environment = _environment(folder, postgres.url, port)
-        self.api = AirflowApi(_url(port))
+        self.api = AirflowApi(url_of(port))
         self.api_server = self._component("api-server")
         self.scheduler = self._component("scheduler", "--skip-serve-logs")
         self.dag_processor = self._component("dag-processor")
@@ -132,11 +132,22 @@ def running_deployment(folder: Path) -> Iterator[Deployment]:
 
 def _environment(folder: Path, database: str, port: int) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")}
-    return {**kept, **_settings(folder, database, port), **_intervals(), "AIRFLOW_HOME": str(folder / "home")}
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))  # spark-submit is there
+    return {**kept, **airflow_variables(folder, database, port), "PATH": path}
+
+
+def airflow_variables(folder: Path, database: str, port: int) -> dict[str, str]:
+    """
+    Return the settings of an Airflow on PostgreSQL, and write its users.
+
+    :param folder: Folder with the Dags in ``dags``, for Airflow's home and the checkpoints.
+    """
+    (folder / "passwords.json").write_text(json.dumps(dict((ADMIN, STRANGER, READER))))
+    return {**_settings(folder, database, port), **_intervals(), "AIRFLOW_HOME": str(folder / "home")}
 
 
 def _settings(folder: Path, database: str, port: int) -> dict[str, str]:
-    url = _url(port)
+    url = url_of(port)
     return {
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": database,
         "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
@@ -151,10 +162,9 @@ def _settings(folder: Path, database: str, port: int) -> dict[str, str]:
         "AIRFLOW__API__PORT": str(port),
         "AIRFLOW__API__BASE_URL": url,
         "AIRFLOW__API__WORKERS": "1",
-        "AIRFLOW__API_AUTH__JWT_SECRET": "a secret of the live tests that is long enough for HS512, in bytes at least",
+        "AIRFLOW__API_AUTH__JWT_SECRET": JWT_SECRET,
         "AIRFLOW_CONN_SPARK_LOCAL": json.dumps({"conn_type": "spark", "host": "local[1]"}),
         "AIRFLOW_CONN_LEDGER": json.dumps({"conn_type": "generic", "login": "bookkeeper", "password": LEDGER_PASSWORD}),
-        "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),  # spark-submit is there
         "AIRFLOW__STATECHECK__CHECKPOINT_DIR": str(folder / "checkpoints"),
         "AIRFLOW__STATECHECK__SAVEPOINT_DIR": (folder / "savepoints").as_uri(),
     }
@@ -176,5 +186,6 @@ def _intervals() -> dict[str, str]:
     }
 
 
-def _url(port: int) -> str:
+def url_of(port: int) -> str:
+    """Return the URL of an api-server."""
     return f"http://{_HOST}:{port}"

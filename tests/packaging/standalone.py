@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.live.components import Component
 from tests.live.rest import AirflowApi, wait_until
-from tests.packaging.environment import WheelEnvironment
+from tests.packaging.environment import Environment
 from tests.standalone_cluster import free_port
 
 DAGS = Path(__file__).with_name("dags")
@@ -28,7 +28,7 @@ class Standalone:
     :param environment: Environment with Airflow and the wheel.
     """
 
-    def __init__(self, folder: Path, environment: WheelEnvironment) -> None:
+    def __init__(self, folder: Path, environment: Environment) -> None:
         self._home = folder / "home"
         dags = shutil.copytree(DAGS, folder / "dags", ignore=shutil.ignore_patterns("__pycache__"))
         url = f"http://127.0.0.1:{(port := free_port())}"
@@ -62,7 +62,7 @@ class Standalone:
 
 
 @contextmanager
-def running_standalone(folder: Path, environment: WheelEnvironment) -> Iterator[Standalone]:
+def running_standalone(folder: Path, environment: Environment) -> Iterator[Standalone]:
     standalone = Standalone(folder, environment)
     try:
         standalone.start()

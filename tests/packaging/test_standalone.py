@@ -12,7 +12,7 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from tests.browser.airflow_ui import AirflowUi
 from tests.browser.chromium import CHROMIUM, NOT_RUN, running_chromium
 from tests.live.rest import wait_until
-from tests.packaging.environment import ROOT, WheelEnvironment
+from tests.packaging.environment import ROOT, Environment, built_wheel, requirement
 from tests.packaging.standalone import DAG, Standalone, running_standalone
 
 pytestmark = [pytest.mark.soak, pytest.mark.live]
@@ -24,14 +24,15 @@ STATIC = ROOT / "airflow_provider_statecheck" / "api" / "pages" / "static"
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> WheelEnvironment:
-    environment = WheelEnvironment(tmp_path_factory.mktemp("wheel"))
-    environment.install()
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    folder = tmp_path_factory.mktemp("wheel")
+    environment = Environment(folder)
+    environment.install(requirement(built_wheel(folder / "dist"), "pyspark"))
     return environment
 
 
 @pytest.fixture(scope="module")
-def standalone(environment: WheelEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+def standalone(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
     """An Airflow in which a run of the stage has ended well."""
     with running_standalone(tmp_path_factory.mktemp("standalone"), environment) as standalone:
         api = standalone.api
@@ -45,7 +46,7 @@ def ended(state: str) -> str | None:
     return state if state in ("success", "failed") else None
 
 
-def test_the_package_is_the_one_of_the_wheel(environment: WheelEnvironment) -> None:
+def test_the_package_is_the_one_of_the_wheel(environment: Environment) -> None:
     place = Path(environment.run("import airflow_provider_statecheck as package; print(package.__file__)"))
 
     assert place.is_relative_to(environment.python.parents[1])

@@ -35,6 +35,7 @@ from airflow_provider_statecheck.gateway.time_travel import find_fork_source, fo
 from airflow_provider_statecheck.gateway.verbs import StageGateway
 from airflow_provider_statecheck.settings import SCRIPTS, settings_in
 from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.driver.packages import OF_METADATA, check_driver_packages
 from airflow_provider_statecheck.spark.driver.readiness import make_ready, require_reachable
 from airflow_provider_statecheck.spark.driver.session import give_workers_this_python, mask_settings
 from airflow_provider_statecheck.spark.driver.settings import (
@@ -177,8 +178,10 @@ def open_attempt(
     Register an attempt of a script.
 
     :param given: Arguments of :meth:`StageContext.open` or :func:`run_stage` by name.
+    :raises EnvironmentNotReadyError: if a package is missing; nothing was written then.
     :raises InvalidConfigurationError: if an argument is invalid; nothing was written then.
     """
+    check_driver_packages(*OF_METADATA)
     show_logs_of_script()
     values = {**_DEFAULTS, **values_of_script(given)}
     values |= {name: default for name, default in (("uid", "stage"), ("renamed_uids", {})) if values[name] is None}

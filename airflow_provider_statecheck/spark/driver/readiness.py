@@ -13,13 +13,11 @@ import csv
 import errno
 import hashlib
 import importlib
-import importlib.util
 import logging
 import os
 import re
 import shutil
 import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-NEEDED_ON_A_DRIVER = ("fsspec", "httpx", "numpy", "pyarrow", "pyspark", "tenacity")
 OLDEST_JAVA = 17
 OLDEST_SPARK = 4
 """The oldest Spark in Airflow's own environment; drivers on clusters may have 3.5."""
@@ -176,23 +173,6 @@ def _not_shared(base_uri: str, finding: str) -> EnvironmentNotReadyError:
         f"that {finding}; use a path on a shared volume that all of them can write to, or an object store such as "
         "s3://."
     )
-
-
-def check_driver_packages(
-    is_installed: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None,
-) -> None:
-    """
-    Check that the packages of a driver are installed.
-
-    :param is_installed: Function that returns whether a package can be imported.
-    :raises EnvironmentNotReadyError: if a package is missing.
-    """
-    missing = [name for name in NEEDED_ON_A_DRIVER if not is_installed(name)]
-    if missing:
-        raise EnvironmentNotReadyError(
-            f"Expected the packages {', '.join(NEEDED_ON_A_DRIVER)} in the driver's Python {sys.executable}, found no "
-            f"{', no '.join(missing)}; install them there."
-        )
 
 
 def installed_version(distribution: str) -> str | None:

@@ -27,7 +27,7 @@ from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_DISTRIBUTION = "airflow-provider-statecheck"
+DISTRIBUTION = "airflow-provider-statecheck"
 _ROOT = Path(__file__).parents[2]
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _STAGE_APPLICATION = b"""from airflow_provider_statecheck.spark.stages.stage_run import main
@@ -60,8 +60,9 @@ class ShippedFile:
                 _write(path, data)
         except OSError as error:
             raise EnvironmentNotReadyError(
-                f"Expected to write {path}, which the driver and the executors execute, found: {error}; set "
-                "package_dir to a directory to which only this task's user can write and which every worker can read."
+                f"Expected to write {path}, a file for the driver and the executors, found: {error}; set "
+                "package_dir, or the directory of the command, to one to which only this user can write and which "
+                "every worker can read."
             ) from error
         return cls(path, digest)
 
@@ -90,7 +91,7 @@ def write_package(folder: Path) -> ShippedFile:
         return ShippedFile.written(folder / _ROOT.parent.name, _ROOT.parent.read_bytes())
     data = package_bytes()
     digest = hashlib.sha256(data).hexdigest()
-    return ShippedFile.written(folder / f"{_ROOT.name}-{version(_DISTRIBUTION)}-{digest}.zip", data)
+    return ShippedFile.written(folder / f"{_ROOT.name}-{version(DISTRIBUTION)}-{digest}.zip", data)
 
 
 def write_launcher_jar(folder: Path) -> ShippedFile:

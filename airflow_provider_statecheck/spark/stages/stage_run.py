@@ -33,7 +33,7 @@ from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_interval import Pace, pace_of
 from airflow_provider_statecheck.spark.connectors.source import SizeUnit
 from airflow_provider_statecheck.spark.driver.attempts import begin_submitted, open_attempt, take_handover
-from airflow_provider_statecheck.spark.driver.readiness import check_driver_packages
+from airflow_provider_statecheck.spark.driver.packages import OF_STAGES, check_driver_packages
 from airflow_provider_statecheck.spark.driver.session import TaggedJobs, run_interruptibly, tasks_at_once
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings, StageSettings
 from airflow_provider_statecheck.spark.endings import message_of
@@ -169,9 +169,11 @@ def run_stage(
         starts again counts as a cleared task.
     :param parallelism: Number of subtasks. The default is that of the stage, or else the number of task slots of Spark.
     :param settings: What a Dag takes from its run, its configuration and its connection.
+    :raises EnvironmentNotReadyError: if a package is missing.
     :raises InvalidConfigurationError: if an argument is invalid, or the steps of the stage do not fit together.
     :raises RunSupersededError: if the state already includes a later run.
     """
+    check_driver_packages(*OF_STAGES)
     stage = load_stage(stage, parallelism=parallelism)
     directories = {"checkpoint_dir": checkpoint_dir, "savepoint_dir": savepoint_dir}
     directories |= directories_of(stage.state_backend, (settings or StageSettings()).state_config)
@@ -486,7 +488,7 @@ def main() -> None:
     :raises EnvironmentNotReadyError: if no Airflow operator submitted this driver, or a package is missing.
     :raises InvalidConfigurationError: if there is no such stage.
     """
-    check_driver_packages()
+    check_driver_packages(*OF_STAGES)
     handover = take_handover()
     spark, attempt = begin_submitted(handover)
     stage = _load_or_fail(sys.argv[1], handover.driver.parallelism, attempt)

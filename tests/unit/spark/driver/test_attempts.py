@@ -22,7 +22,7 @@ from airflow_provider_statecheck.spark.connectors.custom.data_frame_source impor
 from airflow_provider_statecheck.spark.context import CurrentContext, StageContext
 from airflow_provider_statecheck.spark.driver import attempts
 from airflow_provider_statecheck.spark.driver.attempts import HANDOVER_VARIABLE, Handover, take_handover
-from airflow_provider_statecheck.spark.driver.readiness import NEEDED_ON_A_DRIVER, check_driver_packages
+from airflow_provider_statecheck.spark.driver.packages import OF_EVERY_DRIVER, OF_METADATA, OF_STAGES
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings, StageSettings
 from airflow_provider_statecheck.spark.stages import stage_run
 from airflow_provider_statecheck.spark.stages.stage import Count, Stage
@@ -126,20 +126,11 @@ def test_second_call_gives_the_same_context(monkeypatch) -> None:
     assert len(made) == 1
 
 
-def test_package_that_is_missing_on_the_driver_is_named() -> None:
-    with pytest.raises(EnvironmentNotReadyError, match="found no httpx, no pyarrow; install them there"):
-        check_driver_packages(lambda name: name not in ("httpx", "pyarrow"))
-
-
 def test_modules_that_make_the_check_load_none_of_these_packages() -> None:
     loaded = modules_loaded_by(
         "import airflow_provider_statecheck.spark.context, airflow_provider_statecheck.spark.stages.stage_run"
     )
-    assert not loaded.intersection(NEEDED_ON_A_DRIVER)
-
-
-def test_driver_with_all_packages_may_start() -> None:
-    check_driver_packages()
+    assert not loaded.intersection((*OF_EVERY_DRIVER, *OF_STAGES, *OF_METADATA))
 
 
 @pytest.mark.parametrize(
