@@ -36,7 +36,7 @@ from airflow_provider_statecheck.checkpoint.records import CheckpointStatus, Row
 from airflow_provider_statecheck.checkpoint.statistics import readable_refusals
 from airflow_provider_statecheck.checkpoint.store import LARGEST_PAGE, RECENT, CheckpointPage, JobView
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
-from airflow_provider_statecheck.gateway.verbs import COORDINATOR, Verb
+from airflow_provider_statecheck.gateway.verbs import STAGE_CALLS, Verb
 from airflow_provider_statecheck.maintenance.actions import ALIGNED, MAINTENANCE, RESTORES, SAVEPOINTS
 from airflow_provider_statecheck.metadata.tables import TokenRecord
 
@@ -193,11 +193,11 @@ def _route(verb: Verb, answer: Callable[..., Any], kinds: dict[str, Any]) -> Cal
 
 
 def _routes() -> Iterator[BaseRoute]:
-    for verbs in (COORDINATOR, MAINTENANCE, SAVEPOINTS, RESTORES, ALIGNED):
+    for verbs in (STAGE_CALLS, MAINTENANCE, SAVEPOINTS, RESTORES, ALIGNED):
         for verb in verbs.values():
             if not verb.is_read:
                 yield _api_route(verb, _message_route(verb), verb.path.partition("/")[0])
-            elif verbs is COORDINATOR:  # the other interfaces repeat its reads
+            elif verbs is STAGE_CALLS:  # the other interfaces repeat its reads
                 yield _api_route(verb, _read_route(verb), "jobs")
 
 

@@ -29,7 +29,7 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     TokenExpiredError,
 )
-from airflow_provider_statecheck.gateway.verbs import COORDINATOR, MOUNT_PATH, VERSION_PATH, Verb, decode_error
+from airflow_provider_statecheck.gateway.verbs import MOUNT_PATH, STAGE_CALLS, VERSION_PATH, Verb, decode_error
 from airflow_provider_statecheck.storage.uris import redact
 
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
@@ -376,7 +376,7 @@ class HttpGateway(HttpCalls):
     """
 
     def __init__(self, client: HttpClient, credentials: Credentials) -> None:
-        super().__init__(COORDINATOR, client, credentials)
+        super().__init__(STAGE_CALLS, client, credentials)
         self._tokens: dict[AttemptRef, str] = {}
         self._owners: dict[AttemptRef, AttemptOwner] = {}
 
@@ -443,7 +443,7 @@ class AsyncJobReader:
 
         :raises StateCheckError: the error of the coordinator, or of the connection.
         """
-        view: JobView = await self._read(COORDINATOR["describe"], job_id=job_id)
+        view: JobView = await self._read(STAGE_CALLS["describe"], job_id=job_id)
         return view
 
     async def latest_checkpoints(
@@ -455,7 +455,7 @@ class AsyncJobReader:
         :raises StateCheckError: as for :meth:`describe`.
         """
         found: LatestCheckpoints | None = await self._read(
-            COORDINATOR["latest_checkpoints"], job_id=job_id, known_version=known_version
+            STAGE_CALLS["latest_checkpoints"], job_id=job_id, known_version=known_version
         )
         return found
 

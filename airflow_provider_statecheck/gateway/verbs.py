@@ -1,5 +1,5 @@
 """
-Calls of a coordinator: their interface, their form over HTTP, and their retries.
+Calls of stages: their interface ``StageGateway``, their form over HTTP, and their retries.
 
 The methods of an interface are the table of its calls: a call has the name, the parameters, the reply and the
 description of its method. Calls in :data:`_READS` read rows by a path, all others send a message to the path of their
@@ -268,7 +268,7 @@ def _verb(method: Any, folder: str, service: str) -> Verb:
     )
 
 
-COORDINATOR = verbs_of(StageGateway, "attempts", "coordinator")
+STAGE_CALLS = verbs_of(StageGateway, "attempts", "coordinator")
 """Calls of a stage; the field ``attempt`` of a message names the attempt, which the token must be bound to."""
 
 

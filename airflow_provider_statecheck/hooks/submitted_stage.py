@@ -143,7 +143,7 @@ class SubmittedStage:
         """
         Close the attempt with the end of the task, also if its driver has reported another end.
 
-        :param gateway: Coordinator after the end of the driver's access; by default that of the access.
+        :param gateway: Gateway after the end of the driver's access; by default that of the access.
         :raises OpenCommitError: if the task succeeded and the sink has uncommitted output.
         """
         if self._attempt is None:

@@ -187,8 +187,8 @@ def _without_open_attempts(view: JobView, report: CollectedJob) -> JobView:
 
 
 def _has_open_leader(view: JobView) -> bool:
-    coordinator = view.operator_of_job
-    return coordinator is not None and view.has_open_attempt(coordinator)
+    of_job = view.operator_of_job
+    return of_job is not None and view.has_open_attempt(of_job)
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,7 @@ _VALUES_PER_STATEMENT = 1000
 """Databases limit the number of parameters of a statement."""
 
 _READS_WITHOUT_LOCK = 3
-"""Number of tries to read a consistent view before the reader locks the job."""
+"""Number of times to read for a consistent view before the reader locks the job."""
 
 
 class SqlJobStore:

@@ -138,14 +138,14 @@ class QueryableStateClient(StateReads):
         return f"QueryableStateClient({self._servers.urls!r})"
 
     def _call(self, send: Callable[[HttpClient, str | None], Any]) -> Any:
-        tries = _Tries(self._servers)
+        requests = _Requests(self._servers)
         while True:
             try:
-                found = self._authorized(partial(send, self._clients[tries.place]))
+                found = self._authorized(partial(send, self._clients[requests.place]))
             except StateCheckError as error:
-                self._servers.retries.sleep(tries.failed(error))
+                self._servers.retries.sleep(requests.failed(error))
             else:
-                tries.answered()
+                requests.answered()
                 return found
 
     def _authorized(self, send: Callable[[str | None], Any]) -> Any:
@@ -269,14 +269,14 @@ class AsyncQueryableStateClient:
         return f"AsyncQueryableStateClient({self._servers.urls!r})"
 
     async def _call(self, send: Callable[[AsyncHttpClient, str | None], Awaitable[Any]]) -> Any:
-        tries = _Tries(self._servers)
+        requests = _Requests(self._servers)
         while True:
             try:
-                found = await self._authorized(partial(send, self._clients[tries.place]))
+                found = await self._authorized(partial(send, self._clients[requests.place]))
             except StateCheckError as error:
-                await self._sleep(tries.failed(error))
+                await self._sleep(requests.failed(error))
             else:
-                tries.answered()
+                requests.answered()
                 return found
 
     async def _authorized(self, send: Callable[[str | None], Awaitable[Any]]) -> Any:
@@ -308,8 +308,8 @@ class _Servers:
         """Place of the server that answered last."""
 
 
-class _Tries:
-    """Tries of one call."""
+class _Requests:
+    """Requests of one call."""
 
     def __init__(self, servers: _Servers) -> None:
         self._servers = servers
@@ -318,7 +318,7 @@ class _Tries:
         self._passing: StateCheckError | None = None
         self._steps = self._places(servers.preferred)
         self.place, _ = next(self._steps)
-        """Place of the server of the next try."""
+        """Place of the server of the next request."""
 
     def answered(self) -> None:
         """Prefer this server from now on."""
@@ -326,7 +326,7 @@ class _Tries:
 
     def failed(self, error: StateCheckError) -> float:
         """
-        Choose the server of the next try and return the pause before it in seconds.
+        Choose the server of the next request and return the pause before it in seconds.
 
         Raise the error if there is none.
         """
@@ -354,7 +354,7 @@ class _Tries:
         return self._within_deadline(pause, error)
 
     def _places(self, first: int) -> Iterator[tuple[int, float]]:
-        """Yield the place of each try and the pause before it; skip servers that cannot serve state."""
+        """Yield the place of each request and the pause before it; skip servers that cannot serve state."""
         count = len(self._servers.urls)
         for number in range(self._servers.retries.attempts):
             pause = self._servers.retries.pause_after(number) if number else 0.0

@@ -185,13 +185,13 @@ class StateProxy:
         :raises RequestLimitError: if the values are larger than the query allows.
         :raises StateCheckError: the last error, if the locations stay stale, or if rows or storage fail.
         """
-        tries = _Tries(self._retries)
+        reads = _Reads(self._retries)
         while True:
             try:
                 with self._measured(query.job_id):
-                    return self._answer(query, tries)
+                    return self._answer(query, reads)
             except StateCheckError as error:
-                tries.failed(error)
+                reads.failed(error)
 
     def names(self, job_id: JobId, as_of: AsOf = LATEST) -> tuple[QueryableName, ...]:
         """
@@ -212,12 +212,12 @@ class StateProxy:
         finally:
             self._created.measure(job_id)
 
-    def _answer(self, query: StateQuery, tries: _Tries) -> StateReply:
+    def _answer(self, query: StateQuery, reads: _Reads) -> StateReply:
         location = self._oracle(query.job_id).request_kv_state_location(
-            query.name, as_of=query.as_of, refresh=tries.refresh
+            query.name, as_of=query.as_of, refresh=reads.refresh
         )
         address = location.first_address
-        tries.checkpoint_id = address.checkpoint_id
+        reads.checkpoint_id = address.checkpoint_id
         keys = query.keys.decoded(location.key_serializer)
         user_key = None if query.user_key is None else query.user_key.decoded(_user_keys(location))
         return StateReply(
@@ -260,8 +260,8 @@ class StateProxy:
         return self._created.get_or_load(job_id, lambda: create(job_id))
 
 
-class _Tries:
-    """Tries of one query."""
+class _Reads:
+    """Reads of one query."""
 
     def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
@@ -269,12 +269,12 @@ class _Tries:
         self._counted = 0
         self._failed_at: int | None = None
         self.checkpoint_id: int | None = None
-        """Checkpoint of the location of the current try."""
+        """Checkpoint of the location of the current read."""
         self.refresh = False
-        """Whether the next try must look the location up again."""
+        """Whether the next read must look the location up again."""
 
     def failed(self, error: StateCheckError) -> None:
-        """Pause before the next try; raise the error if there is none."""
+        """Pause before the next read; raise the error if there is none."""
         if not self._may_be_stale(error):
             raise error
         found = vars(error).get("checkpoint_id", self.checkpoint_id)

@@ -380,7 +380,7 @@ class StageAttempt:
         """Return a line about the checkpoint that the next attempt restores, or about the attempt that took over."""
         if self._newer_epoch is not None:
             return fenced_line(self.registration.job_name, self.grant.attempt.epoch, self._newer_epoch)
-        # Before a restore is confirmed, the next try starts from what this one was granted.
+        # Before a restore is confirmed, the next attempt starts from what this one was granted.
         latest = self.latest or next(iter(self.grant.candidates), None)
         return retained_line(self.registration, latest, is_readable=self._is_readable)
 

@@ -53,7 +53,7 @@ class AutoSnapshots:
         measured = self._steps.auto_facts.measured(step, fingerprint)
         decision = None if measured is None else self._decide(step, measured)
         if measured is not None and decision is not None and not decision.is_written:
-            self._log(step, decision, "measured by an earlier try")
+            self._log(step, decision, "measured by an earlier attempt")
             self._skip(step, measured)
             return self._cache(step, built(build))
         stopwatch = self._steps.stopwatch()

@@ -307,8 +307,8 @@ class JobStop:
     Holds a stage until the savepoint that stops its job has ended: the stage stops, or continues if it failed.
 
     :param pause: Waits for a number of seconds; by default until :meth:`release` at the latest.
-    :param missed: Savepoint with which the stage or its job stops or has stopped, if an earlier try failed before it
-        stopped.
+    :param missed: Savepoint with which the stage or its job stops or has stopped, if an earlier attempt failed before
+        it stopped.
     """
 
     def __init__(

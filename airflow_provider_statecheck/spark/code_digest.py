@@ -2,8 +2,8 @@
 Digest of a function and of all user code that it reaches.
 
 The digest covers the globals, closures, attributes and imports that the function uses, except for the standard library
-and installed packages. Plain values are not part of it: a run id in a closure would change the digest in each try. The
-caller chooses values to include.
+and installed packages. Plain values are not part of it: a run id in a closure would change the digest in each attempt.
+The caller chooses values to include.
 """
 
 from __future__ import annotations

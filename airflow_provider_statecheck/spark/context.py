@@ -1,7 +1,7 @@
 """
 The ``checkpoint`` object of a stage, also for drivers started by ``spark-submit``.
 
-The DataFrame of a step is written once, and every later checkpoint references its snapshot. A later try reads the
+The DataFrame of a step is written once, and every later checkpoint references its snapshot. A later attempt reads the
 snapshot instead of computing the step again.
 """
 
@@ -90,18 +90,18 @@ class StageContext:
             pace = pace_of(attempt, checkpoint_interval, min_pause, monotonic)
             restored = attempt.restore()
         self.restored: CheckpointRecord | None = restored.checkpoint if restored else None
-        """The checkpoint that this try restored; ``None`` if it started from the beginning."""
+        """The checkpoint that this attempt restored; ``None`` if it started from the beginning."""
         self._steps = StageSteps(
             spark, attempt, restored, overhead_budget=overhead_budget, pace=pace, monotonic=monotonic
         )
         self.state: StageState = self._steps.state
         """Small values by name, saved with each checkpoint."""
         self.costs: StageCosts = self._steps.costs
-        """Time spent on checkpointing, over all tries."""
+        """Time spent on checkpointing, over all attempts."""
         self._names = ScopedNames()
         self._auto = AutoSnapshots(self._steps)
         self.steps: list[StepReport] = self._steps.reports
-        """The steps that this try has restored or computed, in order."""
+        """The steps that this attempt has restored or computed, in order."""
 
     @classmethod
     def open(
@@ -134,10 +134,10 @@ class StageContext:
         on_clear: OnClear | str = OnClear.RESUME_UNCHANGED,
     ) -> Self:
         """
-        Start a try in a notebook or a plain script, without Airflow.
+        Start an attempt in a notebook or a plain script, without Airflow.
 
-        A try resumes after one that failed or was killed, and starts from the beginning after one that finished. If the
-        program has configured no logging, its log lines are written to stderr.
+        An attempt resumes after one that failed or was killed, and starts from the beginning after one that finished.
+        If the program has configured no logging, its log lines are written to stderr.
 
         :param job: Name of the job, the unit of recovery.
         :param checkpoint_dir: Directory for checkpoints: a path or any fsspec URI that the Spark driver can reach.
@@ -260,7 +260,7 @@ class StageContext:
             ``over``, a function of a DataFrame with some rows of ``over``.
         :param over: Input of a step that is computed in parts: the DataFrame of an earlier snapshot, a source of this
             package, or a DataFrame that only reads files, such as ``spark.read.parquet(path)``.
-        :param when: ``True`` (default) writes the step; ``False`` computes it in each try and never writes it;
+        :param when: ``True`` (default) writes the step; ``False`` computes it in each attempt and never writes it;
             ``"auto"`` computes it into Spark's cache and writes it only if recomputing it would take longer.
         :param version: Change it if the result changes for a reason outside the code.
         :param on_bad_part: What happens if a part fails: ``fail`` (default) ends the step at once; ``quarantine``
@@ -271,7 +271,7 @@ class StageContext:
         :raises UnsupportedStateError: for a DataFrame that cannot be restored unchanged.
         :raises UnsupportedPlanError: if the step cannot be computed in parts; the message names the operation.
         :raises PartFailedError: if parts failed; the message names their files and rows.
-        :raises SourceChangedError: if ``over`` has changed since the first try.
+        :raises SourceChangedError: if ``over`` has changed since the first attempt.
         :raises StorageError: if the disk is full or has too little free space.
         """
         require("when", when, lambda each: isinstance(each, bool) or each == "auto", "True, False or 'auto'")
@@ -363,7 +363,7 @@ class StageContext:
         of earlier runs of a job are kept, with a warning if the body has changed.
 
         :param name: Name of the loop, unique in its scope.
-        :param items: Items of this try; they may differ from those of the last try.
+        :param items: Items of this attempt; they may differ from those of the last attempt.
         :param key: Function that returns the identity of an item; by default, text, whole numbers, dates and UUIDs
             identify themselves.
         :param every: Number of finished items after which a checkpoint is taken.
@@ -397,11 +397,11 @@ class StageContext:
         return self._steps.checkpoint()
 
     def is_restored(self) -> bool:
-        """Return whether this try restored a checkpoint."""
+        """Return whether this attempt restored a checkpoint."""
         return self.restored is not None
 
     def finish(self) -> None:
-        """Drop steps that this try did not use, take a last checkpoint if there are changes, and close the attempt."""
+        """Drop steps that the attempt did not use, take a last checkpoint if there are changes, and close it."""
         self._steps.drop_unless_used()
         self._finish()
 

@@ -37,7 +37,7 @@ def step_fingerprint(
     Not covered are comments, blank lines, docstrings, line numbers and file names; installed packages; the rows of
     sources and of local data; views that a callable reads by name; the plan before Spark's own ``localCheckpoint``
     or ``checkpoint``; and plain values that a callable captures by a closure, global or attribute, because a run id
-    or a date would change the fingerprint in each try. Use ``version`` for such values if they matter, and for
+    or a date would change the fingerprint in each attempt. Use ``version`` for such values if they matter, and for
     changed packages.
 
     Equal code has equal fingerprints in all processes with the same minor version of Python and version of Spark.

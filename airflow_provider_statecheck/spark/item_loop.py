@@ -60,7 +60,7 @@ def change_since(known: ItemBasis | None, now: ItemBasis) -> Change:
 
 class ItemLoop:
     """
-    Execution of ``each`` in one try.
+    Execution of ``each`` in one attempt.
 
     :param names: Names in use; each item has its own scope.
     :param context: The object that has the method ``each``; it and the session are no input of the body.

@@ -1,5 +1,5 @@
 """
-Text of a DataFrame's plan that is equal in each try.
+Text of a DataFrame's plan that is equal in each attempt.
 
 The text of a plan contains ids from counters of the JVM and random seeds. Ids are replaced by their order of first
 occurrence, and random seeds are removed.

@@ -85,7 +85,7 @@ class Refinement:
 
 class RefiningLoop:
     """
-    Execution of a loop in one try.
+    Execution of a loop in one attempt.
 
     Only the newest snapshot of the loop is live. The previous one is deleted after the next checkpoint, because no plan
     of the loop reads it any more. The number of snapshots on storage does not grow with the number of steps.
@@ -178,7 +178,7 @@ class RefiningLoop:
         is_early = number < self._refinement.steps and not self._steps.pace.allows()
         is_over_budget = number < self._refinement.steps and not is_early and not self._steps.costs.allow()
         is_postponed = is_early or is_over_budget
-        # A local checkpoint keeps the plan short without a snapshot; its rows are valid for this try only.
+        # A local checkpoint keeps the plan short without a snapshot; its rows are valid for this attempt only.
         current = frame.localCheckpoint() if is_postponed else self._write(number, frame, stopwatch)
         is_converged = self._refinement.has_converged(number, current, previous)
         if is_postponed and not is_converged:

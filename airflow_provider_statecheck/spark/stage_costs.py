@@ -1,4 +1,4 @@
-"""Measured costs of checkpointing over all tries of a stage, the overhead budget, and free space."""
+"""Measured costs of checkpointing over all attempts of a stage, the budget, and free space."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 class StageCosts:
     """
-    Measures the share of checkpointing in the time of a stage, over all tries.
+    Measures the share of checkpointing in the time of a stage, over all attempts.
 
     :param overhead_budget: Largest share of checkpointing, above 0 and up to 1; ``None`` for no limit.
-    :param encoded: Return value of :meth:`encode` in an earlier try.
+    :param encoded: Return value of :meth:`encode` in an earlier attempt.
     :raises InvalidConfigurationError: for a budget out of range.
     """
 
@@ -55,7 +55,7 @@ class StageCosts:
 
     @property
     def elapsed_seconds(self) -> float:
-        """The time of all tries in seconds; that of an earlier try ends with its last checkpoint."""
+        """The time of all attempts in seconds; that of an earlier attempt ends with its last checkpoint."""
         return self._elapsed_before + self._monotonic() - self._begin
 
     @contextmanager

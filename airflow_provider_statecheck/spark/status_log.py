@@ -214,11 +214,11 @@ def stopping_savepoint(view: JobView, attempt: AttemptRef) -> str | None:
 
 
 _ShouldStop = Callable[[CheckpointRecord], bool]
-"""Tells whether an earlier try should have stopped with a savepoint."""
+"""Tells whether an earlier attempt should have stopped with a savepoint."""
 
 
 def _has_stopped(savepoint: CheckpointRecord, attempt: AttemptRecord, should_stop: Iterable[_ShouldStop]) -> bool:
-    """Return whether an attempt has stopped with a completed savepoint that it or an earlier try should take."""
+    """Return whether an attempt has stopped with a completed savepoint that it or an earlier attempt should take."""
     completed = savepoint.completed_at
     if savepoint.properties.snapshot_type is not CheckpointType.SAVEPOINT_SUSPEND or completed is None:
         return False
@@ -256,7 +256,7 @@ class StageProgress:
 
     :param name: Uid of the stage, or name of the step.
     :param total: Size of the input in bytes, or in splits if their bytes are unknown; ``None`` if both are unknown.
-    :param restored: Part of the input that earlier tries have finished, in the unit of the total.
+    :param restored: Part of the input that earlier attempts have finished, in the unit of the total.
     :param kind: What the name is of: ``Stage`` or ``Step``.
     """
 
@@ -301,7 +301,7 @@ class StageProgress:
             log.info("%s: %s", self._name, ", ".join(self._figures(details)))
 
     def finished(self) -> None:
-        """Log the rows, the duration and the rate of this try."""
+        """Log the rows, the duration and the rate of this attempt."""
         seconds = self._monotonic() - self._begin
         rate = self._rows / seconds if seconds > 0 else 0.0
         log.info(

@@ -204,7 +204,7 @@ class StageCheckpointer:
         """
         Record an item of ``each`` as finished; its steps and loops are dropped with the next checkpoint.
 
-        :param seconds: Time of the item in this try.
+        :param seconds: Time of the item in this attempt.
         :param basis: What the item was finished with.
         """
         self.progress.finish(loop, item_key, seconds, basis)
@@ -259,28 +259,28 @@ _EMPTY_STATE["values"] = StageState().encode()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """Outcome of one step in this try."""
+    """Outcome of one step in this attempt."""
 
     name: str
     """Name with its items, such as ``days[2026-01-01]/sessions``."""
     is_restored: bool
     seconds: float
-    """Time to compute and write the step, in the try that did so."""
+    """Time to compute and write the step, in the attempt that did so."""
     size_bytes: int
     rows: int | None
     write_seconds: float = 0.0
-    """Measured or estimated time to write the step in this try; 0 for a restored step."""
+    """Measured or estimated time to write the step in this attempt; 0 for a restored step."""
     parts: int = 0
     """Number of finished parts of a step that is computed in parts; 0 for other steps."""
     restored_parts: int = 0
-    """Number of these parts that an earlier try has computed."""
+    """Number of these parts that an earlier attempt has computed."""
     bad_parts: tuple[BadPart, ...] = ()
-    """Parts that failed and are left to a later try."""
+    """Parts that failed and are left to a later attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A snapshot that this try wrote."""
+    """A snapshot that this attempt wrote."""
 
     live: LiveSnapshot
     seconds: float
@@ -429,7 +429,7 @@ class StageSteps(StageCheckpointer):
         return self._count(live.handle.size_bytes, seconds, is_computed=False)
 
     def note_restored_parts(self, step: StepKey) -> None:
-        """Record the parts of an unfinished step that an earlier try has computed."""
+        """Record the parts of an unfinished step that an earlier attempt has computed."""
         if self.snapshots.parts(step):
             self.figures.restored(self._parts_of(step), self.parts.find(step))
 
@@ -445,7 +445,7 @@ class StageSteps(StageCheckpointer):
         """
         Add a step that is computed in parts to the reports and log it.
 
-        :param restored_parts: Number of parts that an earlier try has computed.
+        :param restored_parts: Number of parts that an earlier attempt has computed.
         """
         if not self.snapshots.parts(step):
             self.reports.append(

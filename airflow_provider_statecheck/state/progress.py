@@ -135,7 +135,7 @@ class RecordsByStep(Generic[Item]):
         with decoding("the progress of loops and steps"):
             self._records = dict(records)
         self._totals: dict[StepKey, int] = {}
-        """Length of each loop that this try has reached."""
+        """Length of each loop that this attempt has reached."""
 
     def find(self, step: StepKey) -> Item | None:
         """Return the record of a step or loop, or ``None``."""
@@ -243,7 +243,7 @@ class LoopProgress(RecordsByStep[_Loop]):
 
     @property
     def counts(self) -> Mapping[StepKey, tuple[int, int | None]]:
-        """The number of finished items of each loop, and of all its items if this try has reached it."""
+        """The number of finished items of each loop, and of all its items if this attempt has reached it."""
         return self._counts(lambda each: len(each.finished))
 
     def seconds(self, loop: StepKey) -> float:
@@ -251,11 +251,11 @@ class LoopProgress(RecordsByStep[_Loop]):
         return self._records.get(loop, _Loop()).seconds
 
     def expect(self, loop: StepKey, item_keys: Iterable[str]) -> None:
-        """Record the items of a loop in this try; finished items that are no longer among them count too."""
+        """Record the items of a loop in this attempt; finished items that are no longer among them count too."""
         self._totals[loop] = len(self._records.get(loop, _Loop()).finished.keys() | item_keys)
 
     def is_finished(self, loop: StepKey, item_key: str) -> bool:
-        """Return whether an item is finished, in this try or an earlier one."""
+        """Return whether an item is finished, in this attempt or an earlier one."""
         return loop in self._records and item_key in self._records[loop].finished
 
     def bases(self, loop: StepKey, item_keys: Iterable[str]) -> Mapping[str, ItemBasis | None]:
@@ -267,7 +267,7 @@ class LoopProgress(RecordsByStep[_Loop]):
         """
         Record an item as finished, and drop the loops inside it.
 
-        :param seconds: Time of the item in this try.
+        :param seconds: Time of the item in this attempt.
         :param basis: What it was finished with.
         """
         known = self._records.setdefault(loop, _Loop())
@@ -339,11 +339,11 @@ class Iterations(RecordsByStep[Iteration]):
 
     @property
     def counts(self) -> Mapping[StepKey, tuple[int, int | None]]:
-        """The newest snapshotted iteration of each loop, and its last one if this try has reached the loop."""
+        """The newest snapshotted iteration of each loop, and its last one if this attempt has reached the loop."""
         return self._counts(lambda reached: reached.number)
 
     def expect(self, loop: StepKey, total: int) -> None:
-        """Record the largest number of iterations of a loop in this try."""
+        """Record the largest number of iterations of a loop in this attempt."""
         self._totals[loop] = total
 
 
@@ -353,7 +353,7 @@ Pieces = Sequence[Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class BadPart:
-    """A part that failed and is left to a later try."""
+    """A part that failed and is left to a later attempt."""
 
     input: tuple[str, ...]
     """Names of its items, with the rows that it reads of each as far as they are known."""
@@ -367,7 +367,7 @@ class PartedStep:
     fingerprint: str
     """Fingerprint of the code and of the input."""
     listed: Mapping[str, Any]
-    """State of the source before the first part; it lists the input that all tries read."""
+    """State of the source before the first part; it lists the input that all attempts read."""
     finished: Mapping[int, Pieces] = field(default_factory=dict)
     """Input of each finished part, by the number of the part."""
     bad: tuple[BadPart, ...] = ()
@@ -433,7 +433,7 @@ def _decoded_pieces(pieces: Any) -> Pieces:
 
 class ScopedNames:
     """
-    Names of steps and loops that were used in this try.
+    Names of steps and loops that were used in this attempt.
 
     A second use of a name in one scope is an error: it would return the data of the first step.
     """
@@ -442,7 +442,7 @@ class ScopedNames:
         self.current: Scope = ()
         self.used: set[StepKey] = set()
         self.passed: dict[StepKey, str] = {}
-        """Fingerprints of the loops over items that this try has reached."""
+        """Fingerprints of the loops over items that this attempt has reached."""
 
     def claim(self, name: object) -> StepKey:
         """

@@ -393,7 +393,7 @@ class CheckpointStorage:
         Run an idempotent operation on a file, with retries.
 
         :param operation: Takes the fsspec filesystem and the path in it.
-        :param seconds: Deadline of each try of a guarded storage.
+        :param seconds: Deadline of each call of a guarded storage.
         """
         with self._translating_errors(uri):
             places = self._places
@@ -485,7 +485,7 @@ def _write(filesystem: Any, path: str, data: bytes, uri: str, *, overwrite: bool
                 raise StorageError(f"Cannot write {redact(uri)}: {redact(str(error))}") from error
         elif not is_taken(error):
             raise
-        # Equal bytes mean that an earlier try of this write succeeded.
+        # Equal bytes mean that an earlier call of this write succeeded.
         elif not _holds(filesystem, path, data):
             raise StorageError(
                 f"Expected no file or equal bytes at {redact(uri)}, found other bytes; two writers share a directory.",

@@ -21,7 +21,7 @@ from airflow_provider_statecheck.storage.file_operations import ignoring_missing
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_TRIES = 100
-"""Tries to delete a directory whose files others delete at the same time."""
+"""Number of times to delete a directory whose files others delete at the same time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ def test_a_step_is_written_where_computing_it_takes_longer_and_a_retry_decides_t
         assert auto(tries, checkpoint) == [[0, 1, 2]] * 4
     assert tries.take_computed() == ["cheap", "last"]
     assert "Step cheap is not written" in caplog.text
-    assert "measured by an earlier try" in caplog.text
+    assert "measured by an earlier attempt" in caplog.text
 
 
 def test_a_step_that_is_not_written_is_computed_once_in_a_try_and_leaves_no_memory_taken(tries, spark):

@@ -55,7 +55,7 @@ class PartBuilder:
     """
     Applies the function of a step to parts of its input, after its plan was judged once.
 
-    :param restored: Parts that earlier tries have computed.
+    :param restored: Parts that earlier attempts have computed.
     """
 
     def __init__(self, build: Callable[[DataFrame], DataFrame], step: str, restored: Iterable[LiveSnapshot]) -> None:
@@ -92,8 +92,8 @@ class PartBuilder:
             differences = differences_of(saved, judged.schema, rows.sparkSession)
             if differences:
                 raise InvalidConfigurationError(
-                    f"Expected the columns of the parts of step {self._step} that an earlier try has computed, found "
-                    f"{'; '.join(differences)}; set version to compute all parts again."
+                    f"Expected the columns of the parts of step {self._step} that an earlier attempt has computed, "
+                    f"found {'; '.join(differences)}; set version to compute all parts again."
                 )
         # Parts are read as one table: all of them have the columns in the order of those that are there.
         return parse_schema(self._restored[0].manifest.schema_json) if self._restored else judged.schema
@@ -148,7 +148,7 @@ class PartJobs:
         self.parted = start
         """Progress of the step."""
         self.write_seconds = 0.0
-        """Estimated time of the writes in this try."""
+        """Estimated time of the writes in this attempt."""
         self.first_error: Exception | None = None
         """Error of the first part that failed."""
         self._record(start)
@@ -251,7 +251,7 @@ class PartJobs:
         added = self._snapshots.add_part(live, wall)
         if part.pieces:
             self._enumerator.finish(part.increment)
-        # What a source has observed while it read, such as versions of rows, is compared at the next try.
+        # What a source has observed while it read, such as versions of rows, is compared at the next attempt.
         listed = {**self.parted.listed, "reader": self._enumerator.snapshot()["reader"]}
         parted = self.parted.with_part(part.increment.number, part.pieces, self._enumerator.finished_share)
         self._record(replace(parted, listed=listed))

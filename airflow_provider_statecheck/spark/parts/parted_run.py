@@ -1,12 +1,13 @@
 """
-A step that is computed in parts, in one try: its input, what it resumes, computes and reports.
+A step computed in parts, in one attempt: its input, and what it resumes, computes and reports.
 
 The progress of a step follows from its live parts: a part that is damaged or that no checkpoint references is computed
 again.
 
 The input is the snapshot of an earlier step, a source of this package, or a DataFrame whose plan is one scan of files.
-All of them become a source: it lists the input at the first try, compares it at each later one, and cuts it into parts.
-A snapshot does not change. If it was computed again, its files have other names, and what was read of it is read again.
+All of them become a source: it lists the input at the first attempt, compares it at each later one, and cuts it into
+parts. A snapshot does not change. If it was computed again, its files have other names, and what was
+read of it is read again.
 """
 
 from __future__ import annotations
@@ -303,7 +304,7 @@ FAIL, QUARANTINE = "fail", "quarantine"
 
 class PartedRun:
     """
-    Execution of a step in one try; the arguments are those of ``checkpoint.snapshot``.
+    Execution of a step in one attempt; the arguments are those of ``checkpoint.snapshot``.
 
     :raises InvalidConfigurationError: for an invalid argument.
     :raises UnsupportedPlanError: for a DataFrame that is neither a snapshot nor a scan of files.
@@ -434,7 +435,7 @@ def _require_function(build: Any) -> None:
 
 
 def _as_listed(known: PartedStep, enumerator: ItemEnumerator) -> PartedStep:
-    """Return the progress for the listing of this try, which lacks what its source leaves out by its rules."""
+    """Return the progress for the listing of this attempt, which lacks what its source leaves out by its rules."""
     listed = state_after({**enumerator.snapshot(), "progress": _NO_PROGRESS}, ())
     if listed["listing"] == known.listed["listing"]:
         return replace(known, listed=listed)

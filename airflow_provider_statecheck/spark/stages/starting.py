@@ -162,12 +162,12 @@ def require_broadcast_rows(
     uid: str, source: object, enumerator: SplitEnumerator, begun_with: Any, given_up: Iterable[Any]
 ) -> None:
     """
-    Require that a run that starts again can read what its tries before had read of a broadcast input.
+    Require that a run that starts again can read what its attempts before had read of a broadcast input.
 
     :param uid: Uid of the function within the stage.
     :param enumerator: The opened input.
     :param begun_with: State of the source with which it was opened; ``None`` for none.
-    :param given_up: States of the source that the tries left.
+    :param given_up: States of the source that the attempts left.
     :raises SourceChangedError: if something has vanished.
     """
     if not isinstance(source, FileSource | DataFrameSource):

@@ -20,7 +20,7 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
 )
 from airflow_provider_statecheck.gateway.http import HttpCalls, HttpClient
-from airflow_provider_statecheck.gateway.verbs import COORDINATOR, Verb
+from airflow_provider_statecheck.gateway.verbs import STAGE_CALLS, Verb
 from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from airflow_provider_statecheck.maintenance.actions import ALIGNED, MAINTENANCE as MAINTENANCE_CALLS, RESTORES
 from airflow_provider_statecheck.maintenance.job_maintenance import (
@@ -194,7 +194,7 @@ def test_a_task_leads_the_aligned_checkpoints_of_one_job_as_its_own_attempt(ende
     [attempt] = [a for a in calls.describe(OWN_NAME).attempts if a.operator_id == leader.operator_id]
     assert attempt.owner.airflow == CALLER.pairs
     assert calls.handles(leader).live == ()
-    of_stage = calls_of(COORDINATOR, ended, credentials=token)
+    of_stage = calls_of(STAGE_CALLS, ended, credentials=token)
     for call, refused in [
         (lambda: of_stage.confirm_discards(leader, ()), "an attempt of a stage, found a leader"),
         (

@@ -21,7 +21,7 @@ from airflow_provider_statecheck.exceptions import (
     TokenExpiredError,
 )
 from airflow_provider_statecheck.gateway.http import GivenToken, HttpCalls, HttpClient
-from airflow_provider_statecheck.gateway.verbs import COORDINATOR, verbs_of
+from airflow_provider_statecheck.gateway.verbs import STAGE_CALLS, verbs_of
 
 JOB = JobId("0" * 32)
 VERSION = RowsVersion(57, datetime(2026, 1, 1, tzinfo=UTC))
@@ -201,7 +201,7 @@ def test_what_is_no_method_of_the_interface_is_no_call(name: str) -> None:
     ],
 )
 def test_the_address_of_a_read_holds_its_arguments(name: str, arguments: dict[str, Any], address: str) -> None:
-    assert COORDINATOR[name].address(**arguments) == address
+    assert STAGE_CALLS[name].address(**arguments) == address
 
 
 class Interrupted:

@@ -394,8 +394,8 @@ def other_output_error(committed: Publication, name: str, found: str) -> Corrupt
 
 def pause(number: int) -> None:
     """
-    Wait before a commit is tried again, on average twice as long after each try, so that writers get out of step.
+    Wait before a commit is tried again, on average twice as long after each failure, so that writers get out of step.
 
-    :param number: Number of the failed try, from 0.
+    :param number: Number of failures before this one, from 0.
     """
     time.sleep(min(_LONGEST_PAUSE_SECONDS, 0.05 * 2**number) * random.random())  # noqa: S311 - jitter

@@ -133,7 +133,7 @@ class CommittingSink(ABC):
         :raises CorruptStateError: if output is missing or was modified.
         :raises IncompatibleCheckpointError: if another job has not committed its output of the restored savepoint.
         :raises UnsupportedStateError: if the output is incompatible with the destination.
-        :raises StorageError: if the destination fails, or all tries conflict with other commits.
+        :raises StorageError: if the destination fails, or all its commits conflict with others.
         :raises CommitStateUnknownError: if the outcome of the commit is unknown; the next attempt finds it out.
         """
         if self._committer is None:

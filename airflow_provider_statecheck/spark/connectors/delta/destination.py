@@ -359,8 +359,8 @@ class LogFiles:
     """
     Versions of the commit log of a lineage, one file each.
 
-    A version consists of the epoch of the attempt and the number of its try. Each try to commit has a version of its
-    own, so that a late try cannot put another log in force than the one that it has written.
+    A version consists of the epoch of the attempt and the number of its commit. Each call of a commit has a version of
+    its own, so that a late one cannot put another log in force than the one that it has written.
     """
 
     files: TargetFiles
