@@ -1,5 +1,5 @@
 """
-Settings of a stage: arguments of the Airflow operator, then ``[statecheck]`` of Airflow's configuration.
+Settings of a stage: arguments of Airflow operators, then ``[statecheck]`` of the configuration.
 
 An argument takes precedence over the section. In the section, an option takes precedence over its counterpart in Flink,
 a key with a dot such as ``state.checkpoints.dir``.

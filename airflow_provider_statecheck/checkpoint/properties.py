@@ -1,4 +1,4 @@
-"""Kind, ownership, retention and options of checkpoints and savepoints: Flink's ``CheckpointProperties``."""
+"""Kind, ownership, retention and options of a checkpoint: Flink's ``CheckpointProperties``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Airflow operators for PySpark functions and stages with state that resume from the last checkpoint."""
+"""Airflow operators for PySpark functions and stages, which resume from the last checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measured costs of checkpointing over all attempts of a stage, the overhead budget, and free space."""
+"""Measured costs of checkpointing over all attempts of a stage, the budget, and free space."""
 
 from __future__ import annotations
 

@@ -117,9 +117,9 @@ class SavepointContract:
         self, store: JobStore, ended: AttemptRef, pending: CheckpointRecord
     ) -> None:
         for missing in (99, pending.checkpoint_id):
-            parts = {ended.operator_id: missing}
+            members = {ended.operator_id: missing}
             with pytest.raises(CheckpointNotFoundError, match="to be retained"):
-                self.savepoints.pin(JOB, pending.checkpoint_id, parts)
+                self.savepoints.pin(JOB, pending.checkpoint_id, members)
         assert self.pinned(store) == []
 
     def test_a_pinned_checkpoint_that_is_not_retained_any_more_is_not_pinned_again(

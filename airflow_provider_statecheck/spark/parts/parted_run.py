@@ -1,5 +1,5 @@
 """
-A step that is computed in parts, in one attempt: its input, what it resumes, computes and reports.
+A step computed in parts, in one attempt: its input, and what it resumes, computes and reports.
 
 The progress of a step follows from its live parts: a part that is damaged or that no checkpoint references is computed
 again.

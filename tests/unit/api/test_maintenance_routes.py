@@ -246,7 +246,7 @@ def test_only_a_maintenance_task_restores_a_job_and_only_from_the_savepoint(ende
     with pytest.raises(InvalidConfigurationError, match="to be one of the savepoint s3://lake/other"):
         restores(ended).restore(wrong)
     empty = replace(restore_of(), savepoint=replace(restore_of().savepoint, members=()))
-    with pytest.raises(InvalidConfigurationError, match=r"Expected the parts of the savepoint .*, found none"):
+    with pytest.raises(InvalidConfigurationError, match=r"Expected the members of the savepoint .*, found none"):
         restores(ended).restore(empty)
     assert ended.services.coordinator.describe(OWN_NAME).actions == ()
 

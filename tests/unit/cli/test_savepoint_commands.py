@@ -80,7 +80,7 @@ def test_a_job_has_one_savepoint_with_all_its_operators_and_an_operator_one_of_i
     assert (row["operator"], row["status"]) == ("(aligned)", "completed")
     uri = f"{row['pointer']}/_metadata"
     document = decode_metadata(finished.storage.allowing(row["pointer"]).read_bytes(uri), uri=uri)
-    assert {part.uid for part in document.members} == {"aggregate", "customers"}
+    assert {member.uid for member in document.members} == {"aggregate", "customers"}
     [one] = rows(run("savepoint", JOB, "--uid", "customers", "--output", "json"))
     assert (one["operator"], one["status"]) == ("customers", "completed")
 

@@ -120,8 +120,8 @@ def test_states_of_a_savepoint_of_the_whole_job_are_listed_with_their_stages(
 ) -> None:
     job.state("a", "tags").add(1)
     document = CheckpointStates.load(job.save()).document
-    parts = [replace(document, uid=uid, operator_states=()) for uid in ("first",)] + [document]
-    pointer = save_documents(job.storage, parts, f"file://{tmp_path}/savepoints")
+    members = [replace(document, uid=uid, operator_states=()) for uid in ("first",)] + [document]
+    pointer = save_documents(job.storage, members, f"file://{tmp_path}/savepoints")
 
     outcome = run("state", "show", pointer, "--output", "json")
     assert {row["function"] for row in rows(outcome)} == {f"stage/{FUNCTION}"}

@@ -144,18 +144,18 @@ def test_a_rewind_of_the_job_is_shown_with_each_operator(site: Site, failed: Mad
     assert (row["Action"], row["Of"]) == ("Rewind to before this run", "Run 2026-01-01")
 
 
-@pytest.mark.parametrize("has_part", [True, False])
+@pytest.mark.parametrize("has_member", [True, False])
 def test_a_restore_of_the_job_in_place_is_shown_and_may_be_withdrawn(
-    site: Site, failed: MadeJob, has_part: bool
+    site: Site, failed: MadeJob, has_member: bool
 ) -> None:
     pointer = "memory://mine/savepoint-5d2c4a-0f6f7c1e2b3a"
-    uid = "aggregate" if has_part else "another stage"
-    part = SavedMember(uid=uid, checkpoint_id=2, generation=1, run="", source=make_source(pointer, member=uid))
-    savepoint = JobSavepoint(pointer=pointer, members=(part,))
+    uid = "aggregate" if has_member else "another stage"
+    member = SavedMember(uid=uid, checkpoint_id=2, generation=1, run="", source=make_source(pointer, member=uid))
+    savepoint = JobSavepoint(pointer=pointer, members=(member,))
     restoring = JobRestoring(site.store, UnknownLiveness())
     restoring.restore(RestoreJob(job_id=job_id_of("sales"), savepoint=savepoint, requested_by="ann"))
     page = site.read(JOB)
-    start = "restores its part of" if has_part else "starts without state, as in"
+    start = "restores its member of" if has_member else "starts without state, as in"
     assert f"Until its first checkpoint, each attempt {start} the savepoint of the job {pointer}" in page.text
     assert f"Savepoint {pointer}" in page.text
     assert "The next try restores checkpoint" not in page.text
