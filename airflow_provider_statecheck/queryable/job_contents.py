@@ -26,7 +26,7 @@ from airflow_provider_statecheck.state.reading.checkpoint_contents import (
     UnreadableContent,
 )
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
-from airflow_provider_statecheck.state.reading.snapshot_reader import SnapshotReader, find_snapshot
+from airflow_provider_statecheck.state.reading.snapshot_reader import SnapshotReader, find_snapshot, listed_names
 from airflow_provider_statecheck.storage.metadata_file import UNREADABLE, load_document
 from airflow_provider_statecheck.storage.pointers import pointer_uri
 
@@ -251,6 +251,6 @@ def _only_stage(stages: Sequence[StageContents], wanted: str, has_it: Callable[[
         )
     if not found:
         held = ((each.uid, (*each.contents.snapshot_names, *each.contents.loops)) for each in stages)
-        known = "; ".join(f"{uid}: {', '.join(names) or 'none'}" for uid, names in held)
+        known = "; ".join(f"{uid}: {listed_names(names) or 'none'}" for uid, names in held)
         raise UnknownStateError(f"Expected {wanted} in a checkpoint of the job, found the snapshots and loops {known}.")
     return found[0]

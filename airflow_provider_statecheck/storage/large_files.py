@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -60,6 +61,10 @@ def one_large_at_a_time(seconds: float = _FOREVER) -> Iterator[None]:
     token = _block.set(block)
     try:
         yield
+    except BaseException as error:
+        if block.has_turn:
+            _clear_frames(error)
+        raise
     finally:
         _block.reset(token)
         if block.has_turn:
@@ -67,9 +72,16 @@ def one_large_at_a_time(seconds: float = _FOREVER) -> Iterator[None]:
             _ONE.release()
 
 
+def _clear_frames(error: BaseException | None) -> None:
+    """Let an error go on without what the ended calls of the block held, also the errors that it followed."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
 def _let_go() -> None:
     """Return the memory of a block to the system, before the next one takes as much in another thread."""
-    # Tracebacks refer to what their frames held, in cycles.
+    # Tracebacks that were dropped refer to what their frames held, in cycles.
     gc.collect()
     # The C library keeps freed memory for the thread that had it.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -97,7 +97,7 @@ def find_snapshot(document: CheckpointDocument, name: str, scope: str | None = N
     if not found:
         raise _unknown(document, name, scope)
     if len(found) > 1:
-        scopes = _listed([repr(describe_scope(each.scope)) for each in found])
+        scopes = listed_names([repr(describe_scope(each.scope)) for each in found])
         raise InvalidConfigurationError(
             f"Expected the snapshot {name!r} in one scope, found it in {scopes}; set one as the scope."
         )
@@ -202,11 +202,12 @@ def _unknown(document: CheckpointDocument, name: str, scope: str | None) -> Unkn
     found = [describe((each.scope, each.name)) for each in named_snapshots(document.snapshots)]
     return UnknownStateError(
         f"Expected a snapshot {name!r}{inside} in checkpoint {document.checkpoint_id} of job {document.job_name!r}, "
-        f"found {_listed(found) or 'no snapshot'}."
+        f"found {listed_names(found) or 'no snapshot'}."
     )
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed_names(names: Sequence[str]) -> str:
+    """Return the first of several names as a text, and how many others there are."""
     more = len(names) - _LISTED
     return ", ".join([*names[:_LISTED], *([f"{more} more"] if more > 0 else [])])
 

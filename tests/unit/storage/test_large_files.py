@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from pathlib import Path
@@ -52,6 +53,33 @@ def test_a_second_block_is_told_to_come_again_while_another_holds_a_large_file(s
         holding.result()
     with one_large_at_a_time(0.01):
         assert read(storage, "large") == LARGE + 1
+
+
+@pytest.mark.parametrize("is_cause", [False, True])
+def test_an_error_leaves_a_block_without_what_the_block_held(storage: CheckpointStorage, is_cause: bool) -> None:
+    """The next block begins while a server still answers with the error."""
+    held = list[weakref.ref[Held]]()
+
+    def fail() -> None:
+        decoded = Held()
+        held.append(weakref.ref(decoded))
+        read(storage, "large")
+        raise ValueError(len(held))
+
+    def wrap() -> None:
+        try:
+            fail()
+        except ValueError as error:
+            raise KeyError("wrapped") from error
+
+    with pytest.raises((ValueError, KeyError)) as raised, one_large_at_a_time():
+        wrap() if is_cause else fail()
+    assert raised.value.__traceback__ is not None
+    assert [each() for each in held] == [None]
+
+
+class Held:
+    """What a block has decoded."""
 
 
 def test_metadata_is_asked_for_its_size_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
