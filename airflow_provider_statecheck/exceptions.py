@@ -19,7 +19,7 @@ Exceptions of this package.
         StoppedWithSavepointError       the stage stopped as requested; ``pointer`` is its savepoint
       CoordinatorError
         StaleAttemptError               a newer attempt owns the operator; the caller must stop
-        ConcurrentAttemptError          another running task, or this task in another run, uses the uid in this job
+        ConcurrentAttemptError          another running task, or this task in another run, works on this operator
         RunSupersededError              the job already has state of a later run
         OpenCommitError                 a sink has uncommitted output of completed checkpoints
         AccessDeniedError               the token or user has no permission
@@ -187,7 +187,7 @@ class StaleAttemptError(CoordinatorError):
 
 
 class ConcurrentAttemptError(CoordinatorError):
-    """Another running task, or the same task in another run, uses the uid in this job."""
+    """Another running task, or the same task in another run, works on this operator."""
 
     code = "concurrent_attempt"
 
