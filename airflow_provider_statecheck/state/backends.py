@@ -30,6 +30,7 @@ from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowKeyedStateBackend
 from airflow_provider_statecheck.state.arrow.layout import PREFIX as ARROW_PREFIX, ArrowStateSettings
 from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend, StateEnvironment
+from airflow_provider_statecheck.state.keyed.queryable_names import TaskKvStateRegistry
 from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend, read_restored
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -73,14 +74,14 @@ class StateBackend(Protocol):
         key_serializer: KeySerializer,
         number_of_key_groups: int,
         key_group_range: KeyGroupRange,
-        kv_registry: Any = None,
+        kv_registry: TaskKvStateRegistry | None = None,
         *,
         restored: Sequence[KeyedStateHandle] = (),
     ) -> AbstractKeyedStateBackend:
         """
         Create the keyed state of one subtask.
 
-        :param kv_registry: Registry of queryable states, if any.
+        :param kv_registry: Registry of queryable names, to which the backend adds that of each state that has one.
         :param restored: Handles to restore; keys of other subtasks are skipped.
         :raises InvalidConfigurationError: if the range exceeds the number of key groups.
         :raises BackendRestoreError: if the state cannot be read; no resources are leaked.
@@ -169,7 +170,7 @@ class ArrowStateBackend(StateBackend, ConfigurableStateBackend):
         key_serializer: KeySerializer,
         number_of_key_groups: int,
         key_group_range: KeyGroupRange,
-        kv_registry: Any = None,
+        kv_registry: TaskKvStateRegistry | None = None,
         *,
         restored: Sequence[KeyedStateHandle] = (),
     ) -> ArrowKeyedStateBackend:
@@ -183,6 +184,7 @@ class ArrowStateBackend(StateBackend, ConfigurableStateBackend):
                 settings=self.settings,
                 incremental=self.incremental is not False,
                 streams=self.streams,
+                kv_registry=kv_registry,
             )
 
     @override

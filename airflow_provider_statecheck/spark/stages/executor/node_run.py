@@ -50,6 +50,7 @@ from airflow_provider_statecheck.state.schema_evolution import OperatorSchemas
 if TYPE_CHECKING:
     from airflow_provider_statecheck.spark.stages.stage import MapNode, ProcessNode
     from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
+    from airflow_provider_statecheck.state.keyed.queryable_names import TaskKvStateRegistry
     from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
     from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
 
@@ -117,12 +118,19 @@ class WrittenFunction:
 
 
 class NodeRun:
-    """Runs one function in a subtask."""
+    """
+    Runs one function in a subtask.
 
-    def __init__(self, task: NodeTask, context: SubtaskContext, storage: CheckpointStorage) -> None:
+    :param kv_registry: Registry of the queryable names of the functions of the subtask.
+    """
+
+    def __init__(
+        self, task: NodeTask, context: SubtaskContext, storage: CheckpointStorage, kv_registry: TaskKvStateRegistry
+    ) -> None:
         self.task = task
         self.context = context
         self._storage = storage
+        self._kv_registry = kv_registry
         self._restored = task.states.get(context.subtask, OperatorSubtaskState())
         self._operator_backend = context.state_backend.create_operator_state_backend(
             self._environment, task.operator_id, restored=self._restored.managed_operator
@@ -148,6 +156,7 @@ class NodeRun:
             serializer,
             context.max_parallelism,
             key_group_range_of(context.subtask, context.parallelism, context.max_parallelism),
+            self._kv_registry,
             restored=self._restored.managed_keyed,
         )
         return backend

@@ -46,6 +46,7 @@ from airflow_provider_statecheck.spark.stages.executor.node_run import (
 )
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, MapNode
 from airflow_provider_statecheck.state.keyed.abstract_backend import StateSize
+from airflow_provider_statecheck.state.keyed.queryable_names import TaskKvStateRegistry
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.loading import load_checkpoint_storage
 from airflow_provider_statecheck.storage.views.state_files import (
@@ -274,10 +275,18 @@ class FunctionChain:
     Runs the functions of one Spark task.
 
     :param tasks: The functions in order; may be empty.
+    :param kv_registry: Registry of the queryable names of their states; by default one of these functions alone.
     """
 
-    def __init__(self, tasks: Iterable[NodeTask], context: SubtaskContext, storage: CheckpointStorage) -> None:
-        self._runs = [_run_type(task)(task, context, storage) for task in tasks]
+    def __init__(
+        self,
+        tasks: Iterable[NodeTask],
+        context: SubtaskContext,
+        storage: CheckpointStorage,
+        kv_registry: TaskKvStateRegistry | None = None,
+    ) -> None:
+        registry = kv_registry or TaskKvStateRegistry()
+        self._runs = [_run_type(task)(task, context, storage, registry) for task in tasks]
 
     def open(self) -> None:
         """Restore the state and open the functions, the last one first, so that each finds the next one open."""
