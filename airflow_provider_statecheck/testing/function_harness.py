@@ -35,6 +35,7 @@ from airflow_provider_statecheck.state.functions.contexts import (
     StateInitializationContext,
     TaskInfo,
 )
+from airflow_provider_statecheck.state.functions.task_owned import in_memory
 from airflow_provider_statecheck.state.functions.user_functions import (
     FlatMapFunction,
     FunctionLifecycle,
@@ -169,6 +170,7 @@ class FunctionHarness:
         context = StateInitializationContext(
             is_restored=restored is not None,
             operator_state_store=self._operator,
+            task_owned_state=in_memory(self._environment.storage),
             keyed_state_store=None if self._keyed is None else self._keyed.store,
             raw_operator_state=raw_operator_state_inputs(self._environment.storage, state.raw_operator),
         )

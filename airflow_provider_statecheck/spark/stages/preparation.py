@@ -33,6 +33,7 @@ from airflow_provider_statecheck.spark.stages.executor.vertex_task import Functi
 from airflow_provider_statecheck.spark.stages.planning import PlannedNode, PlannedVertex
 from airflow_provider_statecheck.spark.tables.schemas import conflicts
 from airflow_provider_statecheck.state.aggregates import continued, unrecorded
+from airflow_provider_statecheck.state.functions.task_owned import in_memory
 from airflow_provider_statecheck.state.keyed.queryable_names import TaskKvStateRegistry
 from airflow_provider_statecheck.state.schema_evolution import (
     OperatorSchemas,
@@ -82,9 +83,9 @@ def probe_schemas(
         state_backend=MemoryStateBackend(),
     )
     found: dict[str, OperatorSchemas] = {}
-    names = TaskKvStateRegistry()
+    names, own = TaskKvStateRegistry(), in_memory(storage)
     for operator in operators:
-        chain = FunctionChain([NodeTask.of(operator, node=_pickled_copy(operator))], context, storage, names)
+        chain = FunctionChain([NodeTask.of(operator, node=_pickled_copy(operator))], context, storage, own, names)
         try:
             chain.open()
             found.update(chain.schemas())

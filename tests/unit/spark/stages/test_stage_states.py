@@ -29,6 +29,7 @@ from airflow_provider_statecheck.spark.stages.stage import MapNode
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
 from airflow_provider_statecheck.state.backends import MemoryStateBackend
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, ValueStateDescriptor
+from airflow_provider_statecheck.state.functions.task_owned import in_memory
 from airflow_provider_statecheck.state.functions.user_functions import (
     CheckpointedFunction,
     FlatMapFunction,
@@ -79,7 +80,7 @@ def open_chain(storage: CheckpointStorage, task: NodeTask, subtask: int = 0) -> 
         logical_date=None,
         state_backend=MemoryStateBackend(),
     )
-    chain = FunctionChain([task], context, storage)
+    chain = FunctionChain([task], context, storage, in_memory(storage))
     chain.open()
     return chain
 
