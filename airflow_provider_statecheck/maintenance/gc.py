@@ -93,6 +93,7 @@ def collect_job(
     *,
     quarantine: timedelta | None = None,
     dry_run: bool = False,
+    is_removed: bool = False,
 ) -> CollectedJob:
     """
     Delete the files of ended checkpoints and the orphan files of ended attempts.
@@ -104,6 +105,7 @@ def collect_job(
     :param quarantine: Time from the discovery of an orphan file without a row to its deletion, at least a day; by
         default such files are deleted immediately.
     :param dry_run: Whether to report without deleting.
+    :param is_removed: Whether the job is being removed, and with it the files that functions own.
     :raises CheckpointNotFoundError: if there is no such job.
     :raises InvalidConfigurationError: if the quarantine is shorter than a day.
     """
@@ -121,7 +123,9 @@ def collect_job(
         try:
             deletions = DeletionLog(storage_of(base), dry_run=dry_run)
             logged = cast("CheckpointStorage", deletions)
-            collection = _Collection(gateway, view, closed, storage_of(base), logged, documents, report, dry_run)
+            collection = _Collection(
+                gateway, view, closed, storage_of(base), logged, documents, report, dry_run, is_removed
+            )
             try:
                 collection.collect(quarantine)
                 collection.remove_empty_directories()
@@ -205,6 +209,7 @@ class _Collection:
     documents: DocumentCache
     report: CollectedJob
     dry_run: bool
+    is_removed: bool
 
     def collect(self, quarantine: timedelta | None) -> None:
         for operator in self.closed.operators:
@@ -238,6 +243,7 @@ class _Collection:
             of=self.closed.operators,
             row_of=lambda checkpoint_id: self.gateway.checkpoint(job_id, checkpoint_id),
             quarantine=None if stay is None else notes,
+            is_removed=self.is_removed,
         )
         if stay is None:
             notes.forget()
@@ -433,7 +439,7 @@ def _empty_and_remove(
     gateway: JobMaintenance, retirement: RetireJob, open_storage: OpenStorage, report: PrunedJob
 ) -> None:
     # All checkpoints of a retired job have ended, so garbage collection deletes their files.
-    collected = collect_job(gateway, retirement.job_id, open_storage)
+    collected = collect_job(gateway, retirement.job_id, open_storage, is_removed=True)
     report.add(collected)
     if not report.problems and not report.unreachable:
         report.kept += gateway.remove(retirement)

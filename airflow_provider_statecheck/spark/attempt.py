@@ -17,6 +17,7 @@ from itertools import dropwhile
 from typing import Final
 
 from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
+from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import (
     UNKNOWN_CHECKPOINT_ID,
     UNLIMITED_TOLERABLE_FAILURES,
@@ -49,7 +50,6 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.gateway.verbs import StageGateway, registering
 from airflow_provider_statecheck.spark.checkpoint_writer import (
-    INLINE_STATE_BYTES,
     CheckpointContent,
     CheckpointFiles,
     JobStop,
@@ -64,6 +64,7 @@ from airflow_provider_statecheck.storage.discarding import EffectDiscards
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache, state_uris
 from airflow_provider_statecheck.storage.orphans import newest_checkpoint_id, sweep
+from airflow_provider_statecheck.storage.views.loading import load_checkpoint_storage
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ class StageAttempt:
     :param tolerable_failed_checkpoints: Number of consecutive failed checkpoints that do not fail the stage; ``-1`` for
         no limit.
     :param savepoint_dir: Directory of savepoints whose request names none.
-    :param data_inline_threshold: Largest size in bytes of state that is stored inside the metadata.
+    :param storage_config: Settings of the checkpoint storage, which the driver and the tasks use.
     :param on_overlap: Policy if an attempt of another run has the operator.
     :param pause: Waits for a number of seconds while the job stops with a savepoint; until :meth:`release` by default.
     """
@@ -92,7 +93,7 @@ class StageAttempt:
         *,
         tolerable_failed_checkpoints: int = -1,
         savepoint_dir: str | None = None,
-        data_inline_threshold: int = INLINE_STATE_BYTES,
+        storage_config: CheckpointConfig | None = None,
         on_overlap: OnOverlap = OnOverlap.FAIL,
         monotonic: Callable[[], float] = time.monotonic,
         pause: Callable[[float], object] | None = None,
@@ -106,9 +107,6 @@ class StageAttempt:
         self.storage = storage = storage.allowing(*_referenced_locations(registration, self.grant))
         self._documents = DocumentCache(lambda _: storage)
         self.cleaner = EffectDiscards(storage, self._documents)
-        self._files = CheckpointFiles(
-            storage, self._documents, self.grant, registration.job_name, data_inline_threshold, monotonic
-        )
         # The operator may have been created under another uid; its files keep that one.
         source = self.grant.restore_from or registration.restore_from
         self.registration = replace(registration, uid=self.grant.uid, restore_from=source)
@@ -122,6 +120,10 @@ class StageAttempt:
         self._newer_epoch: int | None = None
         self._is_closed = False
         self._is_readable = True
+        self.storage_config = storage_config or CheckpointConfig()
+        with self.ending():
+            view = load_checkpoint_storage(storage, self.grant.attempt, self.storage_config)
+        self._files = CheckpointFiles(view, storage, self._documents, self.grant, registration.job_name, monotonic)
 
     def restore(self) -> RestoredStage | None:
         """

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any
 
 from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
@@ -47,12 +47,11 @@ from airflow_provider_statecheck.storage.metadata_file import (
     write_metadata,
 )
 from airflow_provider_statecheck.storage.uris import redact
-from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
-from airflow_provider_statecheck.storage.views.state_streams import StateWriting, spill_above_budget
+from airflow_provider_statecheck.storage.views.state_files import CheckpointStorageCoordinatorView
+from airflow_provider_statecheck.storage.views.state_streams import spill_above_budget
 
 log = logging.getLogger(__name__)
 
-INLINE_STATE_BYTES = 20 * 1024
 PAUSE_SECONDS = 5.0
 
 
@@ -90,26 +89,25 @@ class CheckpointFiles:
     """
     Writes the files of the checkpoints of an attempt.
 
+    :param view: View of the checkpoint storage, to which the state of the driver is written.
+    :param storage: Storage of the metadata.
     :param job_name: Display name of the job.
-    :param inline_threshold: Largest size in bytes of state that is stored inside the metadata.
     """
 
     def __init__(
         self,
+        view: CheckpointStorageCoordinatorView,
         storage: CheckpointStorage,
         documents: DocumentCache,
         grant: AttemptGrant,
         job_name: str,
-        inline_threshold: int,
         monotonic: Callable[[], float],
     ) -> None:
+        self._view = view
         self._storage = storage
         self._documents = documents
         self._grant = grant
         self._job_name = job_name
-        writing = StateWriting(epoch=grant.attempt.epoch, inline_threshold=inline_threshold)
-        self._access = FsCheckpointStorageAccess(storage, grant.attempt, writing=writing)
-        self._inline_threshold = inline_threshold
         self._monotonic = monotonic
 
     def write(self, pending: PendingCheckpoint, content: CheckpointContent) -> AcknowledgeCheckpoint:
@@ -141,12 +139,12 @@ class CheckpointFiles:
         self, pending: PendingCheckpoint, state: dict[str, Any]
     ) -> tuple[InlineStateHandle | FileStateHandle, int]:
         data = json.dumps(state, sort_keys=True, separators=(",", ":")).encode()
-        if len(data) <= self._inline_threshold:
-            return InlineStateHandle(value=state), len(data)
-        location = self._access.initialize_location_for_checkpoint(pending.checkpoint_id)
+        location = self._view.initialize_location_for_checkpoint(pending.checkpoint_id)
         stream = location.create_checkpoint_state_output_stream(CheckpointedStateScope.EXCLUSIVE)
         stream.write(data)
-        return cast("FileStateHandle", stream.close_and_get_handle()), len(data)
+        handle = stream.close_and_get_handle()
+        # State in its handle is the state itself, readable in the metadata.
+        return handle if isinstance(handle, FileStateHandle) else InlineStateHandle(value=state), len(data)
 
     def _document(
         self, pending: PendingCheckpoint, content: CheckpointContent, state: InlineStateHandle | FileStateHandle

@@ -30,6 +30,7 @@ from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowKeyedStateBackend
 from airflow_provider_statecheck.state.arrow.layout import PREFIX as ARROW_PREFIX, ArrowStateSettings
 from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend, StateEnvironment
+from airflow_provider_statecheck.state.keyed.queryable_names import TaskKvStateRegistry
 from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend, read_restored
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -41,11 +42,12 @@ from airflow_provider_statecheck.storage.views.fs_storage import (
     MemoryBackendCheckpointStorageAccess,
     MemoryCheckpointStreamFactory,
 )
-from airflow_provider_statecheck.storage.views.loading import NamedFactories
+from airflow_provider_statecheck.storage.views.loading import CheckpointStorageFactory, NamedFactories
 from airflow_provider_statecheck.storage.views.state_files import CheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.state_streams import (
     CheckpointStreamFactory,
     CompletedCheckpointStorageLocation,
+    StateWriting,
 )
 
 BACKEND_KEYS = ("state.backend.type", "state.backend")
@@ -72,14 +74,14 @@ class StateBackend(Protocol):
         key_serializer: KeySerializer,
         number_of_key_groups: int,
         key_group_range: KeyGroupRange,
-        kv_registry: Any = None,
+        kv_registry: TaskKvStateRegistry | None = None,
         *,
         restored: Sequence[KeyedStateHandle] = (),
     ) -> AbstractKeyedStateBackend:
         """
         Create the keyed state of one subtask.
 
-        :param kv_registry: Registry of queryable states, if any.
+        :param kv_registry: Registry of queryable names, to which the backend adds that of each state that has one.
         :param restored: Handles to restore; keys of other subtasks are skipped.
         :raises InvalidConfigurationError: if the range exceeds the number of key groups.
         :raises BackendRestoreError: if the state cannot be read; no resources are leaked.
@@ -168,7 +170,7 @@ class ArrowStateBackend(StateBackend, ConfigurableStateBackend):
         key_serializer: KeySerializer,
         number_of_key_groups: int,
         key_group_range: KeyGroupRange,
-        kv_registry: Any = None,
+        kv_registry: TaskKvStateRegistry | None = None,
         *,
         restored: Sequence[KeyedStateHandle] = (),
     ) -> ArrowKeyedStateBackend:
@@ -182,6 +184,7 @@ class ArrowStateBackend(StateBackend, ConfigurableStateBackend):
                 settings=self.settings,
                 incremental=self.incremental is not False,
                 streams=self.streams,
+                kv_registry=kv_registry,
             )
 
     @override
@@ -226,9 +229,9 @@ def _is_incremental(config: Mapping[str, Any]) -> bool:
     return values.incremental
 
 
-class AbstractFileStateBackend(StateBackend, ConfigurableStateBackend, ABC):
+class AbstractFileStateBackend(StateBackend, ConfigurableStateBackend, CheckpointStorageFactory, ABC):
     """
-    State backend with directories for checkpoints and savepoints.
+    State backend with directories for checkpoints and savepoints, which is a factory of checkpoint storage, too.
 
     An argument takes precedence over the configuration. Without a checkpoint directory, checkpoints cannot be
     externalized; without a savepoint directory, each savepoint needs a target. Backends can be pickled.
@@ -267,13 +270,11 @@ class AbstractFileStateBackend(StateBackend, ConfigurableStateBackend, ABC):
         return self._keyed.create_operator_state_backend(*arguments, **named)
 
     @abstractmethod
-    def create_checkpoint_storage(self, attempt: AttemptRef, **storage_options: Any) -> CheckpointStorageAccess:
-        """
-        Return the checkpoint storage of a job.
-
-        :param attempt: Attempt that writes the checkpoints.
-        :param storage_options: Options of the filesystem.
-        """
+    @override
+    def create_checkpoint_storage(
+        self, storage: CheckpointStorage, attempt: AttemptRef, writing: StateWriting
+    ) -> CheckpointStorageAccess:
+        """Return the views of the checkpoint storage for an attempt, for ``execution.checkpointing.storage``."""
 
     @override
     def resolve_checkpoint(self, pointer: str | None, **storage_options: Any) -> CompletedCheckpointStorageLocation:
@@ -291,19 +292,15 @@ def _directory(name: str, argument: str | None, configured: str | None) -> str |
 class FsStateBackend(AbstractFileStateBackend):
     """Backend that writes all state to files of each checkpoint."""
 
-    def create_checkpoint_storage(self, attempt: AttemptRef, **storage_options: Any) -> FsCheckpointStorageAccess:
-        """
-        Return a checkpoint storage with files.
+    @override
+    def create_checkpoint_storage(
+        self, storage: CheckpointStorage, attempt: AttemptRef, writing: StateWriting
+    ) -> FsCheckpointStorageAccess:
+        return FsCheckpointStorageAccess(storage, attempt, writing=writing)
 
-        :raises InvalidConfigurationError: if there is no checkpoint directory.
-        """
-        if self.checkpoint_path is None:
-            raise InvalidConfigurationError(
-                "Expected a checkpoint directory for the filesystem state backend, found none; pass "
-                "base_checkpoint_path or set execution.checkpointing.dir."
-            )
-        storage = CheckpointStorage.open(self.checkpoint_path, **storage_options)
-        return FsCheckpointStorageAccess(storage, attempt, savepoint_dir=self.savepoint_path)
+    @override
+    def get_identifier(self) -> str:
+        return "filesystem"
 
 
 class MemoryStateBackend(AbstractFileStateBackend):
@@ -340,15 +337,13 @@ class MemoryStateBackend(AbstractFileStateBackend):
 
     @override
     def create_checkpoint_storage(
-        self, attempt: AttemptRef, **storage_options: Any
+        self, storage: CheckpointStorage, attempt: AttemptRef, writing: StateWriting
     ) -> MemoryBackendCheckpointStorageAccess:
-        path = self.checkpoint_path
-        return MemoryBackendCheckpointStorageAccess(
-            attempt,
-            None if path is None else CheckpointStorage.open(path, **storage_options),
-            savepoint_dir=self.savepoint_path,
-            max_state_size=self.max_state_size,
-        )
+        return MemoryBackendCheckpointStorageAccess(attempt, storage, max_state_size=self.max_state_size)
+
+    @override
+    def get_identifier(self) -> str:
+        return "memory"
 
 
 @dataclass(frozen=True, slots=True)

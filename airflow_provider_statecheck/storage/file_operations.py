@@ -152,17 +152,6 @@ def _require_file(found: os.stat_result, path: str) -> None:
         raise NotAFileError(f"{path} is no file")
 
 
-def make_new_directory(path: Path) -> None:
-    """
-    Create a new directory and its missing parents durably.
-
-    :raises FileExistsError: if the directory exists.
-    """
-    make_directory(path.parent)
-    path.mkdir()
-    sync(path.parent)
-
-
 @contextmanager
 def publishing(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
     """

@@ -30,6 +30,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     job_uri,
     orphans_uri,
     shared_uri,
+    taskowned_uri,
 )
 from airflow_provider_statecheck.checkpoint.messages import HIGHEST_ID
 from airflow_provider_statecheck.checkpoint.printable import counted
@@ -160,6 +161,7 @@ class OrphanSearch:
     :param view: Rows of the job, read before the first listing. Later attempts have higher epochs and are not touched.
     :param documents: Cache of the metadata of the job's checkpoints, in all locations.
     :param of: Operators whose files are searched; by default all.
+    :param is_removed: Whether the job is being removed, and with it the files that functions own.
     """
 
     def __init__(
@@ -169,12 +171,14 @@ class OrphanSearch:
         documents: DocumentCache,
         *,
         of: tuple[OperatorRecord, ...] | None = None,
+        is_removed: bool = False,
     ) -> None:
         self._storage = storage
         self._view = view
         self._documents = documents
         self._operators = view.operators if of is None else of
         self._base, self._job_id = storage.base_uri, view.job.job_id
+        self._is_removed = is_removed
 
     @cached_property
     def skipped(self) -> tuple[str, ...]:
@@ -186,9 +190,10 @@ class OrphanSearch:
         return (*self._unfinished(), *(uri for o in self._known for uri in self._snapshots(o)))
 
     def files(self) -> tuple[str, ...]:
-        """Return the unreferenced state files."""
+        """Return the unreferenced state files, and those that functions own if the job is being removed."""
         unnamed = (uri for o in self._known for uri in self._unnamed_state(o))
-        return (*unnamed, *(uri for o in self._operators for uri in self._shared_state(o)))
+        owned = (uri for o in self._operators if self._is_removed for uri in self._taskowned(o))
+        return (*unnamed, *(uri for o in self._operators for uri in self._shared_state(o)), *owned)
 
     @property
     def _known(self) -> list[OperatorRecord]:
@@ -271,6 +276,11 @@ class OrphanSearch:
         directory = f"{shared_uri(self._base, self._job_id, operator.operator_id)}/{STATE_DIRECTORY}"
         names = [n for n in self._storage.list_files(directory) if n not in named]
         yield from (f"{directory}/{n}" for n in names if self._is_closed(operator, n))
+
+    def _taskowned(self, operator: OperatorRecord) -> Iterator[str]:
+        directory = f"{taskowned_uri(self._base, self._job_id)}/{operator.operator_id}"
+        names = self._storage.list_files(directory)
+        yield from (f"{directory}/{name}" for name in names if self._is_closed(operator, name))
 
     def _is_closed(self, operator: OperatorRecord, name: str) -> bool:
         epoch = epoch_of(name)
@@ -370,6 +380,7 @@ def sweep(
     of: tuple[OperatorRecord, ...] | None = None,
     row_of: Callable[[int], CheckpointRecord | None] = lambda _: None,
     quarantine: Quarantine | None = None,
+    is_removed: bool = False,
 ) -> SweepReport:
     """
     Delete the orphans of a job in a checkpoint directory.
@@ -379,9 +390,10 @@ def sweep(
     :param of: Operators whose files are searched; by default all.
     :param row_of: Reads the row of a checkpoint; required for jobs with more checkpoints than the view contains.
     :param quarantine: Quarantine of orphans before their deletion. Ended checkpoints are deleted at once.
+    :param is_removed: Whether the job is being removed, and with it the files that functions own.
     """
     view = _with_rows_of_directories(storage, view, row_of)
-    search = OrphanSearch(storage, view, documents, of=of)
+    search = OrphanSearch(storage, view, documents, of=of, is_removed=is_removed)
     ended, directories, files = search.ended(), search.directories(), search.files()
     found = frozenset((*directories, *files))
     due = found if quarantine is None else quarantine.admit(found, view.read_at)

@@ -51,7 +51,7 @@ from airflow_provider_statecheck.storage.metadata_file import (
     write_metadata,
 )
 from airflow_provider_statecheck.storage.uris import normalise_pointer, path_text, redact, scheme_of
-from airflow_provider_statecheck.storage.views.state_streams import NOT_ADDRESSABLE, ResolvedPointer
+from airflow_provider_statecheck.storage.views.state_streams import ResolvedPointer
 
 log = logging.getLogger(__name__)
 
@@ -102,11 +102,6 @@ def _require_uri(pointer: Any) -> str:
         raise InvalidConfigurationError(f"Expected the URI of a checkpoint, found {found}; give its directory.")
     require_not_missing("the URI of a checkpoint", pointer)
     uri = pointer.strip().rstrip("/")
-    if uri == NOT_ADDRESSABLE:
-        raise InvalidPointerError(
-            f"Expected a URI, found {NOT_ADDRESSABLE}, the pointer of another storage: that checkpoint was kept in the "
-            "memory of its process and is lost; give another pointer."
-        )
     if not is_uri(uri):
         raise InvalidPointerError(
             f"Expected a URI such as file:///data/<job>/chk-7, found {redact(uri)!r}; it may be a pointer of another "

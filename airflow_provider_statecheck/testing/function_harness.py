@@ -35,6 +35,7 @@ from airflow_provider_statecheck.state.functions.contexts import (
     StateInitializationContext,
     TaskInfo,
 )
+from airflow_provider_statecheck.state.functions.task_owned import in_memory
 from airflow_provider_statecheck.state.functions.user_functions import (
     FlatMapFunction,
     FunctionLifecycle,
@@ -44,6 +45,7 @@ from airflow_provider_statecheck.state.functions.user_functions import (
     wants_end_of_input,
 )
 from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend, StateEnvironment
+from airflow_provider_statecheck.state.keyed.queryable_names import TaskKvStateRegistry
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.state.operator.states import raw_operator_state_inputs
 from airflow_provider_statecheck.state.serializers.resolve import serializer_of
@@ -168,6 +170,7 @@ class FunctionHarness:
         context = StateInitializationContext(
             is_restored=restored is not None,
             operator_state_store=self._operator,
+            task_owned_state=in_memory(self._environment.storage),
             keyed_state_store=None if self._keyed is None else self._keyed.store,
             raw_operator_state=raw_operator_state_inputs(self._environment.storage, state.raw_operator),
         )
@@ -263,6 +266,7 @@ class KeyedHarness:
         self.keys = KeySerializer(tuple(KeyField(f"k{index}", key_type) for index, key_type in enumerate(types)))
         self.now_ms = 1_000_000
         self.environment = StateEnvironment(storage=storage, now_ms=lambda: self.now_ms, operator_name=OPERATOR)
+        self.queryable_names = TaskKvStateRegistry()
         self._checkpoint_id = 0
         self._opened: list[AbstractKeyedStateBackend] = []
 
@@ -284,6 +288,7 @@ class KeyedHarness:
             self.keys,
             KEY_GROUPS,
             key_groups,
+            self.queryable_names,
             restored=tuple(restored),
         )
         self._opened.append(opened)

@@ -19,9 +19,11 @@ from airflow_provider_statecheck.state.descriptors import (
 )
 from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
 from airflow_provider_statecheck.state.keyed.map_state import MapState
+from airflow_provider_statecheck.state.keyed.queryable_names import NamedState
 from airflow_provider_statecheck.testing.function_harness import (
     KEY_GROUPS,
     NOTHING,
+    OPERATOR,
     Concatenate,
     KeyedHarness,
     all_descriptors,
@@ -71,6 +73,14 @@ class KeyedAccessContract:
         backend: Any = keyed.open()
         backend.set_current_key("a")
         assert backend.current_key == "a"
+
+    def test_queryable_name_is_registered_with_its_state(self, keyed: KeyedHarness) -> None:
+        backend = keyed.open()
+        backend.store.get_state(ValueStateDescriptor("plain", int))
+        assert keyed.queryable_names.states_of("total") == ()
+        for _ in range(2):
+            backend.store.get_state(ValueStateDescriptor("value", int, queryable_name="total"))
+        assert keyed.queryable_names.states_of("total") == (NamedState(OPERATOR, "value"),)
 
     def test_same_name_and_kind_is_the_same_state(self, keyed: KeyedHarness) -> None:
         backend: Any = keyed.open()

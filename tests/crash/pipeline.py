@@ -15,6 +15,7 @@ from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.context import StageContext
+from airflow_provider_statecheck.spark.driver.settings import DriverSettings
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_gateway, faulty_storage
 
@@ -25,7 +26,14 @@ JOB, UID = "crash", "stage"
 
 
 def open_attempt(
-    work: Path, plan: FaultPlan, job: str, *, clear_marker: str = "0/0", num_retained: int = 1, **settings: Any
+    work: Path,
+    plan: FaultPlan,
+    job: str,
+    *,
+    clear_marker: str = "0/0",
+    num_retained: int = 1,
+    driver: DriverSettings | None = None,
+    **settings: Any,
 ) -> StageAttempt:
     """Begin an attempt whose storage and gateway fail as planned."""
     storage = CheckpointStorage.open(str(work / "checkpoints"))
@@ -46,7 +54,8 @@ def open_attempt(
         num_retained=num_retained,
         **settings,
     )
-    return StageAttempt(gateway, faulty_storage(storage, plan), registration)
+    config = (driver or DriverSettings()).storage_config
+    return StageAttempt(gateway, faulty_storage(storage, plan), registration, storage_config=config)
 
 
 def open_stage(spark: SparkSession, work: Path, plan: FaultPlan) -> StageContext:

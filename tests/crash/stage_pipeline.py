@@ -58,7 +58,8 @@ def run(spark: SparkSession, work: Path, plan: FaultPlan, command: dict[str, Any
         timer.daemon = True
         timer.start()
     settings = DriverSettings(data_inline_threshold=INLINE_BYTES)
-    result = StageRun(spark, open_attempt(work, plan, JOB), _stage(work, plan, command), settings).run()
+    attempt = open_attempt(work, plan, JOB, driver=settings)
+    result = StageRun(spark, attempt, _stage(work, plan, command), settings).run()
     return {"increments": result.increments, "rows": result.rows}
 
 

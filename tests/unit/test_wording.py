@@ -146,40 +146,6 @@ def test_terms_of_the_code_are_reported_in_what_a_template_shows(tmp_path: Path)
     assert reported(tmp_path / "page.html") == [(2, "subsumed")]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "The next attempt restores its part of the savepoint.",
-        "The files of an unclaimed snapshot are retained.",
-        "The stage restarts from a snapshot of another job.",
-        "Airflow's operator passes the address.",
-        "An operator of a stage has state.",
-        "The epoch of the try is stored.",
-        "The coordinator of the stage answers.",
-    ],
-)
-def test_a_word_with_another_meaning_than_that_of_the_glossary_is_reported(tmp_path: Path, text: str):
-    (tmp_path / "page.md").write_text(text)
-
-    assert len(reported(tmp_path / "page.md")) == 1
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "A step in parts has a snapshot for each part.",
-        "Each operator gives a member of the savepoint.",
-        "The snapshot of the step was damaged.",
-        "The Airflow operator registers an attempt in each try.",
-        "The functions of a stage are those of one operator.",
-    ],
-)
-def test_the_words_of_the_glossary_are_not_reported(tmp_path: Path, text: str):
-    (tmp_path / "page.md").write_text(text)
-
-    assert reported(tmp_path / "page.md") == []
-
-
 def test_directories_are_searched_for_modules_and_pages(tmp_path: Path):
     (tmp_path / "below").mkdir()
     for name in ("below/module.py", "page.md", "page.html", "data.json"):

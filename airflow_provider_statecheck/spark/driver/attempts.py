@@ -152,7 +152,7 @@ def attempt_of(
         registration,
         tolerable_failed_checkpoints=driver.tolerable_failed_checkpoints,
         savepoint_dir=driver.savepoint_dir,
-        data_inline_threshold=driver.data_inline_threshold,
+        storage_config=driver.storage_config,
         on_overlap=on_overlap,
     )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import Any, Self, TypedDict
 
-from airflow_provider_statecheck.checkpoint.config import CheckpointConfig, parse_interval
+from airflow_provider_statecheck.checkpoint.config import STORAGE_KEYS, CheckpointConfig, parse_interval
 from airflow_provider_statecheck.checkpoint.config_options import (
     ANY,
     NOT_NEGATIVE,
@@ -190,6 +190,14 @@ class DriverSettings(StageSettings):
         if "min_pause" in values:
             given["min_pause_ms"] = values["min_pause"] // _MILLISECOND
         return cls(**own, **given)
+
+    @property
+    def storage_config(self) -> CheckpointConfig:
+        """The settings of the checkpoint storage."""
+        given = self.state_config
+        config = CheckpointConfig.from_mapping({key: given[key] for key in given if key in STORAGE_KEYS})
+        config.data_inline_threshold = self.data_inline_threshold
+        return config
 
     @property
     def pacing(self) -> PacingArguments:

@@ -23,6 +23,7 @@ from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFra
 from airflow_provider_statecheck.state.progress import NamedSnapshot, Scope, StepKey, describe
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import UNREADABLE, SnapshotHandle
+from airflow_provider_statecheck.storage.operator_directories import OperatorDirectories
 from airflow_provider_statecheck.storage.snapshot_manifest import (
     SnapshotFile,
     SnapshotManifest,
@@ -30,7 +31,6 @@ from airflow_provider_statecheck.storage.snapshot_manifest import (
     verify_footer,
 )
 from airflow_provider_statecheck.storage.uris import redact
-from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.state_streams import write_file
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class StageSnapshots:
         self.storage = storage
         self.frames = StoredDataFrames(storage)
         self._attempt = attempt
-        self._access = FsCheckpointStorageAccess(storage, attempt)
+        self._directories = OperatorDirectories(storage, attempt)
         self._live: dict[_Place, LiveSnapshot] = {}
         self._has_borrowed = restored is not None and restored.checkpoint.properties.unclaimed
         self.handed_out: set[str] = set()
@@ -207,7 +207,7 @@ class StageSnapshots:
         """
         if not self._has_borrowed:
             return 0
-        borrowed = [place for place, live in self._live.items() if not self._access.owns(live.handle.uri)]
+        borrowed = [place for place, live in self._live.items() if not self._directories.owns(live.handle.uri)]
         copied = sum(self._copy(place) for place in borrowed)
         self._has_borrowed = False
         return copied
@@ -251,7 +251,7 @@ class StageSnapshots:
 
     def _new_uri(self, step: StepKey) -> str:
         scope, name = step
-        return self._access.new_snapshot_uri(name, scope)
+        return self._directories.new_snapshot_uri(name, scope)
 
     def _write(self, place: _Place, frame: DataFrame, fingerprint: str, seconds_so_far: Stopwatch) -> LiveSnapshot:
         uri = self._new_uri(place[:2])

@@ -33,6 +33,8 @@ from airflow_provider_statecheck.spark.stages.executor.vertex_task import Functi
 from airflow_provider_statecheck.spark.stages.planning import PlannedNode, PlannedVertex
 from airflow_provider_statecheck.spark.tables.schemas import conflicts
 from airflow_provider_statecheck.state.aggregates import continued, unrecorded
+from airflow_provider_statecheck.state.functions.task_owned import in_memory
+from airflow_provider_statecheck.state.keyed.queryable_names import TaskKvStateRegistry
 from airflow_provider_statecheck.state.schema_evolution import (
     OperatorSchemas,
     StateSchema,
@@ -81,14 +83,26 @@ def probe_schemas(
         state_backend=MemoryStateBackend(),
     )
     found: dict[str, OperatorSchemas] = {}
+    names, own = TaskKvStateRegistry(), in_memory(storage)
     for function in functions:
-        chain = FunctionChain([NodeTask.of(function, node=_pickled_copy(function))], context, storage)
+        chain = FunctionChain([NodeTask.of(function, node=_pickled_copy(function))], context, storage, own, names)
         try:
             chain.open()
             found.update(chain.schemas())
         finally:
             chain.close()
+    _warn_of_conflicts(names)
     return found
+
+
+def _warn_of_conflicts(names: TaskKvStateRegistry) -> None:
+    for name, states in names.conflicts().items():
+        log.warning(
+            "The queryable name %r has several states in this stage: %s; queries reach only one of them, so give each "
+            "its own queryable_name.",
+            name,
+            ", ".join(f"{each.state!r} of {each.operator!r}" for each in states),
+        )
 
 
 def _pickled_copy(function: PlannedNode) -> Any:

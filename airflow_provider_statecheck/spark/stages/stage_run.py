@@ -23,7 +23,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
-from airflow_provider_statecheck.checkpoint.config import STORAGE_KEYS, CheckpointConfig
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
 from airflow_provider_statecheck.checkpoint.run_order import logical_date_of
@@ -68,7 +67,6 @@ from airflow_provider_statecheck.spark.status_log import StageProgress, figures_
 from airflow_provider_statecheck.spark.tables.alignment import InputColumns
 from airflow_provider_statecheck.state.backends import backend_of_stage, directories_of
 from airflow_provider_statecheck.storage.uris import normalise_base, redact
-from airflow_provider_statecheck.storage.views.loading import load_checkpoint_storage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -427,7 +425,7 @@ class StageRun:
             sink=self._stage.output,
             storage=self._attempt.storage,
             attempt=attempt,
-            config=self._storage_config(),
+            config=self._attempt.storage_config,
             context=SubtaskContext(
                 job_id=attempt.job_id,
                 parallelism=states.parallelism,
@@ -438,14 +436,6 @@ class StageRun:
             ),
             combining=Combining(self._settings.combines),
         )
-
-    def _storage_config(self) -> CheckpointConfig:
-        given = self._settings.state_config
-        config = CheckpointConfig.from_mapping({key: given[key] for key in given if key in STORAGE_KEYS})
-        config.data_inline_threshold = self._settings.data_inline_threshold
-        # Fails before any task runs.
-        load_checkpoint_storage(self._attempt.storage, self._attempt.grant.attempt, config)
-        return config
 
     def _pace(self, restored: RestoredStageState) -> Pace:
         settings, cost = self._settings, restored.values.cost_seconds

@@ -39,8 +39,8 @@ from airflow_provider_statecheck.state.source_items import BROADCAST_SUFFIX, SOU
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.json_text import decoding
 from airflow_provider_statecheck.storage.metadata_file import load_whole
+from airflow_provider_statecheck.storage.operator_directories import OperatorDirectories
 from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
-from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.state_files import read_state
 
 if TYPE_CHECKING:
@@ -419,5 +419,5 @@ def copy_borrowed_files(
     :raises CheckpointNotFoundError: if a file is missing because its owner deleted it.
     :raises StorageError: if a file cannot be copied.
     """
-    copies = FsCheckpointStorageAccess(storage, attempt).copies_of_borrowed_state()
+    copies = OperatorDirectories(storage, attempt).copies_of_borrowed_state()
     return tuple(with_streams(state, copies.of_stream) for state in states)

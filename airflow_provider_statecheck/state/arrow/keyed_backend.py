@@ -64,6 +64,7 @@ from airflow_provider_statecheck.state.keyed.abstract_backend import (
     StateSize,
     StateSnapshot,
 )
+from airflow_provider_statecheck.state.keyed.queryable_names import TaskKvStateRegistry
 from airflow_provider_statecheck.state.keyed.registered_state import MapTable, RegisteredState, StateTable
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeySerializer
 from airflow_provider_statecheck.state.schema_evolution import StateSchema
@@ -85,6 +86,7 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
     :param settings: Sizes and compression; the defaults if ``None``.
     :param incremental: Whether snapshots reference the files of earlier ones.
     :param streams: Streams of the state in snapshots; those of the checkpoint if ``None``.
+    :param kv_registry: Registry of the queryable names of states.
     :raises InvalidConfigurationError: if the range exceeds the number of key groups.
     """
 
@@ -99,8 +101,9 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         settings: ArrowStateSettings | None = None,
         incremental: bool = True,
         streams: CheckpointStreamFactory | None = None,
+        kv_registry: TaskKvStateRegistry | None = None,
     ) -> None:
-        super().__init__(environment, key_serializer, number_of_key_groups, key_group_range)
+        super().__init__(environment, key_serializer, number_of_key_groups, key_group_range, kv_registry)
         self._storage = environment.storage
         self._settings = settings or ArrowStateSettings()
         self._spill = LocalSpill()

@@ -22,6 +22,7 @@ from airflow_provider_statecheck.storage.views.state_streams import CheckpointSt
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, StateDescriptor
+    from airflow_provider_statecheck.state.functions.task_owned import TaskOwnedState
     from airflow_provider_statecheck.state.keyed.states import BatchState, State
     from airflow_provider_statecheck.state.operator.backend import OperatorStateStore
     from airflow_provider_statecheck.state.operator.states import BroadcastState, ReadOnlyBroadcastState
@@ -74,14 +75,18 @@ class RuntimeContext(_Context, KeyedStateStore):
     The methods that return state also raise ``CoordinatorError`` if the operator has no keys, or after ``close``.
 
     :param keyed_state_store: Keyed state, or ``None`` for an operator without keys.
+    :param task_owned_state: Files of the function's own.
     """
 
     _span = "from open to close"
 
-    def __init__(self, task_info: TaskInfo, keyed_state_store: KeyedStateStore | None = None) -> None:
+    def __init__(
+        self, task_info: TaskInfo, keyed_state_store: KeyedStateStore | None, task_owned_state: TaskOwnedState
+    ) -> None:
         super().__init__(self._keyed_state)
         self._task_info = task_info
         self._keyed = keyed_state_store
+        self._task_owned_state = task_owned_state
 
     @property
     def task_info(self) -> TaskInfo:
@@ -92,6 +97,11 @@ class RuntimeContext(_Context, KeyedStateStore):
     def logical_date(self) -> datetime | None:
         """The logical date of the Dag run, or ``None`` outside of one."""
         return self._task_info.logical_date
+
+    def get_task_owned_state(self) -> TaskOwnedState:
+        """Return the files of the function's own, which outlive checkpoints."""
+        self._require_open()
+        return self._task_owned_state
 
     def _keyed_state(self, descriptor: StateDescriptor[Any]) -> State:
         self._require_open()
@@ -348,6 +358,7 @@ class ManagedInitializationContext(_Context):
     :param keyed_state_store: State of the keys, or ``None`` for an operator without keys.
     :param restored_checkpoint_id: Id of the restored checkpoint.
     :param raw_operator_state: Partitions of the raw operator state.
+    :param task_owned_state: Files of the function's own.
     """
 
     _span = "during initialize_state"
@@ -357,6 +368,7 @@ class ManagedInitializationContext(_Context):
         *,
         is_restored: bool,
         operator_state_store: OperatorStateStore,
+        task_owned_state: TaskOwnedState,
         keyed_state_store: KeyedStateStore | None = None,
         restored_checkpoint_id: int | None = None,
         raw_operator_state: Iterable[StatePartitionStreamProvider] = (),
@@ -366,6 +378,7 @@ class ManagedInitializationContext(_Context):
         self._keyed_state_store = keyed_state_store
         self._restored_checkpoint_id = restored_checkpoint_id
         self._raw_operator_state = raw_operator_state
+        self._task_owned_state = task_owned_state
 
     def is_restored(self) -> bool:
         """Return whether the restored checkpoint contains the operator, with or without state."""
@@ -391,6 +404,11 @@ class ManagedInitializationContext(_Context):
         self._require_open()
         return _require_keyed(self._keyed_state_store)
 
+    def get_task_owned_state(self) -> TaskOwnedState:
+        """Return the files of the function's own, which outlive checkpoints; it may be used until ``close``."""
+        self._require_open()
+        return self._task_owned_state
+
 
 class FunctionInitializationContext(ManagedInitializationContext):
     """Initialization context of a function, valid during ``initialize_state``."""
@@ -405,8 +423,8 @@ class StateInitializationContext(FunctionInitializationContext):
     """Initialization context with restored raw operator state, valid during ``initialize_state``."""
 
     def runtime_context(self, task_info: TaskInfo) -> RuntimeContext:
-        """Return the context from ``open`` to ``close``, with the same keyed state. Called by the operator."""
-        return RuntimeContext(task_info, self._keyed_state_store)
+        """Return the context from ``open`` to ``close``, with the same state. Called by the operator."""
+        return RuntimeContext(task_info, self._keyed_state_store, self._task_owned_state)
 
     def get_raw_operator_state_inputs(self) -> Iterable[StatePartitionStreamProvider]:
         """Return the restored partitions of the raw operator state."""

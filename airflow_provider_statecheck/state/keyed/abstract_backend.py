@@ -21,6 +21,7 @@ from airflow_provider_statecheck.state.descriptors import (
 )
 from airflow_provider_statecheck.state.keyed.expiry import TimeToLive, TtlCells, TtlEntries
 from airflow_provider_statecheck.state.keyed.map_state import MapState
+from airflow_provider_statecheck.state.keyed.queryable_names import NamedState, TaskKvStateRegistry
 from airflow_provider_statecheck.state.keyed.registered_state import (
     NO_KEY_GROUP,
     VOID_NAMESPACE,
@@ -180,6 +181,7 @@ class AbstractKeyedStateBackend(ABC):
 
     :param number_of_key_groups: Maximum parallelism of the operator.
     :param key_group_range: Key groups of the subtask.
+    :param kv_registry: Registry of the queryable names of states; by default one of this backend alone.
     :raises InvalidConfigurationError: if the range exceeds the number of key groups.
     """
 
@@ -189,6 +191,7 @@ class AbstractKeyedStateBackend(ABC):
         key_serializer: KeySerializer,
         number_of_key_groups: int,
         key_group_range: KeyGroupRange,
+        kv_registry: TaskKvStateRegistry | None = None,
     ) -> None:
         if key_group_range.end >= number_of_key_groups:
             raise InvalidConfigurationError(
@@ -201,6 +204,7 @@ class AbstractKeyedStateBackend(ABC):
         self.operator_name = environment.operator_name
         self.store = KeyedStateStore(self.get_partitioned_state)
         self._now_ms = environment.now_ms
+        self._kv_registry = kv_registry or TaskKvStateRegistry()
         # Cached, because set_current_key reads them for each element.
         self._first, self._last = key_group_range.start, key_group_range.end
         self._is_composite = len(key_serializer.fields) > 1
@@ -388,6 +392,8 @@ class AbstractKeyedStateBackend(ABC):
         if known is not None:
             require_same_state(known, wanted)
             return known
+        if wanted.queryable_name is not None:
+            self._kv_registry.register_kv_state(wanted.queryable_name, NamedState(self.operator_name, wanted.name))
         restored = self._unclaimed().get(wanted.name)
         if restored is not None:
             wanted = reconfigured(wanted, restored)

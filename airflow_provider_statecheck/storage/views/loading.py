@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
@@ -17,10 +17,20 @@ from airflow_provider_statecheck.storage.views.fs_storage import (
     FsCheckpointStorageAccess,
     MemoryBackendCheckpointStorageAccess,
 )
-from airflow_provider_statecheck.storage.views.state_files import CheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.state_files import (
+    CheckpointStorageAccess,
+    CheckpointStorageCoordinatorView,
+    CheckpointStorageWorkerView,
+)
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 
 DEFAULT_STORAGE = "filesystem"
+_METHODS = frozenset(
+    name
+    for view in (CheckpointStorageCoordinatorView, CheckpointStorageWorkerView)
+    for name in vars(view)
+    if not name.startswith("_")
+)
 
 
 class IdentifiedFactory(Protocol):
@@ -44,7 +54,7 @@ class CheckpointStorageFactory(Protocol):
     def create_checkpoint_storage(
         self, storage: CheckpointStorage, attempt: AttemptRef, writing: StateWriting
     ) -> CheckpointStorageAccess:
-        """Return the views for an attempt; called on the driver and in each task."""
+        """Return the views for an attempt; called on the driver, before it does any work, and in each task."""
 
     def get_identifier(self) -> str:
         """Return the name of the storage in configurations."""
@@ -159,9 +169,9 @@ def load_checkpoint_storage(
     storage: CheckpointStorage, attempt: AttemptRef, config: CheckpointConfig
 ) -> CheckpointStorageAccess:
     """
-    Return the configured checkpoint storage of a job.
+    Return the configured checkpoint storage of a job, which the driver and the tasks of an attempt use alike.
 
-    :raises InvalidConfigurationError: if the configured storage cannot be loaded.
+    :raises InvalidConfigurationError: if the configured storage cannot be loaded, or lacks a method.
     """
     writing = StateWriting(
         epoch=attempt.epoch,
@@ -171,4 +181,14 @@ def load_checkpoint_storage(
     # A storage that is given as a directory is that of the attempt.
     named = config.checkpoint_storage if config.storage_dir != config.checkpoint_storage else None
     factory = CHECKPOINT_STORAGES.find(named or DEFAULT_STORAGE)
-    return factory.create_checkpoint_storage(storage, attempt, writing)
+    return _complete(factory.create_checkpoint_storage(storage, attempt, writing), named)
+
+
+def _complete(view: Any, named: Any) -> CheckpointStorageAccess:
+    missing = sorted(name for name in _METHODS if not hasattr(view, name))
+    if missing:
+        raise InvalidConfigurationError(
+            f"Expected from the factory {named!r} in {CheckpointConfig.checkpoint_storage.key} a "
+            f"CheckpointStorageAccess, found {type(view).__name__} without {', '.join(missing)}; define them."
+        )
+    return cast(CheckpointStorageAccess, view)

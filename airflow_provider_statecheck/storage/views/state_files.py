@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.ids import canonical_scheme, epoch_name, new_key
-from airflow_provider_statecheck.checkpoint.properties import DEFAULT_LOCATION, CheckpointStorageLocationReference
+from airflow_provider_statecheck.checkpoint.properties import CheckpointStorageLocationReference
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     CheckpointedStateScope,
@@ -36,11 +36,8 @@ from airflow_provider_statecheck.storage.bounds import require_decodable
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage, verified
 from airflow_provider_statecheck.storage.uris import scheme_of
 from airflow_provider_statecheck.storage.views.state_streams import (
-    CheckpointMetadataOutputStream,
     CheckpointStateOutputStream,
     CheckpointStreamFactory,
-    CompletedCheckpointStorageLocation,
-    open_metadata_stream,
 )
 
 _COPYING_SCHEMES = frozenset({"s3", "gs", "memory"})
@@ -328,14 +325,10 @@ class CheckpointStorageLocation(CheckpointStreamFactory):
 
     :param streams: Factory of the state streams.
     :param exclusive: Directory of the checkpoint.
-    :param storage: Storage of the directory; ``None`` for metadata in the memory of this process.
-    :param location_reference: Reference that tasks resolve to this location.
     """
 
     streams: CheckpointStreamFactory
     exclusive: str
-    storage: CheckpointStorage | None
-    location_reference: CheckpointStorageLocationReference = DEFAULT_LOCATION
 
     @override
     def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> CheckpointStateOutputStream:
@@ -345,62 +338,17 @@ class CheckpointStorageLocation(CheckpointStreamFactory):
     def could_reuse_state_handle(self, handle: StreamStateHandle) -> bool:
         return self.streams.could_reuse_state_handle(handle)
 
-    def create_metadata_output_stream(self) -> CheckpointMetadataOutputStream:
-        """
-        Open the metadata stream.
-
-        :raises StorageError: if metadata already exists, or the storage fails.
-        """
-        return open_metadata_stream(self.storage, self.exclusive)
-
-    def dispose_on_failure(self) -> None:
-        """
-        Delete the exclusive files of the checkpoint and retain shared state.
-
-        :raises StorageError: if a part may still exist.
-        """
-        if self.storage is not None:
-            self.storage.delete_directory(self.exclusive)
-
 
 class CheckpointStorageCoordinatorView(Protocol):
-    """Creates and resolves the locations of checkpoints. All methods raise ``StorageError`` if the storage fails."""
-
-    @property
-    def supports_highly_available_storage(self) -> bool:
-        """Whether metadata outlives this process."""
-
-    @property
-    def has_default_savepoint_location(self) -> bool:
-        """Whether savepoints without a target have a default directory."""
-
-    def resolve_checkpoint(self, pointer: str | None) -> CompletedCheckpointStorageLocation:
-        """
-        Resolve an external pointer to a completed checkpoint of any job.
-
-        :raises InvalidConfigurationError: if the pointer is missing or empty.
-        :raises StorageError: if the pointer is not a URI, or the storage fails.
-        :raises CheckpointNotFoundError: if the checkpoint does not exist.
-        """
-
-    def initialize_base_locations_for_checkpoint(self) -> None:
-        """Create the directories that all checkpoints share, unless they exist."""
+    """What the driver does with checkpoint storage. All methods raise ``StorageError`` if the storage fails."""
 
     def initialize_location_for_checkpoint(self, checkpoint_id: int) -> CheckpointStorageLocation:
         """
-        Create the location of a checkpoint.
+        Create the location of a checkpoint, to which the driver writes its own state.
+
+        The driver closes each stream and gets its handle before it writes the metadata.
 
         :raises InvalidConfigurationError: if the id is negative.
-        """
-
-    def initialize_location_for_savepoint(
-        self, checkpoint_id: int, external: str | None = None
-    ) -> CheckpointStorageLocation:
-        """
-        Create the location of a savepoint.
-
-        :param external: Parent directory of the savepoint, instead of the default.
-        :raises InvalidConfigurationError: if neither a target nor a default is set.
         """
 
 

@@ -1,5 +1,5 @@
 """
-Output streams of state and metadata, and the spill of inline state above a budget.
+Output streams of state, completed checkpoints, and the spill of inline state above a budget.
 
 All functions and methods that access the storage raise :class:`StorageError` if it fails.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import re
 import tempfile
 import uuid
@@ -18,7 +17,7 @@ from itertools import accumulate
 from typing import IO, Protocol, TypeVar
 
 from airflow_provider_statecheck.checkpoint.codec import require
-from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE, epoch_name
+from airflow_provider_statecheck.checkpoint.ids import epoch_name
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     CheckpointedStateScope,
@@ -37,7 +36,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage.failures import is_taken
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, publish_metadata, read_metadata
+from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, read_metadata
 from airflow_provider_statecheck.storage.uris import redact
 
 _PLACE = re.compile(r"/([0-9a-f]{32}/chk-\d+)$")
@@ -60,27 +59,24 @@ class CheckpointStreamFactory(Protocol):
         """Return whether a later checkpoint may reference a handle again; otherwise its state should be rewritten."""
 
 
-NOT_ADDRESSABLE = "<checkpoint-not-externally-addressable>"
-"""Placeholder pointer of a checkpoint in memory; it cannot be resolved."""
-
-
 @dataclass(frozen=True, slots=True)
 class CompletedCheckpointStorageLocation:
     """
-    Location of a completed checkpoint; here, of one with metadata in memory.
+    Location of a completed checkpoint.
 
     :param external_pointer: Pointer that resolves to the checkpoint.
     """
 
     external_pointer: str
-    metadata_handle: StreamStateHandle
+    metadata_handle: FileStateHandle
 
     def dispose(self) -> None:
         """
-        Delete the checkpoint's directory, if there is one; a missing directory is success.
+        Delete the checkpoint's directory; a missing directory is success.
 
         :raises StorageError: if a part may still exist.
         """
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +88,6 @@ class ResolvedPointer(CompletedCheckpointStorageLocation):
     :param storage: Storage that may read the checkpoint and the files that its metadata names.
     """
 
-    metadata_handle: FileStateHandle
     storage: CheckpointStorage = field(compare=False, repr=False)
 
     def read(self) -> tuple[CheckpointDocument, FileStateHandle]:
@@ -310,70 +305,6 @@ def write_named_by_content(
     A repeated call writes the same file.
     """
     return write_file(storage, f"{directory}/{epoch}-{hashlib.sha256(name.encode() + data).hexdigest()[:32]}", data)
-
-
-class CheckpointMetadataOutputStream:
-    """
-    Output stream of checkpoint metadata, which buffers all bytes in memory and publishes them only as a whole.
-
-    Call ``write`` any number of times, then ``close_and_finalize_checkpoint``. Calling ``close`` first discards the
-    metadata. All methods but ``close`` raise ``StorageError`` if the stream is closed.
-
-    :param publish: Publishes the metadata, and returns the completed location.
-    """
-
-    def __init__(self, publish: Callable[[bytes], CompletedCheckpointStorageLocation]) -> None:
-        self._publish = publish
-        self._buffer = io.BytesIO()
-
-    def write(self, data: bytes) -> None:
-        """Append bytes."""
-        self.flush()
-        self._buffer.write(data)
-
-    def get_pos(self) -> int:
-        """Return the number of bytes written."""
-        self.flush()
-        return self._buffer.tell()
-
-    def flush(self) -> None:
-        """Do nothing on an open stream: metadata is published only as a whole."""
-        if self._buffer.closed:
-            raise StorageError("Expected an open metadata stream, found a closed stream; open another stream.")
-
-    def close_and_finalize_checkpoint(self) -> CompletedCheckpointStorageLocation:
-        """Publish the metadata and return the completed location; the call may be repeated after a failure."""
-        self.flush()
-        completed = self._publish(self._buffer.getvalue())
-        self.close()
-        return completed
-
-    def close(self) -> None:
-        """Discard the written bytes, unless they are published."""
-        self._buffer.close()
-
-
-def open_metadata_stream(storage: CheckpointStorage | None, directory: str) -> CheckpointMetadataOutputStream:
-    """
-    Open the metadata stream of a directory.
-
-    :param storage: Storage of the directory; ``None`` for metadata in the memory of this process.
-    :raises StorageError: if metadata already exists, because two checkpoints must not share a directory.
-    """
-    if storage is None:
-        return CheckpointMetadataOutputStream(
-            lambda data: CompletedCheckpointStorageLocation(
-                NOT_ADDRESSABLE, ByteStreamStateHandle(uuid.uuid4().hex, data)
-            )
-        )
-    uri = f"{directory}/{METADATA_FILE}"
-    if storage.exists(uri):
-        raise StorageError(
-            f"Expected no metadata at {redact(uri)}, found a file; two checkpoints share a directory.", uri=redact(uri)
-        )
-    return CheckpointMetadataOutputStream(
-        lambda data: ResolvedPointer(directory, publish_metadata(storage, directory, data), storage)
-    )
 
 
 def spill_above_budget(

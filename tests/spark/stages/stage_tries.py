@@ -61,12 +61,13 @@ class StageTries:
 
     def run(self, stage: Stage, settings: DriverSettings | None = None, **registration: Any) -> StageResult:
         """Begin a try and run the stage to its end, or to its failure."""
-        return StageRun(self.spark, self.attempt(**registration), stage, settings).run()
+        return StageRun(self.spark, self.attempt(settings, **registration), stage, settings).run()
 
-    def attempt(self, **changes: Any) -> StageAttempt:
+    def attempt(self, settings: DriverSettings | None = None, **changes: Any) -> StageAttempt:
         """Begin a try."""
         values = {"job_name": JOB, "uid": "stage", "storage_base": self.storage.base_uri} | changes
-        return StageAttempt(self.coordinator, self.storage, make_registration(**values))
+        registration, config = make_registration(**values), (settings or DriverSettings()).storage_config
+        return StageAttempt(self.coordinator, self.storage, registration, storage_config=config)
 
     def savepoint(self, **request: Any) -> str:
         """Take a savepoint of the stage, which does not run, and return its pointer."""

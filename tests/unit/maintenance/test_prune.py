@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.ids import epoch_name, job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.records import ActionRecord, AttemptStatus, JobAction, RequestStatus
 from airflow_provider_statecheck.checkpoint.row_removal import DEFAULT_AGE
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
@@ -15,6 +15,7 @@ from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from airflow_provider_statecheck.maintenance.gc import PrunedJob, PruneRequest, prune_job
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.operator_directories import OperatorDirectories
 from airflow_provider_statecheck.testing.faults import (
     WRITING_CALLS,
     FaultMode,
@@ -90,6 +91,17 @@ def test_a_test_job_goes_with_every_byte(stage):
     assert (report.is_removed, jobs(stage)) == (True, {JOB})
     assert stage.directories(TEST) == set()
     assert report.deleted_bytes > 0
+
+
+def test_files_that_functions_own_go_with_their_job_only(stage):
+    ref = stage.run(JOB).grant.attempt
+    directories = OperatorDirectories(stage.storage, ref)
+    uri = f"{directories.taskowned}/{epoch_name(ref.epoch)}"
+    stage.storage.write_bytes(uri, b"a log that is read later")
+    prune(stage, JOB, OLD)
+    assert stage.storage.exists(uri)
+    assert prune(stage, JOB, named(JOB)).is_removed
+    assert stage.files() == {}
 
 
 @pytest.mark.parametrize("request_", [PruneRequest(), OLD, TESTS], ids=["rows", "old", "tests"])

@@ -46,11 +46,10 @@ from airflow_provider_statecheck.state.descriptors import (
 )
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_storage import (
-    FsCheckpointStorageAccess,
-    MemoryBackendCheckpointStorageAccess,
-)
+from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.loading import load_checkpoint_storage
 from airflow_provider_statecheck.storage.views.state_files import CheckpointStorageAccess, read_state
+from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 from airflow_provider_statecheck.testing.function_harness import ATTEMPT, KEY_GROUPS, KeyedHarness
 from airflow_provider_statecheck.testing.keyed_ttl_contract import TTL
 
@@ -211,20 +210,18 @@ def test_limit_must_be_above_zero(size: int) -> None:
     assert MemoryStateBackend().max_state_size == 5 * 1024 * 1024
 
 
-def test_backends_are_storages_of_their_own(tmp_path: Path) -> None:
-    directory = tmp_path.as_uri()
-    memory = MemoryStateBackend(max_state_size=10).create_checkpoint_storage(ATTEMPT)
-    assert isinstance(memory, MemoryBackendCheckpointStorageAccess)
-    assert not memory.supports_highly_available_storage
-    assert MemoryStateBackend(directory).create_checkpoint_storage(ATTEMPT).supports_highly_available_storage
-    files = FsStateBackend(directory, f"{directory}/savepoints").create_checkpoint_storage(ATTEMPT)
-    assert isinstance(files, FsCheckpointStorageAccess)
-    assert files.has_default_savepoint_location
-
-
-def test_filesystem_storage_needs_a_directory() -> None:
-    with pytest.raises(InvalidConfigurationError, match="Expected a checkpoint directory"):
-        FsStateBackend().create_checkpoint_storage(ATTEMPT)
+@pytest.mark.parametrize("backend", [FsStateBackend(), MemoryStateBackend(max_state_size=10)])
+def test_backends_are_storages_of_their_own(tmp_path: Path, backend: AbstractFileStateBackend) -> None:
+    config = CheckpointConfig()
+    config.checkpoint_storage = backend
+    storage = CheckpointStorage.open(tmp_path.as_uri())
+    stream = load_checkpoint_storage(storage, ATTEMPT, config).create_task_owned_state_stream()
+    stream.write(b"x" * 10)
+    stream.flush_to_file()
+    handle = stream.close_and_get_handle()
+    assert isinstance(
+        handle, {"filesystem": FileStateHandle, "memory": ByteStreamStateHandle}[backend.get_identifier()]
+    )
 
 
 def test_operator_state_is_restored() -> None:
@@ -301,10 +298,13 @@ OLD = {"state.checkpoints.dir": "file:///old/chk", "state.savepoints.dir": "file
 class Backend(AbstractFileStateBackend):
     """Keeps state in files."""
 
-    def create_checkpoint_storage(self, attempt: AttemptRef, **storage_options: Any) -> CheckpointStorageAccess:
-        assert self.checkpoint_path is not None
-        storage = CheckpointStorage.open(self.checkpoint_path, **storage_options)
-        return FsCheckpointStorageAccess(storage, attempt, savepoint_dir=self.savepoint_path)
+    def create_checkpoint_storage(
+        self, storage: CheckpointStorage, attempt: AttemptRef, writing: StateWriting
+    ) -> CheckpointStorageAccess:
+        return FsCheckpointStorageAccess(storage, attempt, writing=writing)
+
+    def get_identifier(self) -> str:
+        return "own"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from airflow_provider_statecheck.storage.failures import RetryPolicy
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import pointer_uri, resolve_checkpoint
 from airflow_provider_statecheck.storage.views.state_files import read_state
-from airflow_provider_statecheck.storage.views.state_streams import NOT_ADDRESSABLE, ResolvedPointer
+from airflow_provider_statecheck.storage.views.state_streams import ResolvedPointer
 from tests.messages import source_at
 from tests.unit.written_stage import WrittenStage
 
@@ -108,15 +108,10 @@ def test_a_path_is_a_pointer_of_this_machine(tmp_path: Path) -> None:
     assert pointer_uri(f" {tmp_path}/job/chk-1/ ") == f"file://{tmp_path}/job/chk-1"
 
 
-@pytest.mark.parametrize("pointer", ["chk-3", "/data/chk-3", "<a pointer of another system>", "file:///"])
+@pytest.mark.parametrize("pointer", ["chk-3", "/data/chk-3", "<checkpoint-not-externally-addressable>", "file:///"])
 def test_text_that_is_no_uri_may_stem_from_another_storage(memory: CheckpointStorage, pointer: str) -> None:
     with pytest.raises(StorageError, match=r"Expected a URI.*pointer of another storage"):
         resolve_checkpoint(memory, pointer)
-
-
-def test_the_symbol_of_a_checkpoint_in_memory_says_what_it_is(local: CheckpointStorage) -> None:
-    with pytest.raises(InvalidPointerError, match="kept in the memory of its process"):
-        resolve_checkpoint(local, NOT_ADDRESSABLE)
 
 
 def test_a_pointer_into_the_memory_of_another_process_says_that_it_is_gone(local: CheckpointStorage) -> None:

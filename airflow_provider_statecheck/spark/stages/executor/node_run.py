@@ -49,7 +49,9 @@ from airflow_provider_statecheck.state.schema_evolution import OperatorSchemas
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.spark.stages.stage import MapNode, ProcessNode
+    from airflow_provider_statecheck.state.functions.task_owned import TaskOwnedState
     from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
+    from airflow_provider_statecheck.state.keyed.queryable_names import TaskKvStateRegistry
     from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
     from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
 
@@ -117,12 +119,26 @@ class WrittenFunction:
 
 
 class NodeRun:
-    """Runs one function in a subtask."""
+    """
+    Runs one function in a subtask.
 
-    def __init__(self, task: NodeTask, context: SubtaskContext, storage: CheckpointStorage) -> None:
+    :param kv_registry: Registry of the queryable names of the functions of the subtask.
+    :param task_owned_state: Files of the function's own.
+    """
+
+    def __init__(
+        self,
+        task: NodeTask,
+        context: SubtaskContext,
+        storage: CheckpointStorage,
+        kv_registry: TaskKvStateRegistry,
+        task_owned_state: TaskOwnedState,
+    ) -> None:
         self.task = task
         self.context = context
         self._storage = storage
+        self._kv_registry = kv_registry
+        self._task_owned_state = task_owned_state
         self._restored = task.states.get(context.subtask, OperatorSubtaskState())
         self._operator_backend = context.state_backend.create_operator_state_backend(
             self._environment, task.operator_id, restored=self._restored.managed_operator
@@ -148,6 +164,7 @@ class NodeRun:
             serializer,
             context.max_parallelism,
             key_group_range_of(context.subtask, context.parallelism, context.max_parallelism),
+            self._kv_registry,
             restored=self._restored.managed_keyed,
         )
         return backend
@@ -171,6 +188,7 @@ class NodeRun:
         context = StateInitializationContext(
             is_restored=self.task.restored_checkpoint_id is not None,
             operator_state_store=self._operator_backend,
+            task_owned_state=self._task_owned_state,
             keyed_state_store=None if keyed is None else keyed.store,
             restored_checkpoint_id=self.task.restored_checkpoint_id,
             raw_operator_state=raw_operator_state_inputs(self._storage, self._restored.raw_operator),

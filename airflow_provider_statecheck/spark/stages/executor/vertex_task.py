@@ -45,8 +45,11 @@ from airflow_provider_statecheck.spark.stages.executor.node_run import (
     WrittenFunction,
 )
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, MapNode
+from airflow_provider_statecheck.state.functions.task_owned import TaskOwnedState
 from airflow_provider_statecheck.state.keyed.abstract_backend import StateSize
+from airflow_provider_statecheck.state.keyed.queryable_names import TaskKvStateRegistry
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.operator_directories import OperatorDirectories
 from airflow_provider_statecheck.storage.views.loading import load_checkpoint_storage
 from airflow_provider_statecheck.storage.views.state_files import (
     CheckpointStorageWorkerView,
@@ -152,8 +155,10 @@ class VertexTask:
         subtask = _subtask()
         named = (batch.rename_columns(list(self.columns)) for batch in batches)
         task_input = _TaskInput(named, has_control=self.has_control)
+        view = self._view(subtask)
+        own = TaskOwnedState(view, self.storage, OperatorDirectories(self.storage, self.attempt).taskowned)
         with ExitStack() as closing:
-            chain = FunctionChain(self.functions, replace(self.context, subtask=subtask), self.storage)
+            chain = FunctionChain(self.functions, replace(self.context, subtask=subtask), self.storage, own)
             closing.callback(chain.close)
             chain.open()
             writer = self._writer(subtask)
@@ -166,7 +171,7 @@ class VertexTask:
                     yield from self._data_batches(elements)
                 elif self._declares_output and len(elements):
                     elements.table()  # finds rows that do not fit output=, as a sink would
-            report = self._report(subtask, chain, task_input, writer)
+            report = self._report(subtask, view, chain, task_input, writer)
         yield self._message_batch([*task_input.messages, report.encode()])
 
     @property
@@ -179,12 +184,19 @@ class VertexTask:
         if self.moment.is_end_of_input:
             yield from chain.end()
 
+    def _view(self, subtask: int) -> CheckpointStorageWorkerView:
+        restored = (function.states[subtask] for function in self.functions if subtask in function.states)
+        return worker_view(self.storage, self.attempt, self.config, restored)
+
     def _report(
-        self, subtask: int, chain: FunctionChain, task_input: _TaskInput, writer: SinkWriter | None
+        self,
+        subtask: int,
+        view: CheckpointStorageWorkerView,
+        chain: FunctionChain,
+        task_input: _TaskInput,
+        writer: SinkWriter | None,
     ) -> TaskReport:
         begin = time.monotonic()
-        restored = (function.states[subtask] for function in self.functions if subtask in function.states)
-        view = worker_view(self.storage, self.attempt, self.config, restored)
         streams = view.resolve_checkpoint_storage_location(self.moment.checkpoint.checkpoint_id, DEFAULT_LOCATION)
         written = chain.write_state(self.moment, streams)
         states = view.make_durable(each.state for each in written.values() if each.state is not None)
@@ -274,10 +286,20 @@ class FunctionChain:
     Runs the functions of one Spark task.
 
     :param tasks: The functions in order; may be empty.
+    :param task_owned_state: Files of the functions' own.
+    :param kv_registry: Registry of the queryable names of their states; by default one of these functions alone.
     """
 
-    def __init__(self, tasks: Iterable[NodeTask], context: SubtaskContext, storage: CheckpointStorage) -> None:
-        self._runs = [_run_type(task)(task, context, storage) for task in tasks]
+    def __init__(
+        self,
+        tasks: Iterable[NodeTask],
+        context: SubtaskContext,
+        storage: CheckpointStorage,
+        task_owned_state: TaskOwnedState,
+        kv_registry: TaskKvStateRegistry | None = None,
+    ) -> None:
+        registry = kv_registry or TaskKvStateRegistry()
+        self._runs = [_run_type(task)(task, context, storage, registry, task_owned_state) for task in tasks]
 
     def open(self) -> None:
         """Restore the state and open the functions, the last one first, so that each finds the next one open."""

@@ -37,6 +37,8 @@ from airflow_provider_statecheck.spark.stages.preparation import merged_schemas
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, Count, Max, Sum
 from airflow_provider_statecheck.state.aggregates import AggregateSchema
 from airflow_provider_statecheck.state.backends import ArrowStateBackend, backend_of_stage
+from airflow_provider_statecheck.state.functions.task_owned import in_memory
+from airflow_provider_statecheck.state.keyed.queryable_names import TaskKvStateRegistry
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.written_state import file_streams
@@ -217,7 +219,8 @@ def run_of(
         state_backend=backend or ArrowStateBackend(),
     )
     task = NodeTask(uid="stage/sums", node=NODE, output_schema=OUTPUT, key_serializer=SERIALIZER, states={0: state})
-    run = AggregateRun(replace(task, **changes), context, storage)
+    registry, own = TaskKvStateRegistry(), in_memory(storage)
+    run = AggregateRun(replace(task, **changes), context, storage, registry, own)
     run.open()
     return run
 

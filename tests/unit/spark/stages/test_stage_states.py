@@ -23,11 +23,19 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 from airflow_provider_statecheck.checkpoint.states.matching import RestoreTarget
 from airflow_provider_statecheck.spark.stages.executor.node_run import NodeTask, StateCapture, SubtaskContext
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import FunctionChain, TaskReport
+from airflow_provider_statecheck.spark.stages.planning import PlannedNode
+from airflow_provider_statecheck.spark.stages.preparation import probe_schemas
 from airflow_provider_statecheck.spark.stages.stage import MapNode
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
 from airflow_provider_statecheck.state.backends import MemoryStateBackend
-from airflow_provider_statecheck.state.descriptors import ListStateDescriptor
-from airflow_provider_statecheck.state.functions.user_functions import CheckpointedFunction, FlatMapFunction
+from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, ValueStateDescriptor
+from airflow_provider_statecheck.state.functions.task_owned import in_memory
+from airflow_provider_statecheck.state.functions.user_functions import (
+    CheckpointedFunction,
+    FlatMapFunction,
+    MapFunction,
+)
+from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
 from airflow_provider_statecheck.state.schema_evolution import OperatorSchemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -72,7 +80,7 @@ def open_chain(storage: CheckpointStorage, task: NodeTask, subtask: int = 0) -> 
         logical_date=None,
         state_backend=MemoryStateBackend(),
     )
-    chain = FunctionChain([task], context, storage)
+    chain = FunctionChain([task], context, storage, in_memory(storage))
     chain.open()
     return chain
 
@@ -175,3 +183,33 @@ def test_union_list_that_a_function_does_not_ask_for_is_saved_by_one_subtask(tmp
     saved = [save(open_chain(storage, task, subtask), storage, 2)[0].subtask_states[subtask] for subtask in states]
     unions = [dict(handle.states)["union"] for each in saved for handle in each.managed_operator]
     assert [meta.offsets for meta in unions] == [(0,), ()]
+
+
+class Totals(MapFunction[Any, Any], CheckpointedFunction):
+    """Keeps a state that queries find as ``total``."""
+
+    def initialize_state(self, context: Any) -> None:
+        descriptor = ValueStateDescriptor("sum", int, queryable_name="total")
+        self.state = context.get_keyed_state_store().get_state(descriptor)
+
+    def snapshot_state(self, context: Any) -> None:
+        """Has no state but that of its keys."""
+
+    def map(self, value: Any) -> Any:
+        return value
+
+
+def test_name_of_several_states_of_a_stage_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    storage, keys = CheckpointStorage.open(str(tmp_path)), KeySerializer((KeyField("value", pa.int64()),))
+    operators = [
+        PlannedNode(
+            uid=f"stage/{name}", node=MapNode(uid=name, function=Totals()), output_schema=SCHEMA, key_serializer=keys
+        )
+        for name in ("first", "second")
+    ]
+    types = probe_schemas(operators[:1], storage=storage, logical_date=None)
+    assert types["stage/first"].keyed[0].queryable_name == "total"
+    assert not caplog.records
+    probe_schemas(operators, storage=storage, logical_date=None)
+    [record] = caplog.records
+    assert "'total' has several states in this stage: 'sum' of 'stage/first', 'sum' of 'stage/second'" in record.message

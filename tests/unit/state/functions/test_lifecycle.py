@@ -32,6 +32,7 @@ from airflow_provider_statecheck.state.functions.contexts import (
     StateSnapshotContext,
     TaskInfo,
 )
+from airflow_provider_statecheck.state.functions.task_owned import in_memory
 from airflow_provider_statecheck.state.functions.user_functions import (
     CheckpointedFunction,
     FunctionLifecycle,
@@ -65,6 +66,8 @@ STATES: dict[str, StateDescriptor[Any]] = {
     "get_map_state": MapStateDescriptor("state", str, int),
 }
 
+OWN = in_memory(CheckpointStorage.open("memory://lifecycle"))
+
 
 def keyed_store() -> KeyedStateStore:
     """Return a store whose states are their descriptors."""
@@ -72,7 +75,11 @@ def keyed_store() -> KeyedStateStore:
 
 
 def initialization(**values: Any) -> StateInitializationContext:
-    defaults: dict[str, Any] = {"is_restored": False, "operator_state_store": DefaultOperatorStateBackend()}
+    defaults: dict[str, Any] = {
+        "is_restored": False,
+        "operator_state_store": DefaultOperatorStateBackend(),
+        "task_owned_state": OWN,
+    }
     return StateInitializationContext(**defaults | values)
 
 
@@ -151,22 +158,29 @@ def test_a_context_is_of_no_use_after_the_call(method: str) -> None:
 
 class TestRuntime:
     def test_it_tells_where_the_function_runs(self) -> None:
-        context = RuntimeContext(TASK)
+        context = RuntimeContext(TASK, None, OWN)
         assert context.task_info.index_of_this_subtask == 1
         assert context.logical_date == datetime(2026, 1, 2, tzinfo=UTC)
 
+    def test_it_gives_files_of_the_functions_own_until_close(self) -> None:
+        context = RuntimeContext(TASK, None, OWN)
+        assert context.get_task_owned_state() is OWN
+        context.end()
+        with pytest.raises(CoordinatorError, match="from open to close"):
+            context.get_task_owned_state()
+
     @pytest.mark.parametrize("method", STATES)
     def test_it_gives_keyed_state_of_each_kind(self, method: str) -> None:
-        assert getattr(RuntimeContext(TASK, keyed_store()), method)(STATES[method]) is STATES[method]
+        assert getattr(RuntimeContext(TASK, keyed_store(), OWN), method)(STATES[method]) is STATES[method]
 
     @pytest.mark.parametrize("method", STATES)
     def test_keyed_state_of_an_operator_without_keys_is_refused(self, method: str) -> None:
         with pytest.raises(CoordinatorError, match="put key_by before it"):
-            getattr(RuntimeContext(TASK), method)(STATES[method])
+            getattr(RuntimeContext(TASK, None, OWN), method)(STATES[method])
 
     @pytest.mark.parametrize("method", STATES)
     def test_it_gives_no_state_after_close(self, method: str) -> None:
-        context = RuntimeContext(TASK, keyed_store())
+        context = RuntimeContext(TASK, keyed_store(), OWN)
         context.end()
         with pytest.raises(CoordinatorError, match="from open to close"):
             getattr(context, method)(STATES[method])

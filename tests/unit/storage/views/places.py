@@ -15,9 +15,9 @@ ATTEMPT = AttemptRef(job_id=job_id_of("sales"), operator_id=operator_id_of("tota
 SHARED, EXCLUSIVE = CheckpointedStateScope.SHARED, CheckpointedStateScope.EXCLUSIVE
 
 
-def make_access(storage: CheckpointStorage, *, inline_threshold: int = 0, **settings: Any) -> FsCheckpointStorageAccess:
+def make_access(storage: CheckpointStorage, *, inline_threshold: int = 0) -> FsCheckpointStorageAccess:
     writing = StateWriting(epoch=ATTEMPT.epoch, inline_threshold=inline_threshold)
-    return FsCheckpointStorageAccess(storage, ATTEMPT, writing=writing, **settings)
+    return FsCheckpointStorageAccess(storage, ATTEMPT, writing=writing)
 
 
 def job_of(storage: CheckpointStorage) -> str:

@@ -123,11 +123,12 @@ class TestSegments:
         assert isinstance(durable(view, small, large, other)[1], FileStateHandle)
 
     def test_savepoints_are_merged_in_their_own_directory(self, storage: CheckpointStorage) -> None:
-        location = make_access(storage).initialize_location_for_savepoint(2, f"{storage.base_uri}/savepoints")
-        view = merging(storage.allowing(location.exclusive))
-        streams = view.resolve_checkpoint_storage_location(2, location.location_reference)
+        directory = f"{storage.base_uri}/savepoints/savepoint-000000-{'a' * 12}"
+        view = merging(storage)
+        reference = CheckpointStorageLocationReference.of_path(directory)
+        streams = view.resolve_checkpoint_storage_location(2, reference)
         handles = [save(streams.create_checkpoint_state_output_stream(scope), b"a") for scope in (SHARED, EXCLUSIVE)]
-        assert {handle.uri.rpartition("/")[0] for handle in durable(view, *handles)} == {location.exclusive}
+        assert {handle.uri.rpartition("/")[0] for handle in durable(view, *handles)} == {directory}
         assert len(files(storage)) == 1
 
     def test_state_of_tasks_is_not_merged(self, storage: CheckpointStorage) -> None:
@@ -136,7 +137,7 @@ class TestSegments:
         assert view.create_task_owned_checkpoint_state_toolset() is not None
 
     def test_without_a_manager_and_in_memory_nothing_is_merged(self, storage: CheckpointStorage) -> None:
-        access, memory = make_access(storage), MemoryBackendCheckpointStorageAccess(ATTEMPT)
+        access, memory = make_access(storage), MemoryBackendCheckpointStorageAccess(ATTEMPT, storage)
         assert access.to_file_merging_storage(None, Environment()) is access
         for view in (access, merging(storage).to_file_merging_storage(None, Environment())):
             handles = write(view, b"a", b"b")

@@ -23,16 +23,20 @@ from airflow_provider_statecheck.storage.views.loading import (
     CheckpointStorageFactory,
     load_checkpoint_storage,
 )
-from airflow_provider_statecheck.storage.views.state_files import CheckpointStorageAccess, read_state
+from airflow_provider_statecheck.storage.views.state_files import CheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
-from tests.unit.storage.views.places import ATTEMPT, EXCLUSIVE, SHARED, files, job_of, save
+from tests.unit.storage.views.places import ATTEMPT, EXCLUSIVE, SHARED, files, save
+
+
+class OwnStorage(FsCheckpointStorageAccess):
+    """The files of this package, under another name."""
 
 
 class OwnStorageFactory(CheckpointStorageFactory):
     def create_checkpoint_storage(
         self, storage: CheckpointStorage, attempt: AttemptRef, writing: StateWriting
     ) -> CheckpointStorageAccess:
-        return FsCheckpointStorageAccess(storage, attempt, writing=writing, savepoint_dir=f"{storage.base_uri}/own")
+        return OwnStorage(storage, attempt, writing=writing)
 
     def get_identifier(self) -> str:
         return "own"
@@ -49,8 +53,8 @@ def load(storage: CheckpointStorage, **settings: Any) -> CheckpointStorageAccess
 
 
 def test_a_storage_may_be_an_object_or_the_uri_of_its_directory(storage: CheckpointStorage) -> None:
-    assert load(storage, checkpoint_storage=OwnStorageFactory()).has_default_savepoint_location
-    assert load(storage, checkpoint_storage=OwnStorageFactory).has_default_savepoint_location
+    assert type(load(storage, checkpoint_storage=OwnStorageFactory())) is OwnStorage
+    assert type(load(storage, checkpoint_storage=OwnStorageFactory)) is OwnStorage
     assert type(load(storage, checkpoint_storage=storage.base_uri)) is FsCheckpointStorageAccess
 
 
@@ -77,13 +81,23 @@ def test_a_storage_of_ones_own_is_found_by_its_path_or_entry_point(
     found = EntryPoint(name="own", value=OWN, group="airflow_provider_statecheck.checkpoint_storages")
     where = "airflow_provider_statecheck.storage.views.loading.entry_points"
     monkeypatch.setattr(where, lambda *, group, name: [found] if (group, name) == (found.group, found.name) else [])
-    assert load(storage, checkpoint_storage=name).has_default_savepoint_location
+    assert type(load(storage, checkpoint_storage=name)) is OwnStorage
 
 
 @pytest.mark.parametrize("name", ["rocks", "no.such.Factory", f"{__name__}:load"])
 def test_what_is_no_storage_is_named(storage: CheckpointStorage, name: str) -> None:
     with pytest.raises(InvalidConfigurationError, match=r"execution\.checkpointing\.storage.*filesystem, jobmanager"):
         load(storage, checkpoint_storage=name)
+
+
+class HalfStorageFactory(OwnStorageFactory):
+    def create_checkpoint_storage(self, *_: object) -> Any:
+        return object()
+
+
+def test_storage_without_a_method_is_told_which(storage: CheckpointStorage) -> None:
+    with pytest.raises(InvalidConfigurationError, match="without create_task_owned_checkpoint_state_toolset, create"):
+        load(storage, checkpoint_storage=HalfStorageFactory())
 
 
 def test_settings_of_writing_reach_the_streams(storage: CheckpointStorage) -> None:
@@ -101,27 +115,21 @@ def test_state_of_the_storage_in_memory_is_in_its_handles(storage: CheckpointSto
     assert files(storage) == set()
 
 
-def _access(storage: CheckpointStorage | None = None, **settings: Any) -> MemoryBackendCheckpointStorageAccess:
+def _access(storage: CheckpointStorage, **settings: Any) -> MemoryBackendCheckpointStorageAccess:
     return MemoryBackendCheckpointStorageAccess(ATTEMPT, storage, **settings)
 
 
-def test_metadata_outlives_the_process_only_with_a_directory(storage: CheckpointStorage) -> None:
-    assert not _access().supports_highly_available_storage
-    assert not _access().has_default_savepoint_location
-    assert _access(storage).supports_highly_available_storage
-
-
 @pytest.mark.parametrize("size", [0, -1])
-def test_a_limit_must_be_above_zero(size: int) -> None:
+def test_a_limit_must_be_above_zero(storage: CheckpointStorage, size: int) -> None:
     with pytest.raises(InvalidConfigurationError, match="above 0"):
-        _access(max_state_size=size)
+        _access(storage, max_state_size=size)
 
 
-def test_the_limit_is_5_mib_where_nothing_is_said() -> None:
-    stream = _access().create_task_owned_state_stream()
+def test_the_limit_is_5_mib_where_nothing_is_said(storage: CheckpointStorage) -> None:
+    stream = _access(storage).create_task_owned_state_stream()
     assert save(stream, b"x" * 5 * 1024 * 1024).state_size == 5 * 1024 * 1024
     with pytest.raises(StorageError):
-        save(_access().create_task_owned_state_stream(), b"x" * (5 * 1024 * 1024 + 1))
+        save(_access(storage).create_task_owned_state_stream(), b"x" * (5 * 1024 * 1024 + 1))
 
 
 def test_state_above_the_limit_is_an_error_at_closing_that_says_both_sizes_and_what_to_do() -> None:
@@ -150,67 +158,16 @@ def test_a_closed_stream_takes_nothing_and_gives_nothing() -> None:
             call()
 
 
-def test_a_checkpoint_without_directory_has_a_symbol_for_a_pointer_that_leads_nowhere() -> None:
-    access = _access()
-    location = access.initialize_location_for_checkpoint(1)
-    stream = location.create_metadata_output_stream()
-    stream.write(b"meta")
-    completed = stream.close_and_finalize_checkpoint()
-    assert isinstance(completed.metadata_handle, ByteStreamStateHandle)
-    assert completed.metadata_handle.data == b"meta"
-    with pytest.raises(StorageError, match="memory of its process"):
-        access.resolve_checkpoint(completed.external_pointer)
-    completed.dispose()
-    location.dispose_on_failure()
-
-
-def test_a_checkpoint_with_directory_is_found_again(storage: CheckpointStorage) -> None:
-    access = _access(storage)
-    location = access.initialize_location_for_checkpoint(1)
+def test_state_of_the_driver_is_in_its_handle(storage: CheckpointStorage) -> None:
+    location = _access(storage).initialize_location_for_checkpoint(1)
     for scope in (EXCLUSIVE, SHARED):
         assert isinstance(save(location.create_checkpoint_state_output_stream(scope), b"a"), ByteStreamStateHandle)
-    stream = location.create_metadata_output_stream()
-    stream.write(b"meta")
-    completed = stream.close_and_finalize_checkpoint()
-    assert files(storage) == {f"{job_of(storage)}/chk-1/_metadata"}
-    found = access.resolve_checkpoint(completed.external_pointer)
-    assert read_state(storage, found.metadata_handle) == b"meta"
-    location.dispose_on_failure()
     assert files(storage) == set()
 
 
-def test_the_directory_is_made_with_the_checkpoint_not_before(local: CheckpointStorage) -> None:
-    access = _access(local)
-    access.initialize_base_locations_for_checkpoint()
-    assert not local.exists(local.base_uri)
-    access.initialize_location_for_checkpoint(1)
-    assert local.is_directory(f"{job_of(local)}/chk-1")
-
-
-@pytest.mark.parametrize("has_directory", [True, False])
-def test_an_id_below_zero_is_refused(storage: CheckpointStorage, has_directory: bool) -> None:
+def test_an_id_below_zero_is_refused(storage: CheckpointStorage) -> None:
     with pytest.raises(InvalidConfigurationError, match="at least 0"):
-        _access(storage if has_directory else None).initialize_location_for_checkpoint(-1)
-
-
-def test_a_savepoint_is_a_file_without_a_directory_of_checkpoints_too(storage: CheckpointStorage) -> None:
-    access = _access(savepoint_dir=f"{storage.base_uri}/savepoints")
-    assert access.has_default_savepoint_location
-    location = access.initialize_location_for_savepoint(1)
-    stream = location.create_metadata_output_stream()
-    stream.write(b"meta")
-    completed = stream.close_and_finalize_checkpoint()
-    assert location.location_reference.path == completed.external_pointer
-    found = access.resolve_checkpoint(completed.external_pointer)
-    assert isinstance(found.metadata_handle, FileStateHandle)
-    assert read_state(storage, found.metadata_handle) == b"meta"
-    found.dispose()
-    assert files(storage) == set()
-
-
-def test_a_savepoint_needs_a_target() -> None:
-    with pytest.raises(InvalidConfigurationError, match="target"):
-        _access().initialize_location_for_savepoint(1)
+        _access(storage).initialize_location_for_checkpoint(-1)
 
 
 def test_tasks_write_into_memory_wherever_metadata_goes(storage: CheckpointStorage) -> None:
@@ -224,8 +181,8 @@ def test_tasks_write_into_memory_wherever_metadata_goes(storage: CheckpointStora
         assert isinstance(handle, ByteStreamStateHandle)
 
 
-def test_there_is_nothing_to_merge_or_to_copy() -> None:
-    access = _access()
+def test_there_is_nothing_to_merge_or_to_copy(storage: CheckpointStorage) -> None:
+    access = _access(storage)
     environment: Any = None
     assert access.to_file_merging_storage(environment, environment) is access
     toolset = access.create_task_owned_checkpoint_state_toolset()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import tempfile
 from collections.abc import Callable, Iterator
@@ -25,17 +24,18 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.state_files import CheckpointStorageLocation, read_state
+from airflow_provider_statecheck.storage.metadata_file import publish_metadata
+from airflow_provider_statecheck.storage.pointers import resolve_checkpoint
+from airflow_provider_statecheck.storage.views.state_files import read_state
 from airflow_provider_statecheck.storage.views.state_streams import (
     DEFAULT_INLINE_BUDGET,
     CheckpointStateOutputStream,
     StateWriting,
-    open_metadata_stream,
     open_state_stream,
     spill_above_budget,
 )
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
-from tests.unit.storage.views.places import ATTEMPT, files, job_of, make_access, save
+from tests.unit.storage.views.places import ATTEMPT, files, job_of, save
 
 
 @pytest.fixture
@@ -243,83 +243,28 @@ class FullDisk(io.BytesIO):
         raise OSError(28, "No space left on device")
 
 
-@pytest.fixture
-def location(storage: CheckpointStorage) -> CheckpointStorageLocation:
-    return make_access(storage).initialize_location_for_checkpoint(4)
-
-
-def test_finalizing_publishes_what_was_written(storage: CheckpointStorage, location: CheckpointStorageLocation) -> None:
-    stream = location.create_metadata_output_stream()
-    stream.write(b"ab")
-    stream.flush()
-    stream.write(b"c")
-    assert stream.get_pos() == 3
-    assert files(storage) == set()
-    completed = stream.close_and_finalize_checkpoint()
-    assert completed.external_pointer == location.exclusive
-    assert isinstance(completed.metadata_handle, FileStateHandle)
-    assert completed.metadata_handle.sha256 == hashlib.sha256(b"abc").hexdigest()
-    assert read_state(storage, completed.metadata_handle) == b"abc"
-    assert files(storage) == {f"{location.exclusive}/_metadata"}
-
-
-def test_metadata_that_is_there_is_an_error_at_opening(
-    storage: CheckpointStorage, location: CheckpointStorageLocation
-) -> None:
-    location.create_metadata_output_stream().close_and_finalize_checkpoint()
-    with pytest.raises(StorageError, match="two checkpoints share a directory"):
-        location.create_metadata_output_stream()
-
-
-def test_the_slower_of_two_writers_fails_and_harms_nothing(
-    storage: CheckpointStorage, location: CheckpointStorageLocation
-) -> None:
-    fast, slow = location.create_metadata_output_stream(), location.create_metadata_output_stream()
-    fast.write(b"fast")
-    slow.write(b"slow")
-    fast.close_and_finalize_checkpoint()
+def test_the_slower_of_two_writers_of_metadata_fails_and_harms_nothing(storage: CheckpointStorage) -> None:
+    directory = f"{job_of(storage)}/chk-4"
+    publish_metadata(storage, directory, b"fast")
     with pytest.raises(StorageError, match="other bytes"):
-        slow.close_and_finalize_checkpoint()
-    slow.close()
-    assert storage.read_bytes(f"{location.exclusive}/_metadata") == b"fast"
-
-
-def test_closing_without_finalizing_leaves_nothing(
-    storage: CheckpointStorage, location: CheckpointStorageLocation
-) -> None:
-    stream = location.create_metadata_output_stream()
-    stream.write(b"x")
-    stream.close()
-    stream.close()
-    assert files(storage) == set()
-
-
-def test_a_closed_metadata_stream_takes_nothing(location: CheckpointStorageLocation) -> None:
-    stream = location.create_metadata_output_stream()
-    stream.close_and_finalize_checkpoint()
-    for call in (lambda: stream.write(b"x"), stream.flush, stream.get_pos, stream.close_and_finalize_checkpoint):
-        with pytest.raises(StorageError, match="closed"):
-            call()
+        publish_metadata(storage, directory, b"slow")
+    assert storage.read_bytes(f"{directory}/_metadata") == b"fast"
 
 
 @pytest.mark.parametrize("mode", [FaultMode.ERROR, FaultMode.REPLY_LOST])
-def test_finalizing_may_be_repeated_after_a_failure(
-    storage: CheckpointStorage, location: CheckpointStorageLocation, mode: FaultMode
-) -> None:
+def test_publishing_metadata_may_be_repeated_after_a_failure(storage: CheckpointStorage, mode: FaultMode) -> None:
+    directory = f"{job_of(storage)}/chk-4"
     faulty = faulty_storage(storage, FaultPlan(1, mode))
-    stream = open_metadata_stream(faulty, location.exclusive)
-    stream.write(b"x")
     with pytest.raises(StorageError, match="Injected"):
-        stream.close_and_finalize_checkpoint()
-    assert storage.exists(f"{location.exclusive}/_metadata") is (mode is FaultMode.REPLY_LOST)
-    stream.close_and_finalize_checkpoint()
-    assert storage.read_bytes(f"{location.exclusive}/_metadata") == b"x"
+        publish_metadata(faulty, directory, b"x")
+    assert storage.exists(f"{directory}/_metadata") is (mode is FaultMode.REPLY_LOST)
+    publish_metadata(faulty, directory, b"x")
+    assert storage.read_bytes(f"{directory}/_metadata") == b"x"
 
 
-def test_a_completed_checkpoint_can_be_disposed_of(
-    storage: CheckpointStorage, location: CheckpointStorageLocation
-) -> None:
-    completed = location.create_metadata_output_stream().close_and_finalize_checkpoint()
+def test_a_completed_checkpoint_can_be_disposed_of(storage: CheckpointStorage) -> None:
+    publish_metadata(storage, f"{job_of(storage)}/chk-4", b"meta")
+    completed = resolve_checkpoint(storage, f"{job_of(storage)}/chk-4")
     shared = f"{job_of(storage)}/shared/{ATTEMPT.operator_id}/state/1-{'a' * 32}"
     storage.write_bytes(shared, b"kept")
     completed.dispose()
