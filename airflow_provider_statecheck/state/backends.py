@@ -42,7 +42,11 @@ from airflow_provider_statecheck.storage.views.fs_storage import (
     MemoryBackendCheckpointStorageAccess,
     MemoryCheckpointStreamFactory,
 )
-from airflow_provider_statecheck.storage.views.loading import CheckpointStorageFactory, NamedFactories
+from airflow_provider_statecheck.storage.views.loading import (
+    CheckpointStorageFactory,
+    IdentifiedFactory,
+    NamedFactories,
+)
 from airflow_provider_statecheck.storage.views.state_files import CheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.state_streams import (
     CheckpointStreamFactory,
@@ -125,7 +129,7 @@ class ConfigurableStateBackend(Protocol):
 
 
 @runtime_checkable
-class StateBackendFactory(Protocol):
+class StateBackendFactory(IdentifiedFactory, Protocol):
     """Factory of backends from a configuration. ``state.backend`` may name one by its dotted path."""
 
     def create_from_config(self, config: Mapping[str, Any]) -> StateBackend:
@@ -134,9 +138,6 @@ class StateBackendFactory(Protocol):
 
         :raises InvalidConfigurationError: for an invalid setting.
         """
-
-    def get_identifier(self) -> str:
-        """Return the name of the backend in configurations."""
 
 
 @dataclass(frozen=True, slots=True)

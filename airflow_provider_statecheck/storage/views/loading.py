@@ -44,7 +44,7 @@ Factory = TypeVar("Factory", bound=IdentifiedFactory)
 
 
 @runtime_checkable
-class CheckpointStorageFactory(Protocol):
+class CheckpointStorageFactory(IdentifiedFactory, Protocol):
     """
     Factory of the checkpoint storage of a job.
 
@@ -55,9 +55,6 @@ class CheckpointStorageFactory(Protocol):
         self, storage: CheckpointStorage, attempt: AttemptRef, writing: StateWriting
     ) -> CheckpointStorageAccess:
         """Return the views for an attempt; called on the driver, before it does any work, and in each task."""
-
-    def get_identifier(self) -> str:
-        """Return the name of the storage in configurations."""
 
 
 @dataclass(frozen=True, slots=True)
