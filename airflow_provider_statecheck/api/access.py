@@ -190,7 +190,7 @@ def _restoring_task(call: Call, message: RestoreJob) -> RestoreJob:
 
 
 def _requesting_task(call: Call, message: RequestSavepoint) -> RequestSavepoint:
-    # What a task says of the requester is shown in addition to the task that says it.
+    # A task may name any requester, so the task itself is named too.
     _maintenance_task(call, message)
     told = (message.requested_by, f"({_named(call.token.task)})")
     return replace(message, requested_by=" ".join(filter(None, told)))
