@@ -31,7 +31,11 @@ CONF = {
 
 UNREADABLE = "FAILED_READ_FILE|CRC checksum verification failed"
 """What errors say of a damaged file; before Spark 4.0, only what is wrong."""
-_NEW_IN_SQL = {"parse_json(": ("4.0", "the type variant"), " collate ": ("4.0", "a collation")}
+_NEW_IN_SQL = {
+    "parse_json(": ("4.0", "the type variant"),
+    " collate ": ("4.0", "a collation"),
+    "named_struct()": ("4.0", "an empty struct"),
+}
 
 
 def needs_spark(version: str, what: str) -> pytest.MarkDecorator:
