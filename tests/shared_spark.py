@@ -67,7 +67,8 @@ def to_arrow(frame: Any) -> pa.Table:
     """Return the rows of a DataFrame; ``toArrow`` is new in Spark 4.0."""
     if hasattr(frame, "toArrow"):
         return frame.toArrow()
-    return pa.Table.from_batches(frame._collect_as_arrow(), to_arrow_schema(frame.schema))
+    batches = frame._collect_as_arrow()
+    return pa.Table.from_batches(batches, batches[0].schema if batches else to_arrow_schema(frame.schema))
 
 
 @functools.cache
