@@ -31,7 +31,11 @@ CONF = {
 
 UNREADABLE = "FAILED_READ_FILE|CRC checksum verification failed"
 """What errors say of a damaged file; before Spark 4.0, only what is wrong."""
-_NEW_IN_SQL = {"parse_json(": ("4.0", "the type variant"), " collate ": ("4.0", "a collation")}
+_NEW_IN_SQL = {
+    "parse_json(": ("4.0", "the type variant"),
+    " collate ": ("4.0", "a collation"),
+    "named_struct()": ("4.0", "an empty struct"),
+}
 
 
 def needs_spark(version: str, what: str) -> pytest.MarkDecorator:
@@ -63,7 +67,8 @@ def to_arrow(frame: Any) -> pa.Table:
     """Return the rows of a DataFrame; ``toArrow`` is new in Spark 4.0."""
     if hasattr(frame, "toArrow"):
         return frame.toArrow()
-    return pa.Table.from_batches(frame._collect_as_arrow(), to_arrow_schema(frame.schema))
+    batches = frame._collect_as_arrow()
+    return pa.Table.from_batches(batches, batches[0].schema if batches else to_arrow_schema(frame.schema))
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable
 from functools import cache
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.lazy import np
@@ -18,6 +18,8 @@ from airflow_provider_statecheck.lazy import np
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType, StringType, StructType
+
+Result = TypeVar("Result")
 
 _SEED = 42
 """Seed of the hash by which Spark chooses the partition of a row."""
@@ -54,6 +56,16 @@ def inheriting_thread(run: Callable[[], None], spark: SparkSession, name: str) -
     # Spark 3.5 finds the session itself.
     takes_session = "session" in inspect.signature(InheritableThread.__init__).parameters
     return InheritableThread(run, daemon=True, name=name, **({"session": spark} if takes_session else {}))
+
+
+def inheriting(call: Callable[[], Result], spark: SparkSession) -> Callable[[], Result]:
+    """Return a function for another thread, whose Spark jobs have a copy of the properties of this thread."""
+    from pyspark import inheritable_thread_target
+
+    # Spark 3.5 finds the session itself.
+    target: Any = inheritable_thread_target
+    found: Callable[[], Result] = target(spark)(call) if is_at_least(spark, "4.0") else target(call)
+    return found
 
 
 def type_of_ddl(ddl: str) -> DataType:

@@ -92,16 +92,30 @@ DRIVERS = (
     ),
     "tests/spark/sinks",
     "tests/spark/sources/test_sources.py",
-    "tests/spark/stages",
+    *(
+        f"tests/spark/stages/test_{name}.py"
+        for name in (
+            "aggregate_cases",
+            "broadcast",
+            "canonical_savepoint",
+            "columns_by_name",
+            "end_of_input",
+            "order_of_rows",
+            "refused_columns",
+            "sql_source",
+            "stage",
+            "stage_output_source",
+            "state_as_data",
+        )
+    ),
 )
 """Tests of drivers: steps, loops, parts, snapshots and stages."""
 CONNECT = ("tests/connect",)
 """Tests of Spark Connect."""
 AIRFLOW = (
     "tests/dags",
-    "tests/unit/hooks/test_coordinator.py",
     "tests/unit/operators/test_checkpointed.py",
     "tests/unit/sensors",
     "tests/unit/triggers",
 )
-"""Tests of the operators and their coordinator, of the sensor, the trigger and the example Dags under Airflow."""
+"""Tests of the operators, of the sensor, the trigger and the example Dags under Airflow."""

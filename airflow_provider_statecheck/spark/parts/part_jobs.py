@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
@@ -36,6 +36,7 @@ from airflow_provider_statecheck.spark.stage_costs import disk_failures_named
 from airflow_provider_statecheck.spark.status_log import StageProgress
 from airflow_provider_statecheck.spark.steps import StageSteps, built
 from airflow_provider_statecheck.spark.tables.alignment import aligned, differences_of
+from airflow_provider_statecheck.spark.versions import inheriting
 from airflow_provider_statecheck.state.progress import BadPart, PartedStep, StepKey, describe
 
 if TYPE_CHECKING:
@@ -219,12 +220,10 @@ class PartJobs:
             pool.shutdown(wait=True)
 
     def _start(self, pool: ThreadPoolExecutor, part: _Part, frame: DataFrame) -> None:
-        from pyspark import inheritable_thread_target
-
         # Jobs inherit the properties of this thread, such as its scheduler pool. Each one gets a copy of its own,
         # because the tag of a job is one of them.
-        inherit: Any = inheritable_thread_target(self._steps.spark)
-        self._running[pool.submit(inherit(functools.partial(self._write, part, frame)))] = part
+        write = inheriting(functools.partial(self._write, part, frame), self._steps.spark)
+        self._running[pool.submit(write)] = part
 
     def _write(self, part: _Part, frame: DataFrame) -> LiveSnapshot:
         if self._is_stopped.is_set():
