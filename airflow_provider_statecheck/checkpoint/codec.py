@@ -76,11 +76,12 @@ def form_of(value: Any) -> Any:
 
 def key_of(field: Field[Any]) -> str:
     """
-    Return the key of a field in JSON: its name, unless ``field(metadata={"key": ...})`` keeps one that is stored.
+    Return the key of a field in JSON: its name, unless ``field(metadata={"alias": ...})`` keeps one that is stored.
 
-    A field of a message or of what is stored can so have another name without a change of the format.
+    A field of a message or of what is stored can so have another name without a change of the format. Pydantic, with
+    which the API describes and writes its replies, reads the same metadata.
     """
-    key: str = field.metadata.get("key", field.name)
+    key: str = field.metadata.get("alias", field.name)
     return key
 
 

@@ -110,7 +110,7 @@ class CheckpointProperties:
     """
     Whether it was restored without a claim. The job never deletes it, and new checkpoints reference none of its files.
     """
-    member: str = field(default="", metadata={"key": "part"})
+    member: str = field(default="", metadata={"alias": "part"})
     """Uid of the stage whose member of a savepoint of the whole job was restored; empty for all others."""
 
     @property
@@ -235,7 +235,7 @@ class RestoreSource:
     metadata_sha256: str
     full_size_bytes: int = 0
     mode: RestoreMode = RestoreMode.NO_CLAIM
-    member: str = field(default="", metadata={"key": "part"})
+    member: str = field(default="", metadata={"alias": "part"})
     """Uid of the stage whose member of a savepoint of the whole job is restored; empty for that of one stage."""
     run: str = ""
     """Run that the state has reached; empty for the run of the attempt that starts from it."""

@@ -59,7 +59,7 @@ class HttpClient:
         given = verb.signature.bind(*arguments, **named).arguments
         if verb.is_read:
             return self._read(verb, verb.address(**given), token)
-        message = given["request"] if verb.takes_message else given
+        message = given["request"] if verb.takes_message else verb.message(**given)
         return verb.decoded(self.post(verb.path, encode(message), token))
 
     def post(self, path: str, body: Any, token: str | None = None) -> Any:

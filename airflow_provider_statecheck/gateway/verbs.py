@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, make_dataclass, replace
 from functools import cached_property, partial
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar, cast, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar, cast, get_args, get_origin, get_type_hints
 from urllib.parse import quote, urlencode
 
 from airflow_provider_statecheck.checkpoint.codec import encode, read_reply
@@ -232,8 +232,11 @@ class Verb:
 
 
 def _field(name: str, kind: Any) -> Any:
-    # A parameter has another key in JSON if its annotation names one, as the metadata of a field do.
-    return (name, kind, field(metadata=kind.__metadata__[0])) if get_origin(kind) is Annotated else (name, kind)
+    # The annotation of a parameter may have the metadata of a field, such as an alias.
+    if get_origin(kind) is not Annotated:
+        return name, kind
+    plain, metadata = get_args(kind)
+    return name, plain, field(metadata=metadata)
 
 
 def _query(value: Any) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class JobSavepoint:
     """Verified savepoint of a whole job."""
 
     pointer: str
-    members: tuple[SavedMember, ...] = field(metadata={"key": "parts"})
+    members: tuple[SavedMember, ...] = field(metadata={"alias": "parts"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class RestoredOperator:
     """Result for one operator."""
 
     uid: str
-    member: SavedMember | None = field(metadata={"key": "part"})
+    member: SavedMember | None = field(metadata={"alias": "part"})
     """Member that the next attempt restores; ``None`` if it starts without state."""
     taken_back: tuple[CheckpointRecord, ...]
     """Checkpoints whose work is not in the member, newest first."""

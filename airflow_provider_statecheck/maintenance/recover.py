@@ -426,7 +426,7 @@ class RecoverJob:
     """Highest id of a checkpoint or savepoint, including unreadable ones."""
     generations: dict[str, int]
     """Newest generation of each operator by uid, including unreadable checkpoints."""
-    checkpoints: tuple[FoundCheckpoint, ...] = field(metadata={"key": "snapshots"})
+    checkpoints: tuple[FoundCheckpoint, ...] = field(metadata={"alias": "snapshots"})
     """Restorable checkpoints and savepoints."""
     claimed: tuple[tuple[str, str], ...] = ()
     """Claimed savepoints: directory and uid of the operator that uses their files."""

@@ -136,7 +136,7 @@ class JobSavepoints:
             return _require_savepoint(tx, request.checkpoint_id)
 
     def pin(
-        self, job_id: JobId, checkpoint_id: int, members: Annotated[dict[OperatorId, int], {"key": "parts"}]
+        self, job_id: JobId, checkpoint_id: int, members: Annotated[dict[OperatorId, int], {"alias": "parts"}]
     ) -> tuple[AcknowledgementRecord, ...]:
         """
         Pin the checkpoints that a savepoint of the whole job copies, until it ends.

@@ -83,7 +83,7 @@ class CheckpointDocument:
     """Idempotency key of the trigger request, equal to that of the row; empty for a savepoint without a row."""
     run: str = ""
     """Run that the member of a savepoint of the whole job had reached; empty for other checkpoints."""
-    members: tuple[CheckpointDocument, ...] = field(default=(), metadata={"key": "parts"})
+    members: tuple[CheckpointDocument, ...] = field(default=(), metadata={"alias": "parts"})
     """Copied checkpoints of the stages, in a savepoint of the whole job."""
     relocatable: bool | None = field(default=None, compare=False)
     """

@@ -31,6 +31,7 @@ OF_NO_COLUMN = {
     *("at_least", "newest_on_storage", "checkpoint_ids", "run"),
     *("secret", "ti_id", "dry_run", "is_named", "age_seconds", "idle_seconds", "timeout_seconds"),
     *("lease_seconds", "min_pause_seconds", "max_concurrent", "max_queued", "cleanings", "operators", "uids", "cause"),
+    "members",
     *("failure", "reason", "problem", "logical_task", "clear_marker", "savepoint_dir", "increment_seconds"),
     *("label", "airflow", "pointer", "keys", "namespace", "uri", "size"),
     # Figures of a checkpoint are kept as JSON.

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy
 import pytest
 from hypothesis import given, settings, strategies as st
+from pydantic import TypeAdapter
 
 from airflow_provider_statecheck.api.tokens import IssuedToken
 from airflow_provider_statecheck.checkpoint import checkpoint_summary, messages, records, store
@@ -209,7 +210,7 @@ def test_a_missing_field_without_default_is_a_value_error() -> None:
 
 @dataclass(frozen=True)
 class Renamed:
-    inner: tuple[Inner, ...] = field(metadata={"key": "parts"})
+    inner: tuple[Inner, ...] = field(metadata={"alias": "parts"})
     uid: str = ""
 
 
@@ -219,6 +220,12 @@ def test_a_renamed_field_keeps_its_key_in_json() -> None:
     assert encode(renamed) == stored
     assert decode(Renamed, stored) == renamed
     assert json.loads("".join(json_parts(renamed))) == stored
+
+
+def test_a_reply_of_the_api_has_the_keys_of_the_codec() -> None:
+    restored = CheckpointProperties.for_unclaimed_snapshot("load")
+    assert encode(restored)["part"] == "load"
+    assert TypeAdapter(CheckpointProperties).dump_python(restored, mode="json", by_alias=True) == encode(restored)
 
 
 def test_an_error_names_a_renamed_field_by_its_key() -> None:
