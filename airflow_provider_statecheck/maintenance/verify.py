@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from airflow_provider_statecheck.checkpoint.ids import DATA_DIRECTORY, OperatorId, checkpoint_id_of, job_uri
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
@@ -20,7 +20,7 @@ from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, Corr
 from airflow_provider_statecheck.maintenance.gc import OpenStorage, base_of
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
 from airflow_provider_statecheck.spark.restore import StateVerifier
-from airflow_provider_statecheck.storage.bounds import bounded_decoding
+from airflow_provider_statecheck.storage.bounds import MOST_PROBLEMS, bounded_decoding
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
     LARGEST_VALUES,
@@ -41,9 +41,6 @@ from airflow_provider_statecheck.storage.snapshot_manifest import (
 from airflow_provider_statecheck.storage.uris import redact
 
 Value = TypeVar("Value")
-
-MOST_PROBLEMS: Final = 100
-"""Problems of one stage of a checkpoint after which its other snapshots are not read."""
 
 
 def verify_job(

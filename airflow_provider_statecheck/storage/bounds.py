@@ -20,6 +20,8 @@ from airflow_provider_statecheck.lazy import pa
 
 LARGEST_DECODED: Final = 64 * 1024 * 1024
 """Largest size in bytes of one piece of state, such as a block, after its decompression."""
+MOST_PROBLEMS: Final = 100
+"""Problems of one stage of a checkpoint after which its other snapshots are not read."""
 _READ_AT_ONCE: Final = 2
 """
 How many times this size the pieces of one look-up may have together: 64 blocks of a mebibyte each, and their headers.

@@ -39,6 +39,7 @@ from airflow_provider_statecheck.state.reading.snapshot_reader import dataframe_
 from airflow_provider_statecheck.state.schema_evolution import OperatorSchemas, StateSchema
 from airflow_provider_statecheck.state.serializers.serializer import describe as describe_type
 from airflow_provider_statecheck.state.source_items import BROADCAST_SUFFIX, SOURCE, Ledger, decode_ledger, unpack_items
+from airflow_provider_statecheck.storage.bounds import MOST_PROBLEMS
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.json_text import UNDECODABLE, decoding
 from airflow_provider_statecheck.storage.metadata_file import UNREADABLE, CheckpointDocument, InlineStateHandle
@@ -145,6 +146,32 @@ class ContentsListing:
     unreadable: tuple[UnreadableContent, ...] = ()
 
 
+class _TolerantReads:
+    """Reads of contents, of which those that cannot be read are noted."""
+
+    def __init__(self) -> None:
+        self.unreadable: list[UnreadableContent] = []
+
+    def read(self, kind: str, call: Callable[[], Content], default: Content, name: str = "") -> Content:
+        """Return what a call reads, or the default if it is damaged, missing or too large."""
+        try:
+            return call()
+        except (*UNREADABLE, RequestLimitError) as error:
+            self.unreadable.append(UnreadableContent(kind=kind, name=name, code=error.code, message=str(error)))
+            return default
+
+    def leave_out(self, kind: str, count: int) -> None:
+        """Note that others are not read after so many that cannot be read."""
+        self.unreadable.append(
+            UnreadableContent(
+                kind=kind,
+                name="",
+                code=RequestLimitError.code,
+                message=f"{count} more were not read after {MOST_PROBLEMS} that cannot be read.",
+            )
+        )
+
+
 class CheckpointContents:
     """
     Contents of one checkpoint or savepoint.
@@ -214,28 +241,30 @@ class CheckpointContents:
         return tuple(state for each in functions for state in _states_of(each))
 
     def listing(self) -> ContentsListing:
-        """Return all contents. What is damaged or missing is listed as unreadable, without an error."""
-        unreadable: list[UnreadableContent] = []
+        """
+        Return all contents. What is damaged or missing is listed as unreadable, without an error.
 
-        def read(kind: str, call: Callable[[], Content], default: Content, name: str = "") -> Content:
-            try:
-                return call()
-            except (*UNREADABLE, RequestLimitError) as error:
-                unreadable.append(UnreadableContent(kind=kind, name=name, code=error.code, message=str(error)))
-                return default
-
-        snapshots = [
-            read("snapshot", partial(self._snapshot, each), None, describe((each.scope, each.name)))
-            for each in self._snapshots
-        ]
+        After 100 unreadable snapshots, no others are read.
+        """
+        reads = _TolerantReads()
         return ContentsListing(
-            snapshots=tuple(each for each in snapshots if each is not None),
-            finished_items=read("items", self.finished_items, ()),
-            iterations=read("iterations", self.iterations, ()),
-            values=read("values", self.values, {}),
-            states=read("states", self.states, ()),
-            unreadable=tuple(unreadable),
+            snapshots=tuple(self._readable_snapshots(reads)),
+            finished_items=reads.read("items", self.finished_items, ()),
+            iterations=reads.read("iterations", self.iterations, ()),
+            values=reads.read("values", self.values, {}),
+            states=reads.read("states", self.states, ()),
+            unreadable=tuple(reads.unreadable),
         )
+
+    def _readable_snapshots(self, reads: _TolerantReads) -> Iterator[SnapshotContent]:
+        snapshots = self._snapshots
+        for number, each in enumerate(snapshots):
+            if len(reads.unreadable) >= MOST_PROBLEMS:
+                reads.leave_out("snapshot", len(snapshots) - number)
+                return
+            found = reads.read("snapshot", partial(self._snapshot, each), None, describe((each.scope, each.name)))
+            if found is not None:
+                yield found
 
     @cached_property
     def _values(self) -> Mapping[str, Any]:

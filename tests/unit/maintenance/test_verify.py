@@ -11,7 +11,8 @@ import pytest
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, StorageError
-from airflow_provider_statecheck.maintenance.verify import MOST_PROBLEMS, CheckpointVerifier, Verification
+from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier, Verification
+from airflow_provider_statecheck.storage.bounds import MOST_PROBLEMS
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, load_document
 from airflow_provider_statecheck.testing.faults import FaultPlan, faulty_storage
 from tests.unit.interpreter import modules_loaded_by

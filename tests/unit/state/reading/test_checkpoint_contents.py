@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from airflow_provider_statecheck.state.reading.checkpoint_contents import (
 )
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.state.source_items import Item, Ledger, pack_items
+from airflow_provider_statecheck.storage.bounds import MOST_PROBLEMS
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.state_json import encode_state
 from tests.written_snapshots import SnapshotJob, flip
@@ -71,6 +73,16 @@ def test_changed_manifest_is_corrupt(job: SnapshotJob) -> None:
     flip(Path(handle.uri.removeprefix("file://")) / "_manifest", 10)
     with pytest.raises(CorruptStateError):
         contents(job.take(handle)).snapshots()
+
+
+def test_a_listing_reads_no_more_snapshots_after_a_hundred_that_cannot_be_read(job: SnapshotJob) -> None:
+    """Otherwise metadata of the largest size would cost a server the time of ninety thousand reads, and the memory."""
+    handle = job.snapshot("sales")
+    missing = [replace(handle, name=f"sales {i:03}", uri=f"{handle.uri}-{i}") for i in range(MOST_PROBLEMS + 2)]
+    listed = contents(job.take(handle, *missing)).listing()
+    assert [each.name for each in listed.snapshots] == ["sales"]
+    assert [each.name for each in listed.unreadable[:-1]] == [each.name for each in missing[:MOST_PROBLEMS]]
+    assert listed.unreadable[-1].message == "2 more were not read after 100 that cannot be read."
 
 
 @pytest.fixture
