@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Final
 
 from airflow_provider_statecheck.exceptions import RequestLimitError
@@ -23,6 +24,8 @@ from airflow_provider_statecheck.exceptions import RequestLimitError
 LARGE: Final = 1024 * 1024
 """Size in bytes above which a file is large."""
 _FOREVER: Final = -1.0
+_M_MMAP_THRESHOLD: Final = -3
+"""Name of an option of ``mallopt`` in ``malloc.h``."""
 _ONE = threading.Lock()
 
 
@@ -42,6 +45,7 @@ class _Block:
                 "send the request again later.",
                 retry_after_seconds=self.seconds,
             )
+        _return_large_pieces()
 
 
 _block: ContextVar[_Block | None] = ContextVar("statecheck_large_files", default=None)
@@ -77,6 +81,19 @@ def _clear_frames(error: BaseException | None) -> None:
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
+
+
+@cache
+def _return_large_pieces() -> None:
+    """
+    Let the C library take each large piece of memory from the system and return it when it is freed.
+
+    Otherwise it raises the limit for that with each piece, and each thread keeps what it once had for itself: eight
+    threads that read in turn took three times the memory of one.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        set_option(_M_MMAP_THRESHOLD, LARGE // 4)
 
 
 def _let_go() -> None:
