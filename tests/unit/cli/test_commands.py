@@ -167,10 +167,13 @@ class TestCheckpoints:
         stage.run()
         assert run("checkpoints", job_id_of(JOB), "-o", "json").out == run("checkpoints", JOB, "-o", "json").out
 
-    def test_takes_the_name_of_a_job_that_is_the_id_of_another_for_the_id(self, stage, run):
+    def test_refuses_the_id_of_a_job_that_is_the_name_of_another(self, stage, run):
         stage.run()
         stage.run(job_id_of(JOB), checkpoints=1)
-        assert run("checkpoints", job_id_of(JOB), "-o", "json").out == run("checkpoints", JOB, "-o", "json").out
+        outcome = run("checkpoints", job_id_of(JOB), "-o", "json")
+        assert (outcome.status, outcome.out) == (2, "")
+        assert f"Give {JOB!r} for the first, or {job_id_of(job_id_of(JOB))} for the other." in outcome.err
+        assert len(rows(run("checkpoints", JOB, "-o", "json"))) == 3
         assert len(rows(run("checkpoints", job_id_of(job_id_of(JOB)), "-o", "json"))) == 1
 
     @pytest.mark.parametrize("command", [("state", "show"), ("dispose", "--yes"), ("restore", JOB, "--yes", "--from")])

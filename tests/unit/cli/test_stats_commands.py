@@ -25,6 +25,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.cli import (
     maintenance_commands,
+    package_command,
     savepoint_commands,
     state_commands,
     uninstall_command,
@@ -308,6 +309,7 @@ def test_an_argument_that_is_not_utf_8_is_wrong_usage_in_one_line(run: Run, argu
 
 MODULES = (
     maintenance_commands,
+    package_command,
     savepoint_commands,
     state_commands,
     uninstall_command,
