@@ -294,7 +294,7 @@ def test_metadata_that_is_not_that_of_its_row_is_told(stage, change):
     local_path(str(row.metadata_uri)).write_bytes(data)
     row = replace(row, metadata_size=len(data), metadata_sha256=digest(data))
     (told,) = CheckpointVerifier(stage.storage).verify(row).problems
-    assert "match its row" in told
+    assert "match its database row" in told
 
 
 def test_savepoints_of_the_job_are_verified_where_they_are_asked_for(stage, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -10,7 +11,8 @@ from pyspark.sql import types as t
 from airflow_provider_statecheck.spark.tables.common_types import TypeRules
 
 INT, LONG, DOUBLE, VOID = t.IntegerType(), t.LongType(), t.DoubleType(), t.NullType()
-RULES = TypeRules(cast("Any", None), is_case_sensitive=False)
+RULES = TypeRules(cast("Any", SimpleNamespace(version="4.2.0")), is_case_sensitive=False)
+OF_SPARK_3_5 = TypeRules(cast("Any", SimpleNamespace(version="3.5.9")), is_case_sensitive=False)
 
 
 def struct(**kinds: Any) -> t.StructType:
@@ -69,6 +71,12 @@ def test_fewer_types_are_read_from_files_than_a_union_widens(stored: Any, kind: 
     assert RULES.is_read_as(stored, kind) is expected
     assert RULES.is_read_as(t.ArrayType(struct(x=stored)), t.ArrayType(struct(y=INT, X=kind))) is expected
     assert RULES.is_read_as(t.MapType(INT, stored), t.MapType(INT, kind)) is expected
+
+
+def test_spark_3_5_reads_integers_and_texts_only_as_others_of_the_same_width() -> None:
+    assert [OF_SPARK_3_5.is_read_as(*each) for each in READ] == [False] * len(READ)
+    assert OF_SPARK_3_5.is_read_as(t.ByteType(), INT)
+    assert OF_SPARK_3_5.is_read_as(INT, INT)
 
 
 def test_integers_are_read_as_decimals_with_all_their_digits() -> None:
