@@ -48,7 +48,7 @@ class TaskOwnedState:
         """
         Write a file and return its reference; small data is in the reference itself.
 
-        :raises InvalidConfigurationError: without any data.
+        :raises InvalidConfigurationError: if there are no data.
         :raises StorageError: if the storage fails.
         """
         stream = self._view.create_task_owned_state_stream()
