@@ -161,7 +161,7 @@ class _TolerantReads:
             return default
 
     def leave_out(self, kind: str, count: int) -> None:
-        """Note that others are not read after so many that cannot be read."""
+        """Note how many others are left out."""
         self.unreadable.append(
             UnreadableContent(
                 kind=kind,
