@@ -56,6 +56,7 @@ def machine_with(requirements: Path, folder: Path) -> Environment:
 
 
 def submit(machine: Environment, package: Path, script: str, work: Path) -> subprocess.CompletedProcess[str]:
+    # Spark sends what the script writes to stderr to stdout.
     spark_submit = str(machine.python.with_name("spark-submit"))
     options = ["--master", "local[2]", "--driver-memory", "512m", "--conf", "spark.ui.enabled=false"]
     options += ["--conf", "spark.sql.shuffle.partitions=2", "--py-files", str(package)]
@@ -83,7 +84,7 @@ def test_a_script_with_a_database_of_its_own_is_told_what_the_machine_lacks(
 ) -> None:
     done = submit(machine, shipped[0], "steps.py", tmp_path)
     assert done.returncode != 0
-    assert f"found no {DATABASE}; run pip install {DATABASE} there" in done.stderr
+    assert f"found no {DATABASE}; run pip install {DATABASE} there" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 
@@ -107,7 +108,7 @@ def test_a_script_that_fails_there_resumes(
 ) -> None:
     first = submit(machine_with_database, shipped[0], script, tmp_path)
     assert first.returncode != 0
-    assert "planned" in first.stderr
+    assert "planned" in first.stdout
     second = submit(machine_with_database, shipped[0], script, tmp_path)
-    assert second.returncode == 0, second.stderr
+    assert second.returncode == 0, second.stdout
     assert (tmp_path / "computed").read_text().splitlines() == computed
