@@ -18,7 +18,7 @@ from airflow_provider_statecheck.spark.state_dataframes import read_snapshot as 
 from airflow_provider_statecheck.spark.versions import is_at_least
 from airflow_provider_statecheck.state.reading.snapshot_reader import read_snapshot
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotWriter
-from tests.shared_spark import needs_spark, setting, to_arrow
+from tests.shared_spark import needs_spark, require_spark_of, setting, to_arrow
 from tests.soak import every_nth
 from tests.spark.test_dataframe_snapshots import TYPES, as_text
 from tests.written_snapshots import SnapshotJob, flip
@@ -74,6 +74,7 @@ def text_of(value: pa.ChunkedArray) -> str:
 def test_both_forms_have_the_rows_of_the_dataframe(spark, job, writer, name):
     if (writer, name) == SHREDDED:
         pytest.skip("only Spark reads the shredded variants of its own writer")
+    require_spark_of(QUERIES[name])
     df = spark.sql(QUERIES[name])
     if (
         writer is SnapshotWriter.SPARK

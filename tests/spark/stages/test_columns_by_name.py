@@ -126,7 +126,7 @@ def test_columns_of_a_checkpoint_that_was_changed_are_refused() -> None:
 def test_files_of_a_later_run_are_read_with_new_columns_and_wider_types(spark: Any) -> None:
     if not is_at_least(spark, "4.0"):
         with pytest.raises(SourceChangedError, match="which Spark does not read from files as bigint"):
-            extended(columns(v="int"), columns(v="bigint"), spark, {})
+            extended(columns(v="bigint"), columns(v="int"), spark, {})
         return
     known = columns(id="bigint", v="int", code="string", day="int")
     found = columns(id="int", v="bigint", code="int", day="string", new="date")
