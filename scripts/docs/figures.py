@@ -39,9 +39,9 @@ def figures_list() -> str:
             f"the retry takes {ours.last_try:.0f} s, and starting over {peer.last_try:.0f} s ({_source('R3')})."
         ),
         (
-            f"**Cost without a failure.** {_overhead('R3', 'undisturbed vs a plain write')} for this step, "
-            f"{_overhead('O1', 'checkpoints at the automatic interval')} for a stage of a minute, which takes one "
-            f"checkpoint at the automatic interval ({_source('O1')}), and "
+            f"**Cost without a failure.** {_overhead('R3', 'undisturbed vs a plain write')} for the step above, "
+            f"{_overhead('O1', 'checkpoints at the automatic interval')} for a [stage](docs/use/stages.md) of a minute, "
+            f'which takes one checkpoint with `checkpoint_interval="auto"` ({_source("O1")}), and '
             f"{_overhead('R1', 'undisturbed vs SparkSubmitOperator')} for a job that saves "
             f"all rows after four of five shuffles ({_source('R1')}): save steps that take long, not all."
         ),
