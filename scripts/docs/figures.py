@@ -35,8 +35,8 @@ def figures_list() -> str:
     ours, peer = _retry("ours"), _retry("SparkSubmitOperator")
     lines = (
         (
-            f"**Saved by a retry.** A step in parts of {ours.undisturbed:.0f} s is killed after {_killed_at():.0%} of its rows: "
-            f"the retry takes {ours.last_try:.0f} s, and starting over {peer.last_try:.0f} s ({_source('R3')})."
+            f"**Saved by a retry.** A step in parts of {ours.undisturbed:.0f} s is killed after {_killed_at():.0%} of its "
+            f"rows: the retry takes {ours.last_try:.0f} s, and starting over {peer.last_try:.0f} s ({_source('R3')})."
         ),
         (
             f"**Cost without a failure.** {_overhead('R3', 'undisturbed vs a plain write')} for the step above, "
