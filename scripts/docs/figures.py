@@ -35,13 +35,14 @@ def figures_list() -> str:
     ours, peer = _retry("ours"), _retry("SparkSubmitOperator")
     lines = (
         (
-            f"**Saved by a retry.** A step in parts of {ours.undisturbed:.0f} s is killed after {_killed_at():.0%} of its "
-            f"rows: the retry takes {ours.last_try:.0f} s, and starting over {peer.last_try:.0f} s ({_source('R3')})."
+            f"**Saved by a retry.** A step in parts of {ours.undisturbed:.0f} s is killed after "
+            f"{_killed_at():.0%} of its rows: the retry takes {ours.last_try:.0f} s, and starting over "
+            f"{peer.last_try:.0f} s ({_source('R3')})."
         ),
         (
             f"**Cost without a failure.** {_overhead('R3', 'undisturbed vs a plain write')} for the step above, "
-            f"{_overhead('O1', 'checkpoints at the automatic interval')} for a [stage](docs/use/stages.md) of a minute, "
-            f'which takes one checkpoint with `checkpoint_interval="auto"` ({_source("O1")}), and '
+            f"{_overhead('O1', 'checkpoints at the automatic interval')} for a [stage](docs/use/stages.md) of a "
+            f'minute, which takes one checkpoint with `checkpoint_interval="auto"` ({_source("O1")}), and '
             f"{_overhead('R1', 'undisturbed vs SparkSubmitOperator')} for a job that saves "
             f"all rows after four of five shuffles ({_source('R1')}): save steps that take long, not all."
         ),
