@@ -78,9 +78,13 @@ def one_large_at_a_time(seconds: float = _FOREVER) -> Iterator[None]:
 
 def _clear_frames(error: BaseException | None) -> None:
     """Let an error go on without what the ended calls of the block held, also the errors that it followed."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+    left, cleared = [error], set[int]()
+    while left:
+        # Errors may follow each other in a circle, and an error may have both a cause and a context.
+        if (each := left.pop()) is not None and id(each) not in cleared:
+            cleared.add(id(each))
+            traceback.clear_frames(each.__traceback__)
+            left += (each.__cause__, each.__context__)
 
 
 @cache

@@ -132,7 +132,7 @@ def _constraints(cell: Cell) -> tuple[str, ...]:
 
 
 _OF_AIRFLOW = ("apache-airflow", "pyiceberg")
-"""Packages of which Airflow's constraint file decides alone; it leaves out some parts."""
+"""Beginnings of names of packages; for these, Airflow's constraint file decides alone, and leaves out some."""
 
 
 def _pinned(file: Path) -> dict[str, str]:

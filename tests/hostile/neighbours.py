@@ -53,7 +53,7 @@ MARKER = "only-theirs-know"
 SECRET_UID = f"uid-that-{MARKER}"
 """Uid of an operator of the foreign job."""
 MARKED = f"attic-{MARKER}"
-"""Name and Dag of a job of which not even these are known to others; no request names it."""
+"""Name and Dag of a job that others do not even know by name; no request names it."""
 COMPLETED = 3
 """Id of a retained checkpoint of both jobs."""
 
@@ -232,7 +232,7 @@ def _marked_texts() -> dict[str, Any]:
 
 
 class EveryTaskRuns(UnknownLiveness):
-    """Airflow of which every task still runs."""
+    """An Airflow whose tasks all still run."""
 
     @override
     def is_running(self, owner: AttemptOwner) -> bool:

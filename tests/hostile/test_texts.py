@@ -134,7 +134,7 @@ def test_no_name_and_no_text_is_part_of_a_statement(run: Run, stage: WrittenStag
 def test_no_command_takes_a_job_for_the_one_that_has_its_id_as_a_name(
     run: Run, stage: WrittenStage, command: str
 ) -> None:
-    """Whoever is to remove the job by the name that a list shows would remove that of somebody else."""
+    """An administrator who removes the job by the name in a list would otherwise remove another one."""
     named = job_id_of("payroll")
     for name in ("payroll", named):
         stage.run(name)

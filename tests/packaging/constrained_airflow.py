@@ -29,7 +29,7 @@ DAG_IDS = ("resuming", "exchange_of_victim", "exchange_of_attacker")
 DRIVERS = ("psycopg2-binary", "asyncpg")
 """Drivers of PostgreSQL, which belong to the service."""
 _NEED_PYTHON_3_12 = ("numpy",)
-"""Distributions of which a constraint file for Python 3.12 pins a version that has nothing for 3.11."""
+"""Distributions that a constraint file for Python 3.12 pins to a version without a wheel for 3.11."""
 _ENDED = ("success", "failed")
 
 

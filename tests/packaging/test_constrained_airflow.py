@@ -153,7 +153,7 @@ def test_another_task_cannot_announce_a_secret_for_a_task(attack: Attack, method
 
 def test_an_xcom_which_every_task_can_write_is_no_proof(attack: Attack) -> None:
     secret = secrets.token_urlsafe()
-    path = f"xcoms/{VICTIM}/{VICTIM}/work/{CHALLENGE_KEY}"
+    path = "/".join(("xcoms", VICTIM, VICTIM, "work", CHALLENGE_KEY))
     attack.execute("POST", path, challenge_of(secret))
     assert refused(attack.exchange(attack.victim.proof["ti_id"], secret))
 

@@ -147,7 +147,7 @@ class ContentsListing:
 
 
 class _TolerantReads:
-    """Reads of contents, of which those that cannot be read are noted."""
+    """Reads contents, and notes what cannot be read instead of raising its error."""
 
     def __init__(self) -> None:
         self.unreadable: list[UnreadableContent] = []

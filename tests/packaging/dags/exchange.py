@@ -1,5 +1,5 @@
 """
-Two tasks of two Dags, each of which proves to the coordinator who it is, and then waits until a file says go on.
+Two tasks of two Dags. Each proves to the coordinator who it is, and then waits until a file says go on.
 
 What they send and get in the exchange is noted in a file of their name, as an attacker might have learnt it.
 """

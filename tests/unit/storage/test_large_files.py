@@ -78,6 +78,29 @@ def test_an_error_leaves_a_block_without_what_the_block_held(storage: Checkpoint
     assert [each() for each in held] == [None]
 
 
+def test_an_error_with_another_cause_or_in_a_circle_leaves_a_block_the_same_way(storage: CheckpointStorage) -> None:
+    held = list[weakref.ref[Held]]()
+
+    def fail() -> None:
+        decoded = Held()
+        held.append(weakref.ref(decoded))
+        read(storage, "large")
+        raise ValueError(len(held))
+
+    def wrap() -> None:
+        try:
+            fail()
+        except ValueError:
+            error, other = KeyError("wrapped"), OSError("of another call")
+            other.__cause__ = error
+            raise error from other
+
+    with pytest.raises(KeyError) as raised, one_large_at_a_time():
+        wrap()
+    assert raised.value.__context__ is not None
+    assert [each() for each in held] == [None]
+
+
 class Held:
     """What a block has decoded."""
 
