@@ -14,9 +14,11 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from airflow_provider_statecheck.checkpoint.codec import require
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.spark.checkpoint_interval import Rhythm
 from airflow_provider_statecheck.spark.fingerprint import combined_fingerprint, described
 from airflow_provider_statecheck.spark.loop_code import loop_code
+from airflow_provider_statecheck.spark.status_log import readable_seconds
 from airflow_provider_statecheck.spark.steps import StageSteps
 from airflow_provider_statecheck.state.progress import ItemBasis, Scope, ScopedNames, StepKey, describe
 
@@ -154,6 +156,16 @@ class ItemLoop:
         else:
             self._keep_all(changes)
         self._steps.progress.expect(self._loop, item_keys)
+        self._say_what_is_finished(item_keys)
+
+    def _say_what_is_finished(self, item_keys: list[str]) -> None:
+        progress = self._steps.progress
+        kept = [key for key in item_keys if progress.is_finished(self._loop, key)]
+        if kept:
+            share = len(kept) / progress.finished_of(self._loop)
+            saved = readable_seconds(progress.seconds(self._loop) * share)
+            items = counted(len(item_keys), "item")
+            log.info("Loop %s restored: %d of %s; saved %s", describe(self._loop), len(kept), items, saved)
 
     def _follow(self, basis: ItemBasis, changes: Mapping[Change, Mapping[str, ItemBasis | None]]) -> None:
         if own := changes.get(Change.OWN):

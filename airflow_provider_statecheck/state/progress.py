@@ -250,6 +250,10 @@ class LoopProgress(RecordsByStep[_Loop]):
         """Return the time of the finished items of a loop, in the attempts that finished them; 0 if it is unknown."""
         return self._records.get(loop, _Loop()).seconds
 
+    def finished_of(self, loop: StepKey) -> int:
+        """Return the number of finished items of a loop, also of those that are no longer among its items."""
+        return len(self._records.get(loop, _Loop()).finished)
+
     def expect(self, loop: StepKey, item_keys: Iterable[str]) -> None:
         """Record the items of a loop in this attempt; finished items that are no longer among them count too."""
         self._totals[loop] = len(self._records.get(loop, _Loop()).finished.keys() | item_keys)

@@ -297,6 +297,24 @@ def test_steps_report_and_say_what_was_restored_and_how_much_time_that_saved(tri
 # Loops
 
 
+def test_a_loop_says_how_many_items_were_restored_and_how_much_time_that_saved(tries, caplog):
+    caplog.set_level(logging.INFO)
+
+    def work(items: list[str], fails_at: str | None = None) -> None:
+        with tries.failing() as checkpoint:
+            for item in checkpoint.each("items", items):
+                tries.monotonic.seconds += 30.0
+                if item == fails_at:
+                    return
+
+    work(["a", "gone", "b", "c"], fails_at="c")
+    assert [line for line in caplog.messages if line.startswith("Loop items")] == []
+    work(["a", "b", "c", "d"])
+    assert [line for line in caplog.messages if line.startswith("Loop items")] == [
+        "Loop items restored: 2 of 4 items; saved 60 s"
+    ]
+
+
 def test_items_may_come_and_go_between_tries(tries):
     with tries.failing() as checkpoint:
         for item in checkpoint.each("items", ["a", "b", "gone", "c"]):
