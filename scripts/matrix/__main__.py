@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 from scripts.matrix.cells import CELLS, SHORT, Cell
-from scripts.matrix.environments import InterpreterMissing
+from scripts.matrix.environments import InterpreterMissing, environment
 from scripts.matrix.runs import Result, record, run
 
 
@@ -21,12 +22,13 @@ def main(arguments: list[str] | None = None) -> int:
     cells = [SHORT] if given.short else [cell for cell in CELLS if given.only in cell.name]
     results: dict[str, Result] = {}
     not_run: dict[str, str] = {}
-    for cell in cells:
-        print(f"\n{cell.name}", flush=True)
-        try:
-            results[cell.name] = run(cell)
-        except InterpreterMissing as error:
-            not_run[cell.name] = str(error)
+    with ThreadPoolExecutor(1) as ahead:
+        # An environment is created while the tests of the cell before it run.
+        for cell, python in [(cell, ahead.submit(environment, cell)) for cell in cells]:
+            try:
+                results[cell.name] = run(cell, python.result())
+            except InterpreterMissing as error:
+                not_run[cell.name] = str(error)
     if not given.short:
         record({name: result for name, result in results.items() if not result.failed})
     return _summary(cells, results, not_run)

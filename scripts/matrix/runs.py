@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from scripts.matrix.cells import Cell
-from scripts.matrix.environments import ROOT, environment
+from scripts.matrix.environments import ROOT
 
 RESULTS = Path(__file__).with_name("results.json")
 
@@ -48,14 +48,14 @@ class Result:
     """Reasons, and how many tests each of them left out."""
 
 
-def run(cell: Cell) -> Result:
+def run(cell: Cell, python: Path) -> Result:
     """
     Run the tests of a cell, and print what they print.
 
-    :raises InterpreterMissing: if there is no interpreter for it.
+    :param python: The interpreter in the environment of the cell.
     """
-    python = environment(cell)
     versions = json.loads(subprocess.run([python, "-c", _VERSIONS], capture_output=True, text=True, check=True).stdout)
+    print(f"\n{cell.name}", flush=True)
     started = time.monotonic()
     command = ["sh", "scripts/run_tests", str(python), "not soak", *cell.tests]
     # The plugin of anyio that Airflow 3.2 pins warns under the newest pytest, and no test needs it.
