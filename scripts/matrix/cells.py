@@ -89,6 +89,8 @@ DRIVERS = (
             "step_fingerprint",
         )
     ),
+    "tests/unit/spark/test_fingerprints.py",
+    "tests/unit/spark/test_item_loops.py",
     "tests/spark/sinks",
     "tests/spark/sources/test_sources.py",
     *(
