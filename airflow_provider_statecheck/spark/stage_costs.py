@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.codec import decode, require
-from airflow_provider_statecheck.checkpoint.printable import counted
+from airflow_provider_statecheck.checkpoint.masking import counted
 from airflow_provider_statecheck.exceptions import StateCheckError, StorageError
 from airflow_provider_statecheck.state.progress import RecordsByStep, StepKey, decoded_step, encoded_step, rows_in
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.json_text import decoding
+from airflow_provider_statecheck.storage.stored_json import decoding
 from airflow_provider_statecheck.storage.uris import redact
 
 log = logging.getLogger(__name__)

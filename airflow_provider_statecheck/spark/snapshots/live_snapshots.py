@@ -23,7 +23,6 @@ from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFra
 from airflow_provider_statecheck.state.progress import NamedSnapshot, Scope, StepKey, describe
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import UNREADABLE, SnapshotHandle
-from airflow_provider_statecheck.storage.operator_directories import OperatorDirectories
 from airflow_provider_statecheck.storage.snapshot_manifest import (
     SnapshotFile,
     SnapshotManifest,
@@ -31,6 +30,7 @@ from airflow_provider_statecheck.storage.snapshot_manifest import (
     verify_footer,
 )
 from airflow_provider_statecheck.storage.uris import redact
+from airflow_provider_statecheck.storage.views.checkpoint_storages import OperatorDirectories
 from airflow_provider_statecheck.storage.views.state_streams import write_file
 
 if TYPE_CHECKING:
