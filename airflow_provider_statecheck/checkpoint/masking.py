@@ -35,7 +35,7 @@ from threading import Lock
 from typing import Any, Final, TextIO
 from urllib.parse import quote, quote_plus, unquote
 
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, errors_before
 
 # The package of the tasks and that of the servers have separate maskers, and a process may have both.
 MASKERS: Final = ("airflow.sdk._shared.secrets_masker", "airflow._shared.secrets_masker")
@@ -366,7 +366,7 @@ def _guarded(error: BaseException, show: Callable[[str], str]) -> BaseException:
     """
     Return an error with texts, notes and causes as a function shows them: the error itself if they are so already.
     """
-    chain = _chain_of(error)
+    chain = list(errors_before(error))
     texts = [_texts_of(each) for each in chain]
     shown = [[show(text) for text in found] for found in texts]
     if shown == texts:
@@ -377,18 +377,6 @@ def _guarded(error: BaseException, show: Callable[[str], str]) -> BaseException:
         stand_in.__cause__, stand_in.__context__ = by_id.get(id(each.__cause__)), by_id.get(id(each.__context__))
         stand_in.__suppress_context__ = each.__suppress_context__
     return stand_ins[0]
-
-
-def _chain_of(error: BaseException) -> list[BaseException]:
-    """Return an error with its causes, which may be causes of each other."""
-    found: list[BaseException] = []
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        each = waiting.pop()
-        if each is not None and not any(each is other for other in found):
-            found.append(each)
-            waiting += [each.__cause__, each.__context__]
-    return found
 
 
 def _texts_of(error: BaseException) -> list[str]:

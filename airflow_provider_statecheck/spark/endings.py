@@ -21,6 +21,7 @@ from airflow_provider_statecheck.checkpoint.messages import AttemptRef, OpenEffe
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus, CheckpointRecord, OnClear
 from airflow_provider_statecheck.checkpoint.store import JobView
+from airflow_provider_statecheck.exceptions import text_of
 from airflow_provider_statecheck.spark.status_log import describe_content
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -41,18 +42,10 @@ def is_success(error: BaseException) -> bool:
 
 def message_of(error: BaseException) -> str:
     """Return the message of an attempt that ends with an error."""
-    text = f"{type(error).__name__}: {_text_of(error)}"
+    text = f"{type(error).__name__}: {text_of(error)}"
     if _runs_in_a_task() and isinstance(error, _airflow_errors(_LEAVING)):
         return f"{text} (the task left without an end, and resumes from its last checkpoint when it returns)"
     return text
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as unreachable:
-        # The text of a Java error is fetched from the JVM, which may have died.
-        return str(unreachable)
 
 
 def _is_exit_of_success(code: object) -> bool:

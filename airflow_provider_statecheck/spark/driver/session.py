@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from airflow_provider_statecheck.checkpoint.masking import remember_secrets, secrets_in_settings
+from airflow_provider_statecheck.exceptions import errors_before
 from airflow_provider_statecheck.spark.versions import inheriting_thread, is_connect, settings_of
 
 if TYPE_CHECKING:
@@ -236,12 +237,7 @@ def _gateway_process() -> Any:
 
 def is_server_lost(error: BaseException) -> bool:
     """Return whether an error or one of its causes shows that the Spark Connect server was stopped or restarted."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if _is_client_error(cause) and _SERVER_LOST.search(str(cause)):
-            return True
-        cause = cause.__cause__ or cause.__context__
-    return False
+    return any(_is_client_error(each) and _SERVER_LOST.search(str(each)) for each in errors_before(error))
 
 
 def _is_client_error(error: BaseException) -> bool:
