@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.checkpoint.log_records import guard_logs
+from airflow_provider_statecheck.checkpoint.masking import guard_logs
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.hooks.statecheck import StatecheckHook as StatecheckHook

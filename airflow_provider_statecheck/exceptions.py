@@ -59,6 +59,7 @@ Exceptions of this package.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 
@@ -426,3 +427,40 @@ A_RETRY_CANNOT_HELP: Final = (
     UnsupportedPlanError,
 )
 """Errors that fail a task at once, because each of its retries would end with them too."""
+
+
+def errors_before(error: BaseException) -> Iterator[BaseException]:
+    """Return an error and all errors that it followed: its causes, the errors that were being handled, and theirs."""
+    return _walk(error, lambda each: (each.__cause__, each.__context__))
+
+
+def causes_of(error: BaseException) -> Iterator[BaseException]:
+    """Return an error and the chain of causes that were given for it, outermost first."""
+    return _walk(error, lambda each: (each.__cause__,))
+
+
+def shown_errors(error: BaseException) -> Iterator[BaseException]:
+    """Return an error and the chain that its traceback shows, outermost first: causes, else what was being handled."""
+    return _walk(error, lambda each: (each.__cause__ or (None if each.__suppress_context__ else each.__context__),))
+
+
+def _walk(
+    error: BaseException, before: Callable[[BaseException], tuple[BaseException | None, ...]]
+) -> Iterator[BaseException]:
+    # Errors can follow each other in a circle, and several can follow one.
+    waiting, seen = [error], set[int]()
+    while waiting:
+        each = waiting.pop()
+        if id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            waiting += [found for found in reversed(before(each)) if found is not None]
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of an error, or that of the error that prevents it."""
+    try:
+        return str(error)
+    except Exception as unreachable:
+        # The text of a Java error is fetched from the JVM, which may have died.
+        return str(unreachable)

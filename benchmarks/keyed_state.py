@@ -16,7 +16,7 @@ from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.keyed.abstract_backend import StateEnvironment
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeyField, KeySerializer
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.checkpoint_storages import FsCheckpointStreamFactory
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 
 KEY_GROUPS = 128

@@ -28,7 +28,10 @@ from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeyS
 from airflow_provider_statecheck.state.schema_evolution import OperatorSchemas, encode_schemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, encode_metadata
-from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess, FsCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.checkpoint_storages import (
+    FsCheckpointStorageAccess,
+    FsCheckpointStreamFactory,
+)
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 
 GROUPS = 16

@@ -31,13 +31,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from airflow_provider_statecheck.api.checked_rows import Checked
 from airflow_provider_statecheck.api.state_reads import retry_after
 from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError, decode, field_path
-from airflow_provider_statecheck.checkpoint.secrets import masked
+from airflow_provider_statecheck.checkpoint.masking import masked
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, RequestLimitError, StateCheckError
 from airflow_provider_statecheck.gateway.verbs import MAX_ALIGNED_BODY_BYTES, MAX_BODY_BYTES, encode_error
 from airflow_provider_statecheck.metadata.record_rows import LONGEST_TEXT, expected_number, expected_text
 from airflow_provider_statecheck.metadata.tables import SMALL_NUMBERS, TEXT_LENGTHS
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.storage.json_text import require_bounds, require_flat
+from airflow_provider_statecheck.storage.stored_json import require_bounds, require_flat
 
 log = logging.getLogger(__name__)
 

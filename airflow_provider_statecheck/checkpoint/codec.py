@@ -20,7 +20,7 @@ from functools import partial
 from numbers import Integral
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from airflow_provider_statecheck.checkpoint.secrets import masked
+from airflow_provider_statecheck.checkpoint.masking import masked
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
 
 Message = TypeVar("Message")

@@ -13,9 +13,9 @@ from dataclasses import replace
 from datetime import timedelta
 
 from airflow_provider_statecheck.checkpoint import (
-    in_place_restore,
     registration,
     savepoint_restore,
+    start_decision,
     statistics,
     transitions,
 )
@@ -24,6 +24,7 @@ from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.declared_uids import DagDirectory, DagTasks, UnknownDags
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import (
+    ONE_RUN_AT_A_TIME,
     TaskLiveness,
     UnknownLiveness,
     require_current,
@@ -66,7 +67,6 @@ from airflow_provider_statecheck.checkpoint.records import (
 )
 from airflow_provider_statecheck.checkpoint.renamed_operators import UnaskedDagsError
 from airflow_provider_statecheck.checkpoint.row_removal import DEFAULT_AGE, OldRows, remove_rows
-from airflow_provider_statecheck.checkpoint.run_order import ONE_RUN_AT_A_TIME
 from airflow_provider_statecheck.checkpoint.store import (
     JobStore,
     JobTransaction,
@@ -436,7 +436,7 @@ def _subsume_older(tx: JobTransaction, attempt: AttemptRecord, completed: Checkp
         transitions.abort(tx, pending, CheckpointFailureReason.CHECKPOINT_SUBSUMED)
     operator = tx.operator(attempt.operator_id)
     if operator is not None and operator.in_place_restore is not None:
-        in_place_restore.complete(tx, operator, attempt)
+        start_decision.complete_in_place(tx, operator, attempt)
     transitions.subsume(tx, attempt.operator_id, attempt.num_retained, attempt.retained_runs)
 
 

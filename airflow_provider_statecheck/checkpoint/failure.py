@@ -14,6 +14,7 @@ from airflow_provider_statecheck.exceptions import (
     CheckpointDeclinedError,
     CheckpointError,
     StateCheckError,
+    causes_of,
 )
 
 if TYPE_CHECKING:
@@ -277,9 +278,7 @@ class CheckpointFailureManager:
 
 def root_cause(error: BaseException) -> str:
     """Return the type and message of the innermost project error in the chain of causes, or of the innermost error."""
-    chain = [error]
-    while (cause := chain[-1].__cause__) is not None and cause not in chain:
-        chain.append(cause)
+    chain = list(causes_of(error))
     helpful = [e for e in chain if isinstance(e, StateCheckError) and not isinstance(e, CheckpointException)]
     innermost = (helpful or chain)[-1]
     return f"{type(innermost).__name__}: {innermost}"

@@ -12,6 +12,7 @@ from airflow_provider_statecheck.checkpoint.checkpoint_summary import Checkpoint
 from airflow_provider_statecheck.checkpoint.codec import plain_integer, require, storable_text
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, METADATA_FILE, JobId, OfOperator, OperatorId
+from airflow_provider_statecheck.checkpoint.masking import require_no_credentials
 from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointRetentionPolicy,
     CheckpointType,
@@ -27,7 +28,6 @@ from airflow_provider_statecheck.checkpoint.records import (
     OnClear,
     OperatorRecord,
 )
-from airflow_provider_statecheck.checkpoint.secrets import require_no_credentials
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

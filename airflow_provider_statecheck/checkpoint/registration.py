@@ -4,22 +4,30 @@ Registration of an attempt: fences earlier attempts and decides where the new on
 The state of a job carries over from run to run. The newest completed checkpoint of the current generation determines
 the run that the state has reached. The coordinator rejects a run with an earlier logical date. A restarted run resumes
 from the last checkpoint of the run before it, in the same generation, and its own checkpoints are rolled back.
+
+A stage and a coordinator of several operators list the storage before they register, and the registration moves the
+next id of the job past all ids found, which the database may have lost: no directory is written by two checkpoints.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from airflow_provider_statecheck.checkpoint import chosen_restore, in_place_restore, savepoint_restore, transitions
+from airflow_provider_statecheck.checkpoint import savepoint_restore, start_decision, transitions
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import (
+    is_earlier_run,
     is_of_new_run,
     is_other_instance,
     is_retry_of,
     map_index_of,
+    remaining_after_rollback,
+    require_not_superseded,
     require_running,
+    under_known_key,
 )
 from airflow_provider_statecheck.checkpoint.ids import (
     OperatorId,
@@ -27,7 +35,6 @@ from airflow_provider_statecheck.checkpoint.ids import (
     operator_id_of,
     task_uids_of,
 )
-from airflow_provider_statecheck.checkpoint.ids_on_storage import skip_ids_on_storage, unknown_checkpoint
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, AttemptRef, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.properties import RestoreSource
 from airflow_provider_statecheck.checkpoint.records import (
@@ -48,12 +55,6 @@ from airflow_provider_statecheck.checkpoint.renamed_operators import (
     other_operators,
     shared_state_warning,
 )
-from airflow_provider_statecheck.checkpoint.run_order import (
-    is_earlier,
-    remaining_after_rollback,
-    require_not_superseded,
-    under_known_key,
-)
 from airflow_provider_statecheck.checkpoint.start_decision import StartDecision, decide_start
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
 from airflow_provider_statecheck.exceptions import (
@@ -61,6 +62,8 @@ from airflow_provider_statecheck.exceptions import (
     NoRestorableCheckpointError,
     RunSupersededError,
 )
+
+log = logging.getLogger(__name__)
 
 
 class RivalError(Exception):
@@ -101,14 +104,14 @@ def register(
     :raises UnaskedDagsError: if ``dags`` lacks a Dag.
     """
     # A driver that spark-submit starts repeats the registration, and only the driver has listed the storage.
-    warning = _skip_ids_on_storage(tx, request)
+    warning = _warning_of_lost_ids(tx, request)
     known = tx.attempt_by_key(request.attempt_key)
     if known is not None:
         return _grant(tx, require_running(tx, AttemptRef.of(known)), request, dags, warning)
     return _grant(tx, _open_attempt(tx, request, dead, dags), request, dags, warning)
 
 
-def _skip_ids_on_storage(tx: JobTransaction, request: RegisterAttempt) -> str:
+def _warning_of_lost_ids(tx: JobTransaction, request: RegisterAttempt) -> str:
     newest = request.newest_on_storage
     if not skip_ids_on_storage(tx, newest):
         return ""
@@ -116,6 +119,32 @@ def _skip_ids_on_storage(tx: JobTransaction, request: RegisterAttempt) -> str:
         f"{unknown_checkpoint(tx.job.name, newest)} To start from checkpoint {newest} instead, run the task now in "
         "another job with from_savepoint= set to the directory of that checkpoint: files that it shares with "
         "checkpoints of this job will be deleted with them."
+    )
+
+
+def skip_ids_on_storage(tx: JobTransaction, newest: int) -> bool:
+    """
+    Move the next checkpoint id of a job past the newest one on its storage.
+
+    :param newest: Highest id of a checkpoint directory; 0 without any.
+    :return: Whether the database does not know this checkpoint.
+    """
+    following = tx.job.next_checkpoint_id
+    # A repeated message finds that the first one has already advanced the id.
+    if newest == 0 or newest + 1 < following or tx.checkpoint(newest) is not None:
+        return False
+    if newest >= following:
+        tx.set_next_checkpoint_id(newest + 1)
+        log.warning("Job %s: checkpoint %s on storage, next id in the database was %s", tx.job.name, newest, following)
+    return True
+
+
+def unknown_checkpoint(job_name: str, newest: int) -> str:
+    """Return the warning for a checkpoint on storage that the database does not know."""
+    return (
+        f"The storage of job {job_name!r} contains checkpoint {newest}, which is not in the database, for example "
+        f"because a backup of the database was restored. New checkpoints start at id {newest + 1}, and checkpoints "
+        "that the database does not know are not deleted."
     )
 
 
@@ -129,8 +158,8 @@ def _open_attempt(
     _require_key_of_its_own(previous, request, dead)
     _require_uid_of_its_own(previous, request)
     _require_no_later_try(previous, request, dead)
-    choice = chosen_restore.roll_back_to_choice(tx, operator)
-    restore = in_place_restore.waiting(tx, operator)
+    choice = start_decision.roll_back_to_choice(tx, operator)
+    restore = start_decision.waiting_restore(tx, operator)
     if choice is None and restore is None:
         operator = _without_given_up(tx, operator)
     _require_not_superseded(tx, operator, request, restore)
@@ -143,7 +172,7 @@ def _open_attempt(
     start = _start(tx, operator, previous, request, restore or choice)
     operator = replace(operator, epoch=operator.epoch + 1)
     if choice is not None:
-        operator = chosen_restore.take(tx, operator, choice)
+        operator = start_decision.take(tx, operator, choice)
     if not start.resumes:
         first_run = request.owner.run_key if start.first_run is None else start.first_run
         operator = replace(operator, generation=operator.generation + 1, first_run=first_run, damaged_snapshots=())
@@ -183,7 +212,7 @@ def _require_not_superseded(
 
 def _require_not_before(restore: InPlaceRestore, operator: OperatorRecord, request: RegisterAttempt) -> None:
     run, reached = request.owner.run_key, "" if restore.source is None else restore.source.run
-    if not is_earlier(run, reached):
+    if not is_earlier_run(run, reached):
         return
     raise RunSupersededError(
         f"Expected a run from {reached!r} on, which the savepoint {restore.pointer} has reached that operator "
@@ -476,6 +505,6 @@ def _earlier_tries(tx: JobTransaction, attempt: AttemptRecord) -> Iterator[Attem
 def _source_in_place(
     tx: JobTransaction, operator: OperatorRecord | None, attempt: AttemptRecord
 ) -> RestoreSource | None:
-    restore = None if operator is None else in_place_restore.waiting(tx, operator)
+    restore = None if operator is None else start_decision.waiting_restore(tx, operator)
     # The restore may have been requested after the registration that is repeated.
     return restore.source if restore is not None and attempt.is_restore_chosen else None

@@ -17,6 +17,7 @@ from typing import Any, Final
 from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError, decode, encode, json_size, truncated
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
+from airflow_provider_statecheck.checkpoint.masking import masked
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptOwner,
     AttemptRecord,
@@ -25,7 +26,6 @@ from airflow_provider_statecheck.checkpoint.records import (
     OperatorRecord,
     StatisticsRecord,
 )
-from airflow_provider_statecheck.checkpoint.secrets import masked
 from airflow_provider_statecheck.checkpoint.store import JobTransaction, JobView
 from airflow_provider_statecheck.exceptions import StateCheckError
 

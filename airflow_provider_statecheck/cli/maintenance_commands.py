@@ -20,7 +20,7 @@ from airflow_provider_statecheck.checkpoint.job_list import (
     JobsPage,
     ListedStatus,
 )
-from airflow_provider_statecheck.checkpoint.printable import counted
+from airflow_provider_statecheck.checkpoint.masking import counted
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
 from airflow_provider_statecheck.checkpoint.row_removal import DEFAULT_AGE
 from airflow_provider_statecheck.checkpoint.store import CheckpointPage

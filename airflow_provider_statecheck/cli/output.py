@@ -17,9 +17,8 @@ from typing import Any
 
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
 from airflow_provider_statecheck.checkpoint.job_list import JobOverview
-from airflow_provider_statecheck.checkpoint.printable import is_printable, printable
+from airflow_provider_statecheck.checkpoint.masking import is_printable, masked, printable
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, OperatorRecord
-from airflow_provider_statecheck.checkpoint.secrets import masked
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,

@@ -8,7 +8,7 @@ from pathlib import Path
 from airflow_provider_statecheck.checkpoint.ids import is_uri
 from airflow_provider_statecheck.cli.output import Exit, command, print_rows
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.driver.packages import write_requirements
+from airflow_provider_statecheck.spark.driver.readiness import write_requirements
 from airflow_provider_statecheck.spark.driver.shipped_files import write_package
 from airflow_provider_statecheck.storage.uris import redact
 

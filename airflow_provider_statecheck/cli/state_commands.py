@@ -10,7 +10,7 @@ from airflow_provider_statecheck.checkpoint.attempt_work import AttemptWork, wor
 from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
 from airflow_provider_statecheck.checkpoint.ids import is_uri
-from airflow_provider_statecheck.checkpoint.printable import counted
+from airflow_provider_statecheck.checkpoint.masking import counted
 from airflow_provider_statecheck.checkpoint.retention import custody_of
 from airflow_provider_statecheck.checkpoint.statistics import statistics_of
 from airflow_provider_statecheck.cli.output import (

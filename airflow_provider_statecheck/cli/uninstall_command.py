@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.checkpoint.ids import job_uri
-from airflow_provider_statecheck.checkpoint.printable import counted
+from airflow_provider_statecheck.checkpoint.masking import counted
 from airflow_provider_statecheck.cli.output import (
     Exit,
     Row,

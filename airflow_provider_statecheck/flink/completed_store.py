@@ -20,8 +20,8 @@ from airflow_provider_statecheck.checkpoint.aligned.contents import (
     CompletedCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.aligned.steps import CheckpointDeleter, delete_ended
+from airflow_provider_statecheck.checkpoint.masking import counted
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.retention import beyond_retention
 from airflow_provider_statecheck.checkpoint.states.handles import (

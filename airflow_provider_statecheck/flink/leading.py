@@ -39,7 +39,7 @@ from airflow_provider_statecheck.storage.discarding import EffectDiscards, Stora
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache
 from airflow_provider_statecheck.storage.uris import normalise_base, redact
-from airflow_provider_statecheck.storage.views.loading import DEFAULT_STORAGE
+from airflow_provider_statecheck.storage.views.checkpoint_storages import DEFAULT_STORAGE
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from contextlib import contextmanager, suppress
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.rows import TakeLeadership
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
-from airflow_provider_statecheck.checkpoint.ids_on_storage import unknown_checkpoint
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
+from airflow_provider_statecheck.checkpoint.registration import unknown_checkpoint
 from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.orphans import newest_checkpoint_id

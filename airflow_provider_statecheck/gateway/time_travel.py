@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from airflow_provider_statecheck.checkpoint.codec import plain_integer, require
+from airflow_provider_statecheck.checkpoint.fencing import checkpoints_before_run, is_same_run
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_UID,
     OperatorId,
@@ -24,7 +25,6 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointStatus,
     OperatorRecord,
 )
-from airflow_provider_statecheck.checkpoint.run_order import checkpoints_before_run, is_same
 from airflow_provider_statecheck.checkpoint.store import JobReads, JobView
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
 from airflow_provider_statecheck.gateway.in_process import open_gateway
@@ -154,7 +154,7 @@ LATEST: Final = AsOf()
 
 def _is_of_run(view: JobView, checkpoint: CheckpointRecord, run: str) -> bool:
     attempt = _attempt(view, checkpoint)
-    return is_same(run, checkpoint.run_key) or (attempt is not None and run == attempt.owner.run_id)
+    return is_same_run(run, checkpoint.run_key) or (attempt is not None and run == attempt.owner.run_id)
 
 
 def _operator(view: JobView, uid: str) -> OperatorRecord:

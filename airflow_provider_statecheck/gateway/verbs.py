@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar, cast, get_a
 from urllib.parse import quote, urlencode
 
 from airflow_provider_statecheck.checkpoint.codec import encode, read_reply
+from airflow_provider_statecheck.checkpoint.masking import masked
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
     AcknowledgeReply,
@@ -40,7 +41,6 @@ from airflow_provider_statecheck.checkpoint.messages import (
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, OnOverlap, RowsVersion
-from airflow_provider_statecheck.checkpoint.secrets import masked
 from airflow_provider_statecheck.checkpoint.store import JobReads
 from airflow_provider_statecheck.exceptions import ConcurrentAttemptError, CoordinatorError, StateCheckError
 

@@ -14,8 +14,8 @@ from airflow_provider_statecheck.checkpoint.ids import (
     require_not_missing,
     run_key,
 )
+from airflow_provider_statecheck.checkpoint.masking import masked
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, TaskCoordinates
-from airflow_provider_statecheck.checkpoint.secrets import masked
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 

@@ -22,7 +22,7 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk import BaseHook
 
 from airflow_provider_statecheck.checkpoint.ids import require_not_missing
-from airflow_provider_statecheck.checkpoint.secrets import remember_secrets, secrets_in_settings
+from airflow_provider_statecheck.checkpoint.masking import remember_secrets, secrets_in_settings
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks.spark_settings import checked_settings, require_master, require_remote
 from airflow_provider_statecheck.overriding import override

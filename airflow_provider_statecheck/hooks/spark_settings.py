@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.secrets import remember_secrets, secrets_in_settings
+from airflow_provider_statecheck.checkpoint.masking import remember_secrets, secrets_in_settings
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 _KEY = re.compile(r"[^\s=]+")

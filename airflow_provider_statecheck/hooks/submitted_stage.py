@@ -42,13 +42,8 @@ from airflow_provider_statecheck.gateway.verbs import registering
 from airflow_provider_statecheck.hooks.transport import is_orm_open, over_http, task_gateway
 from airflow_provider_statecheck.spark.driver.attempts import Handover
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings
-from airflow_provider_statecheck.spark.status_log import (
-    CheckpointLog,
-    fenced_line,
-    latest_retained,
-    retained_line,
-    stopping_savepoint,
-)
+from airflow_provider_statecheck.spark.endings import fenced_line, latest_retained, retained_line, stopping_savepoint
+from airflow_provider_statecheck.spark.status_log import CheckpointLog
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.api.services import Services

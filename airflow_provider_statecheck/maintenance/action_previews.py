@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint import chosen_restore, in_place_restore
+from airflow_provider_statecheck.checkpoint import start_decision
 from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
 from airflow_provider_statecheck.checkpoint.job_removal import (
@@ -16,7 +16,7 @@ from airflow_provider_statecheck.checkpoint.job_removal import (
     require_removable,
     waiting_removal,
 )
-from airflow_provider_statecheck.checkpoint.printable import counted
+from airflow_provider_statecheck.checkpoint.masking import counted
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
     CheckpointRecord,
@@ -122,8 +122,8 @@ def _stop_preview(view: JobView, wanted: UserAction) -> ActionPreview:
 
 def _restore_preview(view: JobView, wanted: UserAction) -> ActionPreview:
     operator, chosen = chosen_of(view, wanted)
-    operator = in_place_restore.with_generation(view, operator, chosen.generation)
-    newer = chosen_restore.newer_checkpoints(operator, view.of_operator(operator.operator_id), chosen.checkpoint_id)
+    operator = start_decision.with_generation(view, operator, chosen.generation)
+    newer = start_decision.newer_checkpoints(operator, view.of_operator(operator.operator_id), chosen.checkpoint_id)
     return ActionPreview(
         action=wanted.action,
         effect=(
@@ -148,7 +148,7 @@ def _restore_notes(
         yield f"The results of these runs are rolled back: {', '.join(other_runs)}. Run them again in their order."
     if operator.next_restore is not None:
         yield f"This replaces the choice of checkpoint {operator.next_restore}."
-    restore = in_place_restore.waiting_in(view, operator)
+    restore = start_decision.waiting_restore_in(view, operator)
     if restore is not None:
         yield f"This ends the restore from the savepoint {restore.pointer} of the job for this operator."
     yield "Sinks retract the output that the rolled-back checkpoints committed, or refuse to start if they cannot."
@@ -162,11 +162,11 @@ def _withdrawal_preview(view: JobView, wanted: UserAction) -> ActionPreview:
             action=wanted.action, effect=f"The job is kept, which {removal.requested_by} requested to remove."
         )
     operator = operator_of(view, wanted)
-    restore = in_place_restore.waiting_in(view, operator)
+    restore = start_decision.waiting_restore_in(view, operator)
     if operator.next_restore is None and restore is None:
         raise nothing_chosen(operator)
     if restore is not None:
-        operator = in_place_restore.before(operator, restore)
+        operator = start_decision.before_restore(operator, restore)
     return ActionPreview(
         action=wanted.action,
         effect=f"The next attempt of operator {operator.uid!r} restores its newest checkpoint again.",

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from airflow_provider_statecheck.checkpoint import chosen_restore, in_place_restore, transitions
+from airflow_provider_statecheck.checkpoint import start_decision, transitions
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.job_removal import request_removal, withdraw_removal
+from airflow_provider_statecheck.checkpoint.masking import counted
 from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
-from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import (
     ActionRecord,
@@ -210,7 +210,7 @@ def _savepoint_request(view: JobView, wanted: UserAction) -> RequestSavepoint:
 def _choose(tx: JobTransaction, wanted: UserAction) -> ActionRecord:
     operator, _ = chosen_of(tx.view(), wanted)
     action = _row(tx, wanted, operator.operator_id)
-    chosen_restore.choose(tx, operator, action)
+    start_decision.choose(tx, operator, action)
     return action
 
 
@@ -221,9 +221,9 @@ def _withdraw(tx: JobTransaction, wanted: UserAction) -> ActionRecord:
     operator = operator_of(tx.view(), wanted)
     if operator.next_restore is None and operator.in_place_restore is None:
         raise nothing_chosen(operator)
-    in_place_restore.require_undoable(tx, operator)
+    start_decision.require_undoable(tx, operator)
     action = replace(_row(tx, wanted, operator.operator_id), checkpoint_id=operator.next_restore)
-    chosen_restore.withdraw(tx, operator, f"withdrawn by {wanted.requested_by}")
+    start_decision.withdraw(tx, operator, f"withdrawn by {wanted.requested_by}")
     return _completed(tx, action)
 
 

@@ -19,13 +19,13 @@ from datetime import timedelta
 from typing import Any, cast
 
 from airflow_provider_statecheck.checkpoint.codec import require
+from airflow_provider_statecheck.checkpoint.fencing import owners_of_run
 from airflow_provider_statecheck.checkpoint.ids import JobId, is_test_job, job_uri
 from airflow_provider_statecheck.checkpoint.job_removal import last_active, open_removal
 from airflow_provider_statecheck.checkpoint.messages import OpenEffects
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, OperatorRecord
 from airflow_provider_statecheck.checkpoint.retention import open_effects
 from airflow_provider_statecheck.checkpoint.row_removal import DEFAULT_AGE
-from airflow_provider_statecheck.checkpoint.run_order import owners_of_run
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StateCheckError
 from airflow_provider_statecheck.maintenance.job_maintenance import (

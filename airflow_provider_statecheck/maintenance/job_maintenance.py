@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Generic, Protocol, TypeVar
 
-from airflow_provider_statecheck.checkpoint import chosen_restore, transitions
+from airflow_provider_statecheck.checkpoint import start_decision, transitions
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.fencing import is_silent
+from airflow_provider_statecheck.checkpoint.fencing import is_silent, owners_of_run
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, is_test_job
 from airflow_provider_statecheck.checkpoint.job_removal import (
     awaited_savepoints,
@@ -36,6 +36,7 @@ from airflow_provider_statecheck.checkpoint.job_removal import (
     reasons_to_keep,
     refuse_removal,
 )
+from airflow_provider_statecheck.checkpoint.masking import masked
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.records import (
@@ -47,8 +48,6 @@ from airflow_provider_statecheck.checkpoint.records import (
     OperatorRecord,
 )
 from airflow_provider_statecheck.checkpoint.row_removal import ForgettableRows, OldRows, remove_rows
-from airflow_provider_statecheck.checkpoint.run_order import owners_of_run
-from airflow_provider_statecheck.checkpoint.secrets import masked
 from airflow_provider_statecheck.checkpoint.store import (
     JobStore,
     JobTransaction,
@@ -496,7 +495,7 @@ def _remove(tx: JobTransaction, view: JobView) -> tuple[str, ...]:
 
 def _retire(tx: JobTransaction, view: JobView) -> tuple[str, ...]:
     for each in view.operators:
-        operator = chosen_restore.withdraw(tx, each, "the checkpoints of the job are deleted")
+        operator = start_decision.withdraw(tx, each, "the checkpoints of the job are deleted")
         transitions.abort_pending(tx, operator.operator_id, CheckpointFailureReason.CHECKPOINT_SUBSUMED)
         for checkpoint in tx.open_checkpoints(operator.operator_id):
             if checkpoint.is_restorable:

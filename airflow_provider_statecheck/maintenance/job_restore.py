@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from airflow_provider_statecheck.checkpoint import chosen_restore, in_place_restore, savepoint_restore, transitions
-from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness
+from airflow_provider_statecheck.checkpoint import savepoint_restore, start_decision, transitions
+from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness, is_earlier_run, logical_date_of
 from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE, JobId, new_key
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode, RestoreSource
 from airflow_provider_statecheck.checkpoint.records import (
@@ -31,7 +31,6 @@ from airflow_provider_statecheck.checkpoint.records import (
     JobRecord,
     OperatorRecord,
 )
-from airflow_provider_statecheck.checkpoint.run_order import is_earlier, logical_date_of
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction, JobView
 from airflow_provider_statecheck.exceptions import (
@@ -300,7 +299,7 @@ def _known(
 ) -> RestoredOperator:
     action = tx.action(_action_key(request, operator))
     restore = None if action is None else action.restore
-    return _result(tx, operator if restore is None else in_place_restore.before(operator, restore), member, None)
+    return _result(tx, operator if restore is None else start_decision.before_restore(operator, restore), member, None)
 
 
 def _warning(tx: JobTransaction, view: JobView, operator: OperatorRecord, member: SavedMember | None) -> str:
@@ -365,7 +364,7 @@ def _has_committed(view: JobView, attempt: AttemptRecord) -> bool:
 
 def _has_started_over(view: JobView, operator: OperatorRecord, generation: int) -> bool:
     """Return whether an attempt has opened a later generation than the given one, other than by a restore in place."""
-    waiting = in_place_restore.waiting_in(view, operator)
+    waiting = start_decision.waiting_restore_in(view, operator)
     newest = operator.generation if waiting is None else waiting.earlier_generation
     for before, attempt in pairwise(view.attempts_of(operator.operator_id)):
         # The rows between two others may be removed, and with them the attempt that opened the generation.
@@ -385,14 +384,14 @@ def _restore_operator(
     fenced = require_no_running_task(tx, before, dead)
     if fenced is not None and not request.dry_run:
         transitions.close_abandoned(tx, fenced)
-    earlier = in_place_restore.waiting(tx, before)
+    earlier = start_decision.waiting_restore(tx, before)
     source = None if member is None else member.source
     if earlier is not None and (earlier.pointer, earlier.source) == (request.savepoint.pointer, source):
         # A repeated request, whose first reply may have been lost.
-        return _result(tx, in_place_restore.before(before, earlier), member, fenced)
-    operator = chosen_restore.withdraw(tx, before, f"replaced by a restore of {request.savepoint.pointer}")
+        return _result(tx, start_decision.before_restore(before, earlier), member, fenced)
+    operator = start_decision.withdraw(tx, before, f"replaced by a restore of {request.savepoint.pointer}")
     result = _result(tx, operator, member, fenced, _replaced(before, earlier))
-    in_place_restore.begin(tx, operator, _action(tx, operator, member, request))
+    start_decision.begin_in_place(tx, operator, _action(tx, operator, member, request))
     if not request.dry_run:
         log.info("Job %s operator %s: restored in place from %s", tx.job.name, operator.uid, request.savepoint.pointer)
     return result
@@ -473,7 +472,9 @@ def tasks_to_run(operators: Iterable[RestoredOperator]) -> Iterator[str]:
         elif logical_date_of(first) is None or logical_date_of(owner.run_key) is None:
             yield f"{operator.uid}: clear task {task.task_id} of Dag {task.dag_id} in run {first} and all later runs."
         else:
-            ranges[task.dag_id, first, owner.run_key if is_earlier(first, owner.run_key) else first].add(task.task_id)
+            ranges[task.dag_id, first, owner.run_key if is_earlier_run(first, owner.run_key) else first].add(
+                task.task_id
+            )
     yield from (_clear_command(*each, sorted(tasks)) for each, tasks in sorted(ranges.items()))
 
 

@@ -33,8 +33,8 @@ from airflow_provider_statecheck.checkpoint.ids import (
     new_key,
     operator_id_of,
 )
+from airflow_provider_statecheck.checkpoint.masking import counted
 from airflow_provider_statecheck.checkpoint.messages import HIGHEST_ID
-from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.checkpoint.properties import ClaimRecord
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptOwner,

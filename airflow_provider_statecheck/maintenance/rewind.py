@@ -13,9 +13,15 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
-from airflow_provider_statecheck.checkpoint import chosen_restore, in_place_restore, transitions
+from airflow_provider_statecheck.checkpoint import start_decision, transitions
 from airflow_provider_statecheck.checkpoint.codec import require
-from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness
+from airflow_provider_statecheck.checkpoint.fencing import (
+    TaskLiveness,
+    checkpoints_before_run,
+    is_earlier_run,
+    is_named_after_run,
+    is_same_run,
+)
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.records import (
     ActionRecord,
@@ -25,12 +31,6 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointStatus,
     JobAction,
     OperatorRecord,
-)
-from airflow_provider_statecheck.checkpoint.run_order import (
-    checkpoints_before_run,
-    is_earlier,
-    is_named_after_run,
-    is_same,
 )
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction, JobView, rolled_back
 from airflow_provider_statecheck.exceptions import (
@@ -167,9 +167,9 @@ def require_no_running_task(
 def _plan(
     tx: JobTransaction, before: OperatorRecord, run: str, dead: Sequence[AttemptRecord]
 ) -> tuple[OperatorRecord, RewoundOperator]:
-    fenced, restore = require_no_running_task(tx, before, dead), in_place_restore.waiting(tx, before)
+    fenced, restore = require_no_running_task(tx, before, dead), start_decision.waiting_restore(tx, before)
     # A choice from before the rewind would take the operator to another checkpoint than the rewind reports.
-    operator = chosen_restore.withdraw(tx, before, "replaced by a rewind")
+    operator = start_decision.withdraw(tx, before, "replaced by a rewind")
     restorable = transitions.restorable(tx, operator)
     earlier = checkpoints_before_run(restorable, run)
     if restorable and not earlier and not _starts_with(operator, run):
@@ -197,7 +197,7 @@ def _plan(
 
 
 def _starts_with(operator: OperatorRecord, run: str) -> bool:
-    return is_same(run, operator.first_run) or is_earlier(run, operator.first_run)
+    return is_same_run(run, operator.first_run) or is_earlier_run(run, operator.first_run)
 
 
 def _carry_out(tx: JobTransaction, operator: OperatorRecord, plan: RewoundOperator) -> None:

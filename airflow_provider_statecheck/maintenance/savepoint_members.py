@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol, Self
 
-from airflow_provider_statecheck.checkpoint import in_place_restore
+from airflow_provider_statecheck.checkpoint import start_decision
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.records import (
     ROLLED_BACK,
@@ -124,7 +124,7 @@ def require_members(view: JobView) -> None:
         that has only the savepoint that it started from.
     :raises CheckpointDeclinedError: if a stage has not yet restored what a restore in place has requested.
     """
-    in_place_restore.require_none_waiting(view, view.operators)
+    start_decision.require_none_waiting(view, view.operators)
     require_checkpoints(view, stages_at_trigger(view))
 
 

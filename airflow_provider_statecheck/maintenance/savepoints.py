@@ -12,7 +12,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
-from airflow_provider_statecheck.checkpoint import in_place_restore, transitions
+from airflow_provider_statecheck.checkpoint import start_decision, transitions
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import (
     JobId,
@@ -283,7 +283,7 @@ def _running_need(view: JobView, operator: OperatorRecord, pointer: str) -> str 
 
 
 def _waiting_need(view: JobView, operator: OperatorRecord, pointer: str) -> str | None:
-    restore = in_place_restore.waiting_in(view, operator)
+    restore = start_decision.waiting_restore_in(view, operator)
     # A restore without a source starts an operator that has no member in the savepoint, and reads no file of it.
     if restore is None or restore.source is None or canonical_uri(restore.pointer) != canonical_uri(pointer):
         return None
@@ -442,7 +442,7 @@ def _take(
 
 
 def _newest(view: JobView, operator: OperatorRecord, generation: int) -> CheckpointRecord:
-    in_place_restore.require_none_waiting(view, (operator,))
+    start_decision.require_none_waiting(view, (operator,))
     usable = [c for c in view.of_operator(operator.operator_id) if c.is_usable and c.generation == generation]
     if not usable:
         raise CheckpointNotFoundError(

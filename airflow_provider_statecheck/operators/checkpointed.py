@@ -32,7 +32,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     require_not_missing,
     uid_with_key,
 )
-from airflow_provider_statecheck.checkpoint.secrets import remember_secrets, secrets_in_settings
+from airflow_provider_statecheck.checkpoint.masking import remember_secrets, secrets_in_settings
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks.identity import job_name_of, owner_of
 from airflow_provider_statecheck.operators.links import CheckpointsLink, push_link

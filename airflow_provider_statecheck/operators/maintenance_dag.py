@@ -19,7 +19,7 @@ from airflow.sdk import dag, get_current_context, task
 from airflow.sdk.exceptions import AirflowSkipException
 
 from airflow_provider_statecheck.checkpoint.ids import JobId
-from airflow_provider_statecheck.checkpoint.printable import counted
+from airflow_provider_statecheck.checkpoint.masking import counted
 from airflow_provider_statecheck.checkpoint.row_removal import DEFAULT_AGE
 from airflow_provider_statecheck.exceptions import CorruptStateError, StorageError
 from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID, guarded_storage_opener

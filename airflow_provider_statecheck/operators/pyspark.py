@@ -12,7 +12,7 @@ from airflow.providers.apache.spark.operators.spark_pyspark import PySparkOperat
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from airflow_provider_statecheck.checkpoint.secrets import masked
+from airflow_provider_statecheck.checkpoint.masking import masked
 from airflow_provider_statecheck.exceptions import A_RETRY_CANNOT_HELP, InvalidConfigurationError
 from airflow_provider_statecheck.operators.callables import CHECKPOINT_PARAMETER, SPARK_PARAMETER, stage_function, takes
 from airflow_provider_statecheck.operators.checkpointed import (

@@ -12,7 +12,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_statecheck.checkpoint.ids import require_not_missing
-from airflow_provider_statecheck.checkpoint.secrets import masked, require_no_credentials
+from airflow_provider_statecheck.checkpoint.masking import masked, require_no_credentials
 from airflow_provider_statecheck.exceptions import A_RETRY_CANNOT_HELP, StoppedWithSavepointError
 from airflow_provider_statecheck.operators.checkpointed import CheckpointedOperator, PreparedStage
 from airflow_provider_statecheck.overriding import override

@@ -14,7 +14,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_statecheck.checkpoint.config_options import parse_whole_number
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, job_name, key_text, require_not_missing, uid_with_key
-from airflow_provider_statecheck.checkpoint.secrets import masked
+from airflow_provider_statecheck.checkpoint.masking import masked
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     EnvironmentNotReadyError,

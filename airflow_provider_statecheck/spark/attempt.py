@@ -56,15 +56,14 @@ from airflow_provider_statecheck.spark.checkpoint_writer import (
     StageSavepoints,
     decline,
 )
-from airflow_provider_statecheck.spark.endings import is_success, message_of
+from airflow_provider_statecheck.spark.endings import fenced_line, is_success, leftover_line, message_of, retained_line
 from airflow_provider_statecheck.spark.restore import RestoredStage, restore_latest
-from airflow_provider_statecheck.spark.status_log import CheckpointLog, fenced_line, leftover_line, retained_line
-from airflow_provider_statecheck.spark.work_in_progress import WorkInProgress
+from airflow_provider_statecheck.spark.status_log import CheckpointLog, WorkInProgress
 from airflow_provider_statecheck.storage.discarding import EffectDiscards
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache, state_uris
 from airflow_provider_statecheck.storage.orphans import newest_checkpoint_id, sweep
-from airflow_provider_statecheck.storage.views.loading import load_checkpoint_storage
+from airflow_provider_statecheck.storage.views.checkpoint_storages import load_checkpoint_storage
 
 log = logging.getLogger(__name__)
 

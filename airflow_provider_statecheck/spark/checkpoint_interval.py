@@ -24,8 +24,9 @@ from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.spark.endings import stopping_savepoint
 from airflow_provider_statecheck.spark.stage_costs import StageCosts
-from airflow_provider_statecheck.spark.status_log import readable_seconds, stopping_savepoint
+from airflow_provider_statecheck.spark.status_log import readable_seconds
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.spark.attempt import StageAttempt

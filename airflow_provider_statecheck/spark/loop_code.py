@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import islice
 from types import CodeType, FrameType, FunctionType, ModuleType
 
-from airflow_provider_statecheck.spark.code_digest import (
+from airflow_provider_statecheck.spark.fingerprint import (
     CodeFragment,
     Describe,
     code_text,

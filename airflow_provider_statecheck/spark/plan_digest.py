@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
-from airflow_provider_statecheck.spark.driver.session import is_connect, same_place
 from airflow_provider_statecheck.spark.explained_plans import analysed_plan, explained
+from airflow_provider_statecheck.spark.snapshots.dataframes import same_place
 from airflow_provider_statecheck.spark.snapshots.executor_io import read_snapshot
-from airflow_provider_statecheck.spark.versions import pickled_command
+from airflow_provider_statecheck.spark.versions import is_connect, pickled_command
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.codec import decode, require
-from airflow_provider_statecheck.checkpoint.printable import counted
-from airflow_provider_statecheck.exceptions import StateCheckError, StorageError
+from airflow_provider_statecheck.checkpoint.masking import counted
+from airflow_provider_statecheck.exceptions import StateCheckError, StorageError, causes_of
 from airflow_provider_statecheck.state.progress import RecordsByStep, StepKey, decoded_step, encoded_step, rows_in
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.json_text import decoding
+from airflow_provider_statecheck.storage.stored_json import decoding
 from airflow_provider_statecheck.storage.uris import redact
 
 log = logging.getLogger(__name__)
@@ -275,11 +275,9 @@ def disk_failures_named(uri: str) -> Iterator[None]:
         ) from None
 
 
-def _disk_failure_in(error: BaseException | None) -> str | None:
-    while error is not None:
-        text = f"{error}\n{getattr(error, '_stackTrace', '')}"
-        line = next((line for line in text.splitlines() if _OF_A_DISK.search(line)), None)
-        if line is not None:
-            return _CLASS.sub("", line).strip().removeprefix("Caused by: ").rstrip(".")[:_SHOWN_CHARACTERS]
-        error = error.__cause__
-    return None
+def _disk_failure_in(error: BaseException) -> str | None:
+    texts = (f"{each}\n{getattr(each, '_stackTrace', '')}" for each in causes_of(error))
+    line = next((line for text in texts for line in text.splitlines() if _OF_A_DISK.search(line)), None)
+    if line is None:
+        return None
+    return _CLASS.sub("", line).strip().removeprefix("Caused by: ").rstrip(".")[:_SHOWN_CHARACTERS]

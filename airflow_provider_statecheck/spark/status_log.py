@@ -1,33 +1,32 @@
-"""What an attempt reports: its log lines, and the figures of its steps."""
+"""
+What an attempt reports: its log lines, its progress, the figures of its steps, and its work.
+
+The work is a step, an item of a loop or an increment. Checkpoints tell it with their figures. Work that takes longer
+than some seconds is reported in between, so that a page names the step that takes hours, and many short steps cost no
+calls.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from functools import partial
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Final
 
 from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary, StepOutcome, StepSummary
-from airflow_provider_statecheck.checkpoint.fencing import is_retry_of
-from airflow_provider_statecheck.checkpoint.ids import OperatorId, is_test_job
+from airflow_provider_statecheck.checkpoint.masking import counted
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
-    AttemptRef,
-    OpenEffects,
     PendingCheckpoint,
-    RegisterAttempt,
 )
-from airflow_provider_statecheck.checkpoint.printable import counted
-from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import (
-    AttemptRecord,
-    AttemptStatus,
     CheckpointRecord,
     CheckpointStatus,
-    OnClear,
 )
-from airflow_provider_statecheck.checkpoint.run_order import is_named_after_run
-from airflow_provider_statecheck.checkpoint.store import JobView
+from airflow_provider_statecheck.spark.checkpoint_writer import CheckpointContent
 from airflow_provider_statecheck.state.progress import (
     Iterations,
     LoopProgress,
@@ -41,7 +40,6 @@ from airflow_provider_statecheck.state.progress import (
     step_summary,
 )
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle
-from airflow_provider_statecheck.storage.uris import redact
 
 log = logging.getLogger(__name__)
 
@@ -119,129 +117,6 @@ def _discard_reason(checkpoint: CheckpointRecord) -> str:
     if checkpoint.status is CheckpointStatus.SUBSUMED:
         return "replaced by a newer one"
     return f"not completed ({checkpoint.failure_message})"
-
-
-def retained_line(registration: RegisterAttempt, latest: CheckpointRecord | None, *, is_readable: bool = True) -> str:
-    """
-    Return the last line of a failed attempt: the checkpoint that the next try restores.
-
-    :param latest: The newest restorable checkpoint, or the snapshot from which the attempt should have started and the
-        next try starts; ``None`` if there is neither.
-    :param is_readable: Whether the attempt could read it, or did not try to.
-    """
-    name = registration.job_name
-    if latest is None:
-        return f"Job {name!r} retains no checkpoint: none was completed; the next try starts from the beginning."
-    if latest.is_adoption:
-        return (
-            f"Job {name!r} retains no checkpoint of its own: none was completed; the next try starts from "
-            f"{redact(latest.location)}."
-        )
-    if not is_readable:
-        return (
-            f"Job {name!r} retains checkpoint {latest.checkpoint_id}, which could not be read; the next try reads it "
-            f"again. Restore pointer: {latest.location}"
-        )
-    return (
-        f"Job {name!r} retains checkpoint {latest.checkpoint_id}: {describe_content(latest)}. "
-        f"{_resumption(registration)}. Restore pointer: {latest.location}"
-    )
-
-
-def _resumption(registration: RegisterAttempt) -> str:
-    is_restart = registration.on_clear is OnClear.RESTART
-    if registration.owner.is_script:
-        return f"The next try{' without on_clear=restart' if is_restart else ''} resumes from it"
-    if is_restart:
-        return "The next try resumes from it; a cleared task restarts its run"
-    return "The next try resumes from it, also if the task is cleared"
-
-
-def fenced_line(job_name: str, epoch: int, newer_epoch: int) -> str:
-    """Return the last line of a fenced attempt, which is not retried."""
-    return (
-        f"Attempt {newer_epoch} of job {job_name!r} has replaced attempt {epoch}, whose new checkpoints are rejected "
-        "(fenced)."
-    )
-
-
-def leftover_line(registration: RegisterAttempt, effects: OpenEffects, deleted: Container[int]) -> str | None:
-    """
-    Return a line about files that a finished attempt leaves and that are unused after its run.
-
-    :param effects: The checkpoints that the end of the attempt retained or discarded.
-    :param deleted: Ids of the discarded checkpoints whose files are deleted.
-    :return: ``None`` if no file is left.
-    """
-    name = registration.job_name
-    ends_with_run = is_named_after_run(name, registration.owner)
-    retained = [c.checkpoint_id for c in effects.retained if ends_with_run and not c.properties.is_savepoint]
-    undeleted = [c.checkpoint_id for c in effects.discards if c.checkpoint_id not in deleted]
-    left = sorted({*retained, *undeleted})
-    if not left:
-        return None
-    when = " after the end of the run" if retained else ""
-    command = "prune --test-jobs" if is_test_job(name) else "gc --all"
-    return (
-        f"Job {name!r} leaves {'checkpoint' if len(left) == 1 else 'checkpoints'} {', '.join(map(str, left))} below "
-        f"{redact(registration.storage_base)}. 'airflow statecheck {command}' or the Dag statecheck_maintenance "
-        f"deletes unneeded files{when}."
-    )
-
-
-def latest_retained(view: JobView, operator_id: OperatorId) -> CheckpointRecord | None:
-    """Return the newest checkpoint of an operator that a retry can restore."""
-    generations = {o.operator_id: o.generation for o in view.operators}
-    restorable = [
-        c for c in view.of_operator(operator_id) if c.is_restorable and c.generation == generations.get(operator_id)
-    ]
-    return restorable[-1] if restorable else None
-
-
-def stopping_savepoint(view: JobView, attempt: AttemptRef) -> str | None:
-    """Return the location of the savepoint that suspended an attempt or its whole job, ``None`` if none did."""
-    row = next((a for a in view.attempts if (a.operator_id, a.epoch) == (attempt.operator_id, attempt.epoch)), None)
-    checkpoints = view.of_operator(attempt.operator_id)
-    completed = [c for c in checkpoints if c.epoch == attempt.epoch and c.completed_at]
-    if row is None or row.status is AttemptStatus.FINISHED or not completed:
-        return None
-    generations = {c.generation for c in checkpoints if c.completed_at}
-    earlier = [a for a in view.attempts if is_retry_of(row, a, generations.__contains__)]
-    should_stop = [partial(each.should_stop_with, checkpoints=checkpoints) for each in earlier]
-    own = (c for c in checkpoints if _has_stopped(c, row, should_stop))
-    of_job = (c for c in view.checkpoints_of_job if _has_held(c, row, completed[-1], should_stop))
-    return next((c.location for c in (*own, *of_job)), None)
-
-
-_ShouldStop = Callable[[CheckpointRecord], bool]
-"""Tells whether an earlier attempt should have stopped with a savepoint."""
-
-
-def _has_stopped(savepoint: CheckpointRecord, attempt: AttemptRecord, should_stop: Iterable[_ShouldStop]) -> bool:
-    """Return whether an attempt has stopped with a completed savepoint that it or an earlier attempt should take."""
-    completed = savepoint.completed_at
-    if savepoint.properties.snapshot_type is not CheckpointType.SAVEPOINT_SUSPEND or completed is None:
-        return False
-    if savepoint.epoch == attempt.epoch:
-        return attempt.ended_at is None or completed <= attempt.ended_at
-    return any(should(savepoint) for should in should_stop)
-
-
-def _has_held(
-    savepoint: CheckpointRecord, attempt: AttemptRecord, newest: CheckpointRecord, should_stop: Iterable[_ShouldStop]
-) -> bool:
-    """
-    Return whether an attempt has stopped after its newest checkpoint with a completed savepoint of its job.
-
-    It has waited for the savepoint, or is the retry of one that has, or that ran or had failed when it was triggered.
-    """
-    if savepoint.properties.snapshot_type is not CheckpointType.SAVEPOINT_SUSPEND or not newest.is_after(savepoint):
-        return False
-    if savepoint.completed_at is None or newest.completed_at is None:
-        return False
-    if newest.completed_at > savepoint.completed_at:
-        return any(should(savepoint) for should in should_stop)
-    return attempt.ended_at is None or attempt.ended_at >= savepoint.completed_at
 
 
 _SECONDS_BETWEEN_LINES = 10.0
@@ -496,3 +371,137 @@ def figures_or_none(compute: Callable[[], CheckpointSummary | None]) -> Checkpoi
     except Exception as error:
         log.warning("The figures of a checkpoint cannot be computed: %r", error)
         return None
+
+
+REPORTED_AFTER_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A step, an item of a loop or an increment that an attempt works on."""
+
+    name: str = ""
+    """Empty between them."""
+    begins_after: float = 0.0
+    """Time from the registration of the attempt to the start, in seconds."""
+
+
+_NONE: Final = Work()
+
+
+def _unknown() -> float | None:
+    return None
+
+
+class WorkInProgress:
+    """
+    Knows what an attempt works on, and reports it if it takes long.
+
+    :param send: Sends the figures to the coordinator, also from a thread of this class.
+    :param monotonic: Clock, read first at the registration of the attempt.
+    :param start_timer: Calls a function after a number of seconds, and returns the function that prevents this.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[CheckpointSummary], None],
+        monotonic: Callable[[], float],
+        start_timer: Callable[[float, Callable[[], None]], Callable[[], None]] | None = None,
+    ) -> None:
+        self.restored: CheckpointSummary | None = None
+        """What the attempt has restored so far; ``None`` if it has restored nothing."""
+        self.rows_per_second: Callable[[], float | None] = _unknown
+        """Returns the rate of the work."""
+        self.checkpoint_share: Callable[[], float | None] = _unknown
+        """Returns the part of the time that checkpointing has taken."""
+        self._send = send
+        self._monotonic = monotonic
+        self._begin = monotonic()
+        self._start_timer = start_timer or _start_thread
+        # Reentrant, because a signal may end the attempt while its thread has the lock.
+        self._lock = threading.RLock()
+        self._cancel: Callable[[], None] | None = None
+        self._current = self._told = _NONE
+        self._has_ended = False
+
+    @contextmanager
+    def on(self, name: str) -> Iterator[None]:
+        """Let the block be the work, until it ends or contains other work."""
+        around = self._current
+        self._set(Work(name, self._monotonic() - self._begin))
+        try:
+            yield
+        finally:
+            self._set(around)
+
+    def report_restored(self, summary: CheckpointSummary) -> None:
+        """
+        Report at once what the attempt has restored, and its work.
+
+        :raises StaleAttemptError: if a newer attempt has taken over.
+        """
+        self.restored = summary
+        work = self._current
+        self._send(self._figures(summary, work))
+        self.told(work)
+
+    def added_to(self, content: CheckpointContent) -> tuple[CheckpointContent, Work]:
+        """Return the content of a checkpoint with the work in its figures, and the work."""
+        work = self._current
+        if content.summary is None:
+            return content, self._told
+        return replace(content, summary=self._figures(content.summary, work)), work
+
+    def told(self, work: Work) -> None:
+        """Note that the coordinator knows about some work."""
+        self._told = work
+
+    def end(self) -> None:
+        """Report no more."""
+        with self._lock:
+            self._has_ended = True
+            if self._cancel is not None:
+                self._cancel()
+
+    def at_end(self) -> CheckpointSummary | None:
+        """Return the figures of the attempt at its end; ``None`` if there are none."""
+        figures = self._figures(self.restored or CheckpointSummary(), _NONE)
+        return None if figures == CheckpointSummary() else figures
+
+    def _figures(self, summary: CheckpointSummary, work: Work) -> CheckpointSummary:
+        return replace(
+            summary,
+            computing=work.name,
+            computing_after=work.begins_after,
+            rows_per_second=self.rows_per_second(),
+            checkpoint_share=self.checkpoint_share(),
+        )
+
+    def _set(self, work: Work) -> None:
+        with self._lock:
+            self._current = work
+            if self._cancel is None and not self._has_ended and work != self._told:
+                self._cancel = self._start_timer(REPORTED_AFTER_SECONDS, self._report)
+
+    def _report(self) -> None:
+        with self._lock:
+            self._cancel = None
+            work = self._current
+            if self._has_ended or work == self._told:
+                return
+        try:
+            self._send(self._figures(self.restored or CheckpointSummary(), work))
+        except Exception as error:
+            # It is for display only. The next call of the stage itself meets the same error.
+            log.debug("The progress could not be reported: %s", error)
+        self.told(work)
+        # The work may have changed during the call.
+        self._set(self._current)
+
+
+def _start_thread(seconds: float, function: Callable[[], None]) -> Callable[[], None]:
+    timer = threading.Timer(seconds, function)
+    timer.daemon = True
+    timer.name = "statecheck-progress"
+    timer.start()
+    return timer.cancel

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
-from airflow_provider_statecheck.checkpoint.printable import counted
+from airflow_provider_statecheck.checkpoint.masking import counted
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError, UnsupportedStateError
 from airflow_provider_statecheck.overriding import override
@@ -40,8 +40,7 @@ from airflow_provider_statecheck.state.progress import (
     describe,
     named_snapshots,
 )
-from airflow_provider_statecheck.storage.json_text import decoding
-from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
+from airflow_provider_statecheck.storage.stored_json import decode_state, decoding, encode_state
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -53,7 +52,7 @@ class StageState(MutableMapping[str, Any]):
     """
     Named values that are restored with their types.
 
-    Supports the types of :func:`~airflow_provider_statecheck.storage.state_json.encode_state`: numbers, text, bytes,
+    Supports the types of :func:`~airflow_provider_statecheck.storage.stored_json.encode_state`: numbers, text, bytes,
     dates, decimals and collections of these. Intended for cursors and counters, not for data.
 
     :raises UnsupportedStateError: if a value of another type is assigned.

@@ -1,5 +1,5 @@
 """
-What the supported versions of Spark do differently.
+What versions of Spark do differently, and whether a session is one of Spark Connect.
 
 All other code calls Spark as the newest version is called.
 """
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+_CONNECT_MODULES = "pyspark.sql.connect."
 _SEED = 42
 """Seed of the hash by which Spark chooses the partition of a row."""
 _C1, _C2 = 0xCC9E2D51, 0x1B873593
@@ -33,6 +34,11 @@ def is_at_least(spark: SparkSession, version: str) -> bool:
     :param version: Major and minor number, such as ``4.2``.
     """
     return _numbers(spark.version) >= _numbers(version)
+
+
+def is_connect(session_or_frame: Any) -> bool:
+    """Return whether a session or a DataFrame belongs to a Spark Connect server."""
+    return type(session_or_frame).__module__.startswith(_CONNECT_MODULES)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -17,8 +17,8 @@ from typing import Any, Protocol, Self, runtime_checkable
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.config import STORAGE_KEYS, CheckpointConfig
 from airflow_provider_statecheck.checkpoint.config_options import parse_directory
+from airflow_provider_statecheck.checkpoint.masking import require_no_credentials
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.secrets import require_no_credentials
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange, OperatorStateHandle
 from airflow_provider_statecheck.exceptions import (
     BackendRestoreError,
@@ -36,15 +36,13 @@ from airflow_provider_statecheck.state.operator.backend import DefaultOperatorSt
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import resolve_checkpoint
 from airflow_provider_statecheck.storage.uris import normalise_base
-from airflow_provider_statecheck.storage.views.fs_storage import (
+from airflow_provider_statecheck.storage.views.checkpoint_storages import (
     DEFAULT_MAX_STATE_SIZE,
+    CheckpointStorageFactory,
     FsCheckpointStorageAccess,
+    IdentifiedFactory,
     MemoryBackendCheckpointStorageAccess,
     MemoryCheckpointStreamFactory,
-)
-from airflow_provider_statecheck.storage.views.loading import (
-    CheckpointStorageFactory,
-    IdentifiedFactory,
     NamedFactories,
 )
 from airflow_provider_statecheck.storage.views.state_files import CheckpointStorageAccess

@@ -13,9 +13,8 @@ from uuid import UUID
 from airflow_provider_statecheck.checkpoint.checkpoint_summary import LoopSummary, StepOutcome, StepSummary
 from airflow_provider_statecheck.checkpoint.codec import decode
 from airflow_provider_statecheck.exceptions import DuplicateNameError, InvalidConfigurationError
-from airflow_provider_statecheck.storage.json_text import decoding
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle
-from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
+from airflow_provider_statecheck.storage.stored_json import decode_state, decoding, encode_state
 
 Item = TypeVar("Item")
 _MAX_NAME = 200

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.codec import decode, encode
-from airflow_provider_statecheck.checkpoint.printable import Lines, printable
+from airflow_provider_statecheck.checkpoint.masking import Lines, printable
 from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     StateCheckError,
@@ -41,7 +41,7 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     serializer_from_now_on,
     worst,
 )
-from airflow_provider_statecheck.storage.json_text import UNDECODABLE
+from airflow_provider_statecheck.storage.stored_json import UNDECODABLE
 
 VERSION = 1
 """Format version of the JSON written by :func:`encode_schemas`."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from airflow_provider_statecheck.exceptions import CorruptStateError
 from airflow_provider_statecheck.storage.bounds import inflated
-from airflow_provider_statecheck.storage.json_text import decoding
+from airflow_provider_statecheck.storage.stored_json import decoding
 
 SOURCE = "source"
 """Uid of the source within its stage."""

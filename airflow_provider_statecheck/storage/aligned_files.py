@@ -32,7 +32,7 @@ from airflow_provider_statecheck.storage.metadata_file import (
     write_metadata,
 )
 from airflow_provider_statecheck.storage.pointers import StateCopies, resolve_checkpoint
-from airflow_provider_statecheck.storage.views.fs_storage import require_savepoint_target
+from airflow_provider_statecheck.storage.views.checkpoint_storages import require_savepoint_target
 from airflow_provider_statecheck.storage.views.state_streams import (
     DEFAULT_INLINE_BUDGET,
     spill_above_budget,

@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, TypeVar
 
-from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.exceptions import StorageError, shown_errors
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +79,6 @@ _WRONG_REGION_CODES = frozenset(
     {"AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException"}
 )
 _FULL_ERRNO = frozenset({errno.ENOSPC, errno.EDQUOT})
-_CHAIN_LIMIT = 20
 _HANDLED: ContextVar[BaseException | None] = ContextVar("_HANDLED", default=None)
 
 
@@ -250,12 +250,7 @@ def _is_denied(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    link: BaseException | None = error
-    for _ in range(_CHAIN_LIMIT):
-        if link is None or link is _HANDLED.get():
-            return
-        yield link
-        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return takewhile(lambda link: link is not _HANDLED.get(), shown_errors(error))
 
 
 def _names(errors: list[BaseException]) -> set[str]:

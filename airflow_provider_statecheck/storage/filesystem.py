@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
-from airflow_provider_statecheck.checkpoint.secrets import remember_secrets
+from airflow_provider_statecheck.checkpoint.masking import remember_secrets
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CorruptStateError,
@@ -258,7 +258,9 @@ class CheckpointStorage:
         if limit is not None and size > limit:
             raise _changed_error(uri, f"at most {limit} bytes", f"a record of {size} bytes")
         about_to_hold(size)
-        found = self._read(uri, lambda filesystem, path: _read_if_sized(filesystem, path, size), seconds_for(size))
+        found = self._read(
+            uri, lambda filesystem, path: _read_if_sized(filesystem, path, size), self._seconds(lambda: size)
+        )
         if isinstance(found, int):
             raise _changed_error(uri, f"{size} bytes", f"{found} bytes")
         if found is None:

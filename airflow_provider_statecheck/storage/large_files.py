@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Final
 
-from airflow_provider_statecheck.exceptions import RequestLimitError
+from airflow_provider_statecheck.exceptions import RequestLimitError, errors_before
 
 LARGE: Final = 1024 * 1024
 """Size in bytes above which a file is large."""
@@ -67,24 +67,15 @@ def one_large_at_a_time(seconds: float = _FOREVER) -> Iterator[None]:
         yield
     except BaseException as error:
         if block.has_turn:
-            _clear_frames(error)
+            # The calls of the block have ended, and must hold nothing.
+            for each in errors_before(error):
+                traceback.clear_frames(each.__traceback__)
         raise
     finally:
         _block.reset(token)
         if block.has_turn:
             _let_go()
             _ONE.release()
-
-
-def _clear_frames(error: BaseException | None) -> None:
-    """Let an error go on without what the ended calls of the block held, also the errors that it followed."""
-    left, cleared = [error], set[int]()
-    while left:
-        # Errors may follow each other in a circle, and an error may have both a cause and a context.
-        if (each := left.pop()) is not None and id(each) not in cleared:
-            cleared.add(id(each))
-            traceback.clear_frames(each.__traceback__)
-            left += (each.__cause__, each.__context__)
 
 
 @cache

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, Self
 
 from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE, canonical_scheme, checkpoint_id_of
-from airflow_provider_statecheck.checkpoint.secrets import redact
+from airflow_provider_statecheck.checkpoint.masking import redact
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, LocationNotAllowedError
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, URI
 

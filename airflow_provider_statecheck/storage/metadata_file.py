@@ -41,8 +41,8 @@ from airflow_provider_statecheck.exceptions import (
     UnknownVersionError,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.json_text import UNDECODABLE, parse, read_json, require_bounds
 from airflow_provider_statecheck.storage.large_files import LARGE
+from airflow_provider_statecheck.storage.stored_json import UNDECODABLE, parse, read_json, require_bounds
 from airflow_provider_statecheck.storage.uris import OF_DIRECTORY, OF_JOB, RelativeUris, redact
 
 log = logging.getLogger(__name__)

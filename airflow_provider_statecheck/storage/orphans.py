@@ -32,15 +32,14 @@ from airflow_provider_statecheck.checkpoint.ids import (
     shared_uri,
     taskowned_uri,
 )
+from airflow_provider_statecheck.checkpoint.masking import counted
 from airflow_provider_statecheck.checkpoint.messages import HIGHEST_ID
-from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, OperatorRecord
 from airflow_provider_statecheck.checkpoint.retention import protected_checkpoints
 from airflow_provider_statecheck.checkpoint.store import RECENT, JobView
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, StateCheckError
 from airflow_provider_statecheck.storage.discarding import StorageDiscarder, is_of_another_owner
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.json_text import UNDECODABLE, read_json
 from airflow_provider_statecheck.storage.metadata_file import (
     CheckpointDocument,
     DocumentCache,
@@ -48,6 +47,7 @@ from airflow_provider_statecheck.storage.metadata_file import (
     find_document,
     has_unreadable_metadata,
 )
+from airflow_provider_statecheck.storage.stored_json import UNDECODABLE, read_json
 
 log = logging.getLogger(__name__)
 

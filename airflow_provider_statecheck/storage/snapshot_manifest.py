@@ -29,8 +29,8 @@ from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage.bounds import is_bounded
 from airflow_provider_statecheck.storage.file_operations import in_parallel
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.json_text import MOST_VALUES, UNDECODABLE, parse
 from airflow_provider_statecheck.storage.metadata_file import LARGEST_METADATA, SnapshotHandle
+from airflow_provider_statecheck.storage.stored_json import MOST_VALUES, UNDECODABLE, parse
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:

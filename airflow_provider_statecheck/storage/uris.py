@@ -20,7 +20,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     is_in_job,
     savepoint_directory_of,
 )
-from airflow_provider_statecheck.checkpoint.secrets import (
+from airflow_provider_statecheck.checkpoint.masking import (
     is_secret_name,
     redact as redact,
     require_no_credentials,

@@ -50,7 +50,7 @@ from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeyS
 from airflow_provider_statecheck.state.operator.states import raw_operator_state_inputs
 from airflow_provider_statecheck.state.serializers.resolve import serializer_of
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_storage import (
+from airflow_provider_statecheck.storage.views.checkpoint_storages import (
     FsCheckpointStorageAccess,
     MemoryCheckpointStreamFactory,
 )

@@ -21,7 +21,7 @@ import pytest
 from airflow_provider_statecheck.exceptions import CorruptStateError, SourceChangedError, SourceRestartRequiredError
 from airflow_provider_statecheck.spark.connectors.enumerator import ItemEnumerator, moved_pieces, state_after
 from airflow_provider_statecheck.spark.connectors.source import Increment, Source, SplitEnumerator
-from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
+from airflow_provider_statecheck.storage.stored_json import decode_state, encode_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,8 +13,8 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.masking import masked
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
-from airflow_provider_statecheck.checkpoint.secrets import masked
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,

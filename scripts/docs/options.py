@@ -15,7 +15,7 @@ from airflow_provider_statecheck.configuration import FLINK_COUNTERPARTS, SECTIO
 from airflow_provider_statecheck.get_provider_info import get_provider_info
 from airflow_provider_statecheck.settings import SETTINGS, TASKS, Place, Setting
 from airflow_provider_statecheck.state.arrow.layout import PREFIX, ArrowStateSettings
-from airflow_provider_statecheck.storage.views.loading import DEFAULT_STORAGE
+from airflow_provider_statecheck.storage.views.checkpoint_storages import DEFAULT_STORAGE
 from scripts.docs.tables import code, table
 
 _HEADINGS = ("`[statecheck]`", "Operators", "Operators of stages", "`StageContext.open`", "`run_stage`")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_statecheck.spark.context import StageContext
-from airflow_provider_statecheck.spark.driver.session import HadoopFilesystems
-from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot
+from airflow_provider_statecheck.spark.snapshots.dataframes import HadoopFilesystems, StoredDataFrames, StoredSnapshot
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotWriter
 from tests.object_store import SECRET

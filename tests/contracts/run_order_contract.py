@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.chosen_restore import choose
 from airflow_provider_statecheck.checkpoint.messages import ConfirmRestore, FinishAttempt, SkippedCheckpoint
 from airflow_provider_statecheck.checkpoint.records import (
     ActionRecord,
@@ -19,6 +18,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     JobAction,
     OnClear,
 )
+from airflow_provider_statecheck.checkpoint.start_decision import choose
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import NoRestorableCheckpointError, RunSupersededError
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.secrets import masked, redact
+from airflow_provider_statecheck.checkpoint.masking import masked, redact
 from airflow_provider_statecheck.configuration import StatecheckSettings
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.state.backends import FsStateBackend
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import normalise_savepoint_dir
-from airflow_provider_statecheck.storage.views.fs_storage import require_savepoint_target
+from airflow_provider_statecheck.storage.views.checkpoint_storages import require_savepoint_target
 from tests.messages import make_registration
 from tests.sqlite_rows import new_store
 

@@ -23,8 +23,8 @@ from sqlalchemy.engine import Engine
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.json_text import MOST_VALUES
 from airflow_provider_statecheck.storage.metadata_file import LARGEST_METADATA
+from airflow_provider_statecheck.storage.stored_json import MOST_VALUES
 from tests.hostile.memory import memory_of
 from tests.hostile.odd_values import body_of, put, sealed
 from tests.live.components import Component

@@ -36,7 +36,7 @@ from airflow_provider_statecheck.state.serializers.resolve import restored_seria
 from airflow_provider_statecheck.state.serializers.serializer import describe
 from airflow_provider_statecheck.state.source_items import Item, Ledger, pack_items
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
+from airflow_provider_statecheck.storage.stored_json import decode_state, encode_state
 from tests.hostile.odd_values import changed, places
 from tests.seeds import named_in_failure, new_seeds
 from tests.written_snapshots import spark_schema

@@ -41,9 +41,9 @@ from airflow_provider_statecheck.state.source_items import Item, pack_items, unp
 from airflow_provider_statecheck.state.writing.canonical import rescale_max_parallelism
 from airflow_provider_statecheck.storage.bounds import LARGEST_DECODED, bounded_decoding
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.json_text import DEEPEST, MOST_VALUES, read_json
 from airflow_provider_statecheck.storage.metadata_file import LARGEST_METADATA, load_document
 from airflow_provider_statecheck.storage.snapshot_manifest import footer_digest
+from airflow_provider_statecheck.storage.stored_json import DEEPEST, MOST_VALUES, read_json
 from tests.messages import make_owner, make_registration
 from tests.soak import rest_in_soak
 from tests.sqlite_rows import new_store

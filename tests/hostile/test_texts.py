@@ -14,7 +14,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
-from airflow_provider_statecheck.checkpoint.printable import is_printable, printable, printable_lines
+from airflow_provider_statecheck.checkpoint.masking import is_printable, printable, printable_lines
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.cli import output
 from airflow_provider_statecheck.exceptions import StorageError

@@ -19,9 +19,9 @@ from pyspark.sql.types import (
 )
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
-from airflow_provider_statecheck.spark.driver.session import HadoopFilesystems
 from airflow_provider_statecheck.spark.snapshots.columns import readable_type
 from airflow_provider_statecheck.spark.snapshots.dataframes import (
+    HadoopFilesystems,
     StoredDataFrames,
     StoredSnapshot,
     read_dataframe,

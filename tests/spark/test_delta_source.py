@@ -11,7 +11,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.connectors.delta.source import DeltaSource
-from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
+from airflow_provider_statecheck.storage.stored_json import decode_state, encode_state
 from tests.unit.spark.connectors.delta.attempts import DeltaAttempt
 from tests.unit.spark.connectors.runs import rows_read
 

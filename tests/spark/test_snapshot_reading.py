@@ -11,9 +11,8 @@ import pytest
 from pyspark.sql.types import MapType, StructField, StructType
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, UnsupportedStateError
-from airflow_provider_statecheck.spark.driver.session import HadoopFilesystems
 from airflow_provider_statecheck.spark.snapshots.columns import to_transfer_columns
-from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames
+from airflow_provider_statecheck.spark.snapshots.dataframes import HadoopFilesystems, StoredDataFrames
 from airflow_provider_statecheck.spark.state_dataframes import read_snapshot as read_with_spark
 from airflow_provider_statecheck.spark.versions import is_at_least
 from airflow_provider_statecheck.state.reading.snapshot_reader import read_snapshot

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import ast
 import copy
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from airflow_provider_statecheck import exceptions
-from airflow_provider_statecheck.exceptions import StateCheckError
+from airflow_provider_statecheck.exceptions import StateCheckError, causes_of, errors_before, shown_errors, text_of
 
 
 def _subclasses(parent: type[StateCheckError]) -> Iterator[type[StateCheckError]]:
@@ -99,3 +101,114 @@ def test_the_tree_drawn_at_the_top_is_the_tree():
     }
 
     assert _parents_drawn() == parents
+
+
+# Errors that followed each other
+
+
+def linked(**links: str) -> tuple[Exception, ...]:
+    """Return the errors a, b and c; ``a_cause="b"`` makes b the cause of a, and ``a_context="c"`` c its context."""
+    errors = {name: ValueError(name) for name in "abc"}
+    for link, name in links.items():
+        origin, kind = link.split("_")
+        setattr(errors[origin], f"__{kind}__", errors[name])
+    return tuple(errors.values())
+
+
+def names(errors: Iterator[BaseException]) -> str:
+    return "".join(map(str, errors))
+
+
+@pytest.mark.parametrize("walk", [errors_before, causes_of, shown_errors])
+@pytest.mark.parametrize("links", [{"a_cause": "b", "b_cause": "a"}, {"a_cause": "b", "b_cause": "c", "c_cause": "b"}])
+def test_errors_that_followed_each_other_in_a_circle_are_returned_once(walk, links):
+    found = names(walk(linked(**links)[0]))
+
+    assert found == "ab" + ("c" if "c_cause" in links else "")
+
+
+def test_a_circle_of_errors_that_were_being_handled_ends():
+    first = linked(a_context="b", b_context="a")[0]
+
+    assert names(errors_before(first)) == names(shown_errors(first)) == "ab"
+
+
+def test_an_error_with_a_cause_and_a_context_followed_both():
+    first = linked(a_cause="b", a_context="c")[0]
+
+    assert names(errors_before(first)) == "abc"
+    assert names(causes_of(first)) == names(shown_errors(first)) == "ab"
+
+
+def test_a_context_is_no_cause_and_is_not_shown_once_it_is_suppressed():
+    first = linked(a_context="b")[0]
+    assert names(causes_of(first)) == "a"
+    assert names(shown_errors(first)) == "ab"
+
+    first.__suppress_context__ = True
+
+    assert names(shown_errors(first)) == "a"
+    assert names(errors_before(first)) == "ab"
+
+
+def test_the_text_of_an_error_that_has_none_is_that_of_what_prevents_it():
+    class OfDeadJvm(Exception):
+        def __str__(self) -> str:
+            raise ConnectionError("the JVM is gone")
+
+    assert text_of(OfDeadJvm()) == "the JVM is gone"
+
+
+LINKS = {"__cause__", "__context__"}
+
+
+def walks_in(code: str) -> list[int]:
+    """Return the lines on which code goes from error to error, in a loop or by a call of itself."""
+    found = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.While | ast.For):
+            found |= _loads(node)
+        elif isinstance(node, ast.FunctionDef):
+            calls = (n for n in ast.walk(node) if isinstance(n, ast.Call) and ast.unparse(n.func) == node.name)
+            found |= {line for call in calls for line in _loads(call)}
+    return sorted(found)
+
+
+def _loads(node: ast.AST) -> set[int]:
+    """Return the lines below a node that read a link of an error, except to set that of another."""
+    if isinstance(node, ast.Assign) and all(
+        LINKS & {getattr(t, "attr", "") for t in ast.walk(t)} for t in node.targets
+    ):
+        return set()
+    own = {node.lineno} if isinstance(node, ast.Attribute) and node.attr in LINKS else set()
+    return own.union(*map(_loads, ast.iter_child_nodes(node)))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "while error:\n  error = error.__cause__ or error.__context__",
+        "while (cause := chain[-1].__cause__) is not None: chain.append(cause)",
+        "for _ in range(20):\n  link = link.__context__",
+        "def walk(error):\n  yield error\n  yield from walk(error.__cause__)",
+    ],
+)
+def test_a_walk_from_error_to_error_is_found(code):
+    assert walks_in(code)
+
+
+@pytest.mark.parametrize("code", ["raise error from found.__cause__", "for e in chain: e.__cause__ = ids[e.__cause__]"])
+def test_the_use_of_one_link_is_no_walk(code):
+    assert not walks_in(code)
+
+
+def test_only_this_module_goes_from_error_to_error():
+    """Each walk of its own forgets circles, or that an error has a cause and a context."""
+    own = Path(exceptions.__file__)
+    found = {
+        f"{path.relative_to(own.parent)}:{line}"
+        for path in own.parent.rglob("*.py")
+        for line in walks_in(path.read_text())
+    }
+
+    assert not found, "use errors_before, causes_of or shown_errors"

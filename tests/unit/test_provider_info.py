@@ -171,8 +171,8 @@ def test_reading_the_declaration_loads_the_standard_library_only():
     assert others == {
         "airflow_provider_statecheck",
         "airflow_provider_statecheck.checkpoint",
-        "airflow_provider_statecheck.checkpoint.log_records",  # guards the logs of the package from its first line on
-        "airflow_provider_statecheck.checkpoint.printable",
+        "airflow_provider_statecheck.checkpoint.masking",  # guards the logs of the package from its first line on
+        "airflow_provider_statecheck.exceptions",
         "airflow_provider_statecheck.get_provider_info",
         "airflow_provider_statecheck.settings",
     }

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
-from airflow_provider_statecheck.checkpoint.printable import counted
+from airflow_provider_statecheck.checkpoint.masking import counted
 from airflow_provider_statecheck.checkpoint.records import AttemptRecord, CheckpointRecord
 
 BARS = 40

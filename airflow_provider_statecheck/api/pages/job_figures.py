@@ -24,7 +24,6 @@ from airflow_provider_statecheck.checkpoint.attempt_work import AttemptWork, wor
 from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.fencing import silent_since
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
-from airflow_provider_statecheck.checkpoint.in_place_restore import waiting_in, with_generation
 from airflow_provider_statecheck.checkpoint.job_list import (
     Failure,
     JobSort,
@@ -33,7 +32,7 @@ from airflow_provider_statecheck.checkpoint.job_list import (
     rank_of,
     status_of,
 )
-from airflow_provider_statecheck.checkpoint.printable import counted
+from airflow_provider_statecheck.checkpoint.masking import counted
 from airflow_provider_statecheck.checkpoint.records import (
     ActionRecord,
     AttemptOwner,
@@ -49,6 +48,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     RequestStatus,
 )
 from airflow_provider_statecheck.checkpoint.retention import Custody, custody_of
+from airflow_provider_statecheck.checkpoint.start_decision import waiting_restore_in, with_generation
 from airflow_provider_statecheck.checkpoint.statistics import (
     CheckpointStatsSnapshot,
     OperatorStatistics,
@@ -430,7 +430,7 @@ def _row(
         attempt=attempts[-1] if attempts else None,
         newest=next(newest, None),
         failure=max((each for each in found if each is not None), default=None),
-        in_place_restore=waiting_in(view, operator),
+        in_place_restore=waiting_restore_in(view, operator),
         silent_since=silent_since(attempts[-1], checkpoints, view.read_at) if attempts else None,
     )
 

@@ -41,6 +41,7 @@ from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     StateCheckError,
     StorageError,
+    causes_of,
 )
 
 log = logging.getLogger(__name__)
@@ -227,9 +228,7 @@ def message_of(error: CheckpointException) -> str:
 
 def trigger_failure(error: BaseException) -> CheckpointException:
     """Return the failure of a checkpoint that could not be triggered."""
-    chained = [error]
-    while (cause := chained[-1].__cause__) is not None and cause not in chained:
-        chained.append(cause)
+    chained = list(causes_of(error))
     if any(isinstance(each, StorageError | OSError) for each in chained):
         return CheckpointException(CheckpointFailureReason.IO_EXCEPTION, error)
     known = next((each for each in chained if isinstance(each, CheckpointException)), None)

@@ -32,7 +32,6 @@ from airflow_provider_statecheck.checkpoint.ids import (
     new_key,
     new_savepoint_uri,
 )
-from airflow_provider_statecheck.checkpoint.ids_on_storage import skip_ids_on_storage
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeResult, AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import (
@@ -45,6 +44,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     OperatorRecord,
     RequestStatus,
 )
+from airflow_provider_statecheck.checkpoint.registration import skip_ids_on_storage
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.checkpoint.statistics import truncated_cause
 from airflow_provider_statecheck.checkpoint.store import (

@@ -26,7 +26,7 @@ from airflow_provider_statecheck.state.source_items import (
     pack_items,
     unpack_items,
 )
-from airflow_provider_statecheck.storage.json_text import decoding
+from airflow_provider_statecheck.storage.stored_json import decoding
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:

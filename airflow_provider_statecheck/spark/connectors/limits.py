@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from airflow_provider_statecheck.checkpoint.printable import counted
+from airflow_provider_statecheck.checkpoint.masking import counted
 from airflow_provider_statecheck.exceptions import UnfitOutputError
 from airflow_provider_statecheck.lazy import pa, pc
 from airflow_provider_statecheck.spark.connectors.sink import require_key_values, require_values

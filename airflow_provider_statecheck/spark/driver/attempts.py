@@ -25,18 +25,21 @@ from airflow_provider_statecheck.checkpoint.ids import (
     operator_id_of,
     uids_before,
 )
-from airflow_provider_statecheck.checkpoint.log_records import show_logs_of_script
+from airflow_provider_statecheck.checkpoint.masking import remember_secrets, show_logs_of_script
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt, RestoreSource
 from airflow_provider_statecheck.checkpoint.records import SCRIPT_PREFIX, AttemptOwner, OnOverlap
-from airflow_provider_statecheck.checkpoint.secrets import remember_secrets
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, InvalidConfigurationError
 from airflow_provider_statecheck.gateway.in_process import open_gateway
 from airflow_provider_statecheck.gateway.time_travel import find_fork_source, fork_name
 from airflow_provider_statecheck.gateway.verbs import StageGateway
 from airflow_provider_statecheck.settings import SCRIPTS, settings_in
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.driver.packages import OF_METADATA, check_driver_packages
-from airflow_provider_statecheck.spark.driver.readiness import make_ready, require_reachable
+from airflow_provider_statecheck.spark.driver.readiness import (
+    OF_METADATA,
+    check_driver_packages,
+    make_ready,
+    require_reachable,
+)
 from airflow_provider_statecheck.spark.driver.session import give_workers_this_python, mask_settings
 from airflow_provider_statecheck.spark.driver.settings import (
     OPTIONS,

@@ -1,5 +1,5 @@
 """
-Spark session of a driver: its start, kind and filesystems, and interruptible work in it.
+Spark session of a driver: its start and its kind, and interruptible work in it.
 
 Airflow terminates a task with a signal to its process group. The JVM therefore runs in a separate process session, and
 is still available when the stage closes its attempt. It exits with Python, whose end closes its standard input.
@@ -24,12 +24,10 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
-from weakref import WeakKeyDictionary
 
-from airflow_provider_statecheck.checkpoint.secrets import remember_secrets, secrets_in_settings
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
-from airflow_provider_statecheck.spark.versions import inheriting_thread, settings_of
-from airflow_provider_statecheck.storage.uris import redact
+from airflow_provider_statecheck.checkpoint.masking import remember_secrets, secrets_in_settings
+from airflow_provider_statecheck.exceptions import errors_before
+from airflow_provider_statecheck.spark.versions import inheriting_thread, is_connect, settings_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_CONNECT_MODULES = "pyspark.sql.connect."
 _CONNECT_ERRORS = "pyspark.errors.exceptions.connect"
 # Errors of a lost server, and of a restarted server that does not know the session.
 _SERVER_LOST = re.compile(
@@ -48,14 +45,6 @@ _STARTING = threading.Lock()
 
 _LOCAL_MASTER = re.compile(r"local\[(\d+)(?:,\s*\d+)?\]")
 _ASSUMED_CORES = 8
-
-# With a single slash, because Hadoop writes file:/x.
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
-# Hadoop's name for s3 is s3a, except for distributions with their own s3 filesystem.
-_OTHER_NAMES = {"s3": "s3a"}
-_MISSING = re.compile(
-    r"No FileSystem for scheme|UnsupportedFileSystemException|ClassNotFoundException|NoClassDefFoundError"
-)
 
 # Settings for the command line of the JVM; all others are sent over the gateway's socket.
 NEEDED_AT_START = (
@@ -77,11 +66,6 @@ NEEDED_AT_START = (
     "spark.jars.ivy",
     "spark.jars.ivySettings",
 )
-
-
-def is_connect(session_or_frame: Any) -> bool:
-    """Return whether a session or a DataFrame belongs to a Spark Connect server."""
-    return type(session_or_frame).__module__.startswith(_CONNECT_MODULES)
 
 
 def tasks_at_once(spark: SparkSession) -> int:
@@ -253,103 +237,12 @@ def _gateway_process() -> Any:
 
 def is_server_lost(error: BaseException) -> bool:
     """Return whether an error or one of its causes shows that the Spark Connect server was stopped or restarted."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if _is_client_error(cause) and _SERVER_LOST.search(str(cause)):
-            return True
-        cause = cause.__cause__ or cause.__context__
-    return False
+    return any(_is_client_error(each) and _SERVER_LOST.search(str(each)) for each in errors_before(error))
 
 
 def _is_client_error(error: BaseException) -> bool:
     # A PythonException is an error of the user's function, which may contain the same texts.
     return type(error).__module__ == _CONNECT_ERRORS and type(error).__name__ != "PythonException"
-
-
-class HadoopFilesystems:
-    """Hadoop filesystems of Spark sessions, looked up once for each session and scheme."""
-
-    def __init__(self) -> None:
-        self._names: WeakKeyDictionary[Any, dict[str, str | None]] = WeakKeyDictionary()
-
-    def spark_uri(self, spark: Any, uri: str) -> str | None:
-        """
-        Return a URI for Spark's readers and writers, ``None`` if Spark's Hadoop has no filesystem for it.
-
-        :raises InvalidConfigurationError: for a URI without a scheme.
-        :raises UnsupportedStateError: for the memory filesystem, which is private to a process.
-        """
-        scheme = spark_scheme(uri)
-        if scheme == "memory":
-            raise UnsupportedStateError(
-                f"Expected a storage that executors can access, found {redact(uri)} in the memory of this process; use "
-                "file:// or a shared storage.",
-                uri=redact(uri),
-            )
-        names = self._names.setdefault(spark, {})
-        if scheme not in names:
-            names[scheme] = _spark_name(spark, scheme)
-        name = names[scheme]
-        return None if name is None else f"{name}:{uri.partition(':')[2]}"
-
-
-def spark_scheme(uri: str) -> str:
-    """
-    Return the scheme of a URI in lower case.
-
-    :raises InvalidConfigurationError: if it has none.
-    """
-    found = _SCHEME.match(uri)
-    if found is None:
-        # Without a scheme, Spark would use its default filesystem, but fsspec the local disk.
-        raise InvalidConfigurationError(
-            f"Expected a checkpoint directory with a scheme, found {redact(uri)!r}; write file:///... for a local one.",
-            uri=redact(uri),
-        )
-    return found.group(1).lower()
-
-
-def same_place(uri: str) -> tuple[str, ...]:
-    """Return the URIs by which a plan may refer to a location."""
-    scheme, colon, rest = uri.partition(":")
-    other = _OTHER_NAMES.get(scheme)
-    return (uri,) if other is None else (uri, f"{other}{colon}{rest}")
-
-
-def _spark_name(spark: Any, scheme: str) -> str | None:
-    candidates = [scheme, *([_OTHER_NAMES[scheme]] if scheme in _OTHER_NAMES else [])]
-    name = next((each for each in candidates if _has_filesystem(spark, each)), None)
-    if name is None:
-        log.info("Spark's Hadoop has no filesystem for %s://; executors write DataFrames to it through fsspec.", scheme)
-    else:
-        log.info("Spark writes DataFrames to %s:// through its Hadoop filesystem %s://.", scheme, name)
-    return name
-
-
-def _has_filesystem(spark: Any, scheme: str) -> bool:
-    if is_connect(spark):
-        return _server_has_filesystem(spark, scheme)
-    from py4j.protocol import Py4JJavaError
-
-    conf = spark._jsparkSession.sessionState().newHadoopConf()
-    try:
-        spark._jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(scheme, conf)
-    except Py4JJavaError:
-        # No class is configured for the scheme, or it is not on the class path.
-        return False
-    return True
-
-
-def _server_has_filesystem(spark: Any, scheme: str) -> bool:
-    # A client cannot query the server's classes, but its analyzer opens the filesystem of a path. Without a host or
-    # bucket, filesystems of object stores fail before they use the network.
-    from pyspark.errors import PySparkException
-
-    try:
-        _ = spark.read.schema("a int").parquet(f"{scheme}:///statecheck-probe").schema
-    except PySparkException as error:
-        return _MISSING.search(str(error)) is None
-    return True
 
 
 Result = TypeVar("Result")

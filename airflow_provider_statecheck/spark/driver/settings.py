@@ -23,10 +23,10 @@ from airflow_provider_statecheck.checkpoint.config_options import (
     parse_truth,
     parse_whole_number,
 )
+from airflow_provider_statecheck.checkpoint.masking import require_no_credentials
 from airflow_provider_statecheck.checkpoint.messages import LONGEST_CHECKPOINT
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import OnClear, OnOverlap
-from airflow_provider_statecheck.checkpoint.secrets import require_no_credentials
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.settings import SETTINGS, Kind, Setting
 from airflow_provider_statecheck.storage.locations import parse_locations

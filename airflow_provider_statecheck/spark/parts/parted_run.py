@@ -30,7 +30,6 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.auto_snapshots import is_cached
-from airflow_provider_statecheck.spark.code_digest import code_digest, is_constant
 from airflow_provider_statecheck.spark.connectors.enumerator import (
     ItemEnumerator,
     ItemReader,
@@ -46,8 +45,7 @@ from airflow_provider_statecheck.spark.connectors.files.source import FileSource
 from airflow_provider_statecheck.spark.connectors.item_source import ItemSource, Opening
 from airflow_provider_statecheck.spark.connectors.row_groups import CuttingReader, RowGroups, load_row_groups
 from airflow_provider_statecheck.spark.connectors.source import OnChange, Source
-from airflow_provider_statecheck.spark.driver.session import is_connect
-from airflow_provider_statecheck.spark.fingerprint import combined_fingerprint
+from airflow_provider_statecheck.spark.fingerprint import code_digest, combined_fingerprint, is_constant
 from airflow_provider_statecheck.spark.parts.part_jobs import PartBuilder, PartJobs, bad_text, failure_of
 from airflow_provider_statecheck.spark.plan_digest import comparable, items
 from airflow_provider_statecheck.spark.snapshots.columns import (
@@ -60,6 +58,7 @@ from airflow_provider_statecheck.spark.snapshots.columns import (
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot
 from airflow_provider_statecheck.spark.steps import StageSteps
 from airflow_provider_statecheck.spark.tables.cutting import obstacle
+from airflow_provider_statecheck.spark.versions import is_connect
 from airflow_provider_statecheck.state.progress import PartedStep, StepKey, describe
 from airflow_provider_statecheck.state.source_items import Item, Ledger
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotFile, SnapshotWriter

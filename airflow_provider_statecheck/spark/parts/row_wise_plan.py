@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from airflow_provider_statecheck.exceptions import UnsupportedPlanError
-from airflow_provider_statecheck.spark.driver.session import is_connect
 from airflow_provider_statecheck.spark.explained_plans import analysed_plan, cached_relations, explained, is_complete
 from airflow_provider_statecheck.spark.parts.plan_trees import (
     AS_JOIN,
@@ -32,6 +31,7 @@ from airflow_provider_statecheck.spark.parts.plan_trees import (
     tree_of_text,
 )
 from airflow_provider_statecheck.spark.plan_digest import messages
+from airflow_provider_statecheck.spark.versions import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

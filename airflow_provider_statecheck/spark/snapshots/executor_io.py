@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.secrets import remember_secrets
+from airflow_provider_statecheck.checkpoint.masking import remember_secrets
 from airflow_provider_statecheck.exceptions import CorruptStateError
 from airflow_provider_statecheck.lazy import pa, parquet
 from airflow_provider_statecheck.overriding import override

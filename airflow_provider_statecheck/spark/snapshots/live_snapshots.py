@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -17,13 +17,12 @@ from weakref import WeakKeyDictionary
 
 from airflow_provider_statecheck.checkpoint.ids import DATA_DIRECTORY, MANIFEST_FILE
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.exceptions import StateCheckError, StorageError
+from airflow_provider_statecheck.exceptions import StateCheckError, StorageError, errors_before, text_of
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot, last_part
 from airflow_provider_statecheck.state.progress import NamedSnapshot, Scope, StepKey, describe
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import UNREADABLE, SnapshotHandle
-from airflow_provider_statecheck.storage.operator_directories import OperatorDirectories
 from airflow_provider_statecheck.storage.snapshot_manifest import (
     SnapshotFile,
     SnapshotManifest,
@@ -31,6 +30,7 @@ from airflow_provider_statecheck.storage.snapshot_manifest import (
     verify_footer,
 )
 from airflow_provider_statecheck.storage.uris import redact
+from airflow_provider_statecheck.storage.views.checkpoint_storages import OperatorDirectories
 from airflow_provider_statecheck.storage.views.state_streams import write_file
 
 if TYPE_CHECKING:
@@ -309,7 +309,7 @@ def find_damage(
     :param error: Error that ended the stage; its causes are searched too.
     :param snapshots: Snapshots that the stage may have read.
     """
-    text = "\n".join(_texts(error))
+    text = "\n".join(map(text_of, errors_before(error)))
     stored = list(snapshots)
     suspected = [(snapshot, file) for snapshot in stored if (file := snapshot.file_in(text)) is not None]
     if not suspected and _UNNAMED.search(text):
@@ -320,22 +320,6 @@ def find_damage(
         if problem := _problem_of(storage, snapshot.uri_of(file), file, is_undecodable):
             damaged[snapshot.uri] = problem
     return damaged
-
-
-def _texts(error: BaseException | None) -> Iterator[str]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield _text(error)
-        error = error.__cause__ or error.__context__
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as unreachable:
-        # The text of a Java error is fetched from the JVM, which may have died.
-        return str(unreachable)
 
 
 def _problem_of(storage: CheckpointStorage, uri: str, file: SnapshotFile, is_undecodable: bool) -> str:

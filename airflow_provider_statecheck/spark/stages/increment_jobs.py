@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
+from airflow_provider_statecheck.checkpoint.masking import counted
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.spark.stages.aggregates import aggregated
 from airflow_provider_statecheck.spark.stages.executor.elements import (
     CONTROL,

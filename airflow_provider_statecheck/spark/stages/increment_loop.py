@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary, SourceSummary
 from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.masking import counted
 from airflow_provider_statecheck.checkpoint.messages import PendingCheckpoint
-from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.exceptions import CheckpointDeclinedError, CoordinatorError, StoppedWithSavepointError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
@@ -41,7 +41,7 @@ from airflow_provider_statecheck.spark.stages.stage_state import PLACE, SINK, dr
 from airflow_provider_statecheck.spark.status_log import StageProgress, figures_or_none
 from airflow_provider_statecheck.state.reading.checkpoint_states import STAGE, RunValues
 from airflow_provider_statecheck.state.source_items import SOURCE
-from airflow_provider_statecheck.storage.json_text import decoding
+from airflow_provider_statecheck.storage.stored_json import decoding
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import MAX_PARALLELISM_BOUND, require_parallelism
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, SourceChangedError
-from airflow_provider_statecheck.spark.code_digest import is_user_file
 from airflow_provider_statecheck.spark.driver.session import runs_in_this_process
+from airflow_provider_statecheck.spark.fingerprint import is_user_file
 from airflow_provider_statecheck.spark.stages.executor.aggregate_run import STATE_NAME
 from airflow_provider_statecheck.spark.stages.executor.node_run import NodeTask, SubtaskContext
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import FunctionChain

@@ -23,16 +23,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
+from airflow_provider_statecheck.checkpoint.fencing import logical_date_of
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
-from airflow_provider_statecheck.checkpoint.run_order import logical_date_of
 from airflow_provider_statecheck.checkpoint.states.handles import default_max_parallelism
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StageExitError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_interval import Pace, pace_of
 from airflow_provider_statecheck.spark.connectors.source import SizeUnit
 from airflow_provider_statecheck.spark.driver.attempts import begin_submitted, open_attempt, take_handover
-from airflow_provider_statecheck.spark.driver.packages import OF_STAGES, check_driver_packages
+from airflow_provider_statecheck.spark.driver.readiness import OF_STAGES, check_driver_packages
 from airflow_provider_statecheck.spark.driver.session import TaggedJobs, run_interruptibly, tasks_at_once
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings, StageSettings
 from airflow_provider_statecheck.spark.endings import message_of

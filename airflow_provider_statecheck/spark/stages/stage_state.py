@@ -37,10 +37,9 @@ from airflow_provider_statecheck.state.reading.checkpoint_states import RunValue
 from airflow_provider_statecheck.state.schema_evolution import OperatorSchemas, decode_schemas, encode_schemas
 from airflow_provider_statecheck.state.source_items import BROADCAST_SUFFIX, SOURCE
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.json_text import decoding
 from airflow_provider_statecheck.storage.metadata_file import load_whole
-from airflow_provider_statecheck.storage.operator_directories import OperatorDirectories
-from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
+from airflow_provider_statecheck.storage.stored_json import decode_state, decoding, encode_state
+from airflow_provider_statecheck.storage.views.checkpoint_storages import OperatorDirectories
 from airflow_provider_statecheck.storage.views.state_files import read_state
 
 if TYPE_CHECKING:

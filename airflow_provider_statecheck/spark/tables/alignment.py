@@ -16,8 +16,8 @@ from airflow_provider_statecheck.exceptions import SourceChangedError
 from airflow_provider_statecheck.spark.snapshots.columns import parse_schema, readable_type
 from airflow_provider_statecheck.spark.tables.common_types import TypeRules, is_same, positions_of
 from airflow_provider_statecheck.spark.tables.schemas import union_all
-from airflow_provider_statecheck.storage.json_text import decoding
 from airflow_provider_statecheck.storage.snapshot_manifest import column_name
+from airflow_provider_statecheck.storage.stored_json import decoding
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -10,7 +10,7 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any, NoReturn
 
-from airflow_provider_statecheck.checkpoint.printable import counted
+from airflow_provider_statecheck.checkpoint.masking import counted
 
 
 def find_name(names: Sequence[str], wanted: str, *, is_case_sensitive: bool) -> int | None:

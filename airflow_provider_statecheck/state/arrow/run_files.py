@@ -43,7 +43,7 @@ from airflow_provider_statecheck.state.serializers.serializer import SerializerS
 from airflow_provider_statecheck.storage.bounds import require_decodable_file, require_readable
 from airflow_provider_statecheck.storage.file_operations import NotAFileError, open_local
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.json_text import UNDECODABLE, parse
+from airflow_provider_statecheck.storage.stored_json import UNDECODABLE, parse
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, redact, scheme_of
 
 _MAX_OPEN_FILES = 64

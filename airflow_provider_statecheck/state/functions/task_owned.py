@@ -12,9 +12,11 @@ from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, StreamStateHandle
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.json_text import decoding, parse
-from airflow_provider_statecheck.storage.operator_directories import OperatorDirectories
-from airflow_provider_statecheck.storage.views.fs_storage import MemoryBackendCheckpointStorageAccess
+from airflow_provider_statecheck.storage.stored_json import decoding, parse
+from airflow_provider_statecheck.storage.views.checkpoint_storages import (
+    MemoryBackendCheckpointStorageAccess,
+    OperatorDirectories,
+)
 from airflow_provider_statecheck.storage.views.state_files import (
     CheckpointStorageWorkerView,
     discard_state,

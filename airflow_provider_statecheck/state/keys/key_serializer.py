@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.printable import counted
+from airflow_provider_statecheck.checkpoint.masking import counted
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.lazy import np, pa, pc
 from airflow_provider_statecheck.state.keys.key_groups import (

@@ -37,7 +37,7 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     decode_snapshot,
     migrated,
 )
-from airflow_provider_statecheck.storage.json_text import UNDECODABLE, parse
+from airflow_provider_statecheck.storage.stored_json import UNDECODABLE, parse
 
 MAGIC = b"statecheck-operator-state"
 VERSION = 1

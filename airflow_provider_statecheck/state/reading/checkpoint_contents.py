@@ -41,10 +41,9 @@ from airflow_provider_statecheck.state.serializers.serializer import describe as
 from airflow_provider_statecheck.state.source_items import BROADCAST_SUFFIX, SOURCE, Ledger, decode_ledger, unpack_items
 from airflow_provider_statecheck.storage.bounds import MOST_PROBLEMS
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.json_text import UNDECODABLE, decoding
 from airflow_provider_statecheck.storage.metadata_file import UNREADABLE, CheckpointDocument, InlineStateHandle
 from airflow_provider_statecheck.storage.snapshot_manifest import read_manifest
-from airflow_provider_statecheck.storage.state_json import decode_state
+from airflow_provider_statecheck.storage.stored_json import UNDECODABLE, decode_state, decoding
 from airflow_provider_statecheck.storage.views.state_files import read_state
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Self
 
 from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError, decode
-from airflow_provider_statecheck.checkpoint.run_order import logical_date_of
+from airflow_provider_statecheck.checkpoint.fencing import logical_date_of
 from airflow_provider_statecheck.checkpoint.states.assignment import handles_within
 from airflow_provider_statecheck.checkpoint.states.handles import (
     KeyedStateHandle,
@@ -31,9 +31,9 @@ from airflow_provider_statecheck.state.schema_evolution import (
 )
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.json_text import decoding, parse
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, read_values
 from airflow_provider_statecheck.storage.pointers import pointer_uri, resolve_checkpoint
+from airflow_provider_statecheck.storage.stored_json import decoding, parse
 from airflow_provider_statecheck.storage.views.state_files import read_state
 
 STAGE = "stage"

@@ -27,7 +27,6 @@ from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.progress import NamedSnapshot, describe, describe_scope, named_snapshots
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.json_text import UNDECODABLE, parse
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, SnapshotHandle
 from airflow_provider_statecheck.storage.snapshot_manifest import (
     SnapshotManifest,
@@ -35,6 +34,7 @@ from airflow_provider_statecheck.storage.snapshot_manifest import (
     read_batches,
     read_verified_manifest,
 )
+from airflow_provider_statecheck.storage.stored_json import UNDECODABLE, parse
 
 _LISTED = 20
 """Number of snapshots that an error lists."""

@@ -34,7 +34,7 @@ from airflow_provider_statecheck.state.serializers.nested_columns import with_el
 from airflow_provider_statecheck.state.serializers.resolve import restored_serializer, restored_user_keys
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot, describe
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.json_text import decoding
+from airflow_provider_statecheck.storage.stored_json import decoding
 
 MAP_KEY, MAP_VALUE = "map_key", "map_value"
 LAST_ACCESS, EXPIRES_AT = "last_access", "expires_at"

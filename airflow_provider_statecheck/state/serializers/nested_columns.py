@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.codec import encode
-from airflow_provider_statecheck.checkpoint.printable import counted
+from airflow_provider_statecheck.checkpoint.masking import counted
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.lazy import np, pa, pc
 from airflow_provider_statecheck.state.serializers.serializer import (
@@ -30,7 +30,7 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     serializer_from_now_on,
     whole,
 )
-from airflow_provider_statecheck.storage.json_text import decoding
+from airflow_provider_statecheck.storage.stored_json import decoding
 
 
 class OptionalSerializer(TypeSerializer[Any]):

@@ -56,7 +56,7 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     decode_snapshot,
     require_known_version,
 )
-from airflow_provider_statecheck.storage.json_text import UNDECODABLE
+from airflow_provider_statecheck.storage.stored_json import UNDECODABLE
 
 DECIMAL_PRECISION, DECIMAL_SCALE = 38, 18
 """

@@ -13,7 +13,7 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from airflow_provider_statecheck.checkpoint.codec import encode
-from airflow_provider_statecheck.checkpoint.printable import counted
+from airflow_provider_statecheck.checkpoint.masking import counted
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.lazy import np, pa
 from airflow_provider_statecheck.state.arrow.layout import order_codes, order_columns

@@ -11,13 +11,13 @@ from types import NoneType
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError, decode
-from airflow_provider_statecheck.checkpoint.printable import counted
+from airflow_provider_statecheck.checkpoint.masking import counted
 from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     IncompatibleCheckpointError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.storage.json_text import UNDECODABLE, decoding
+from airflow_provider_statecheck.storage.stored_json import UNDECODABLE, decoding
 
 T = TypeVar("T")
 Own = Callable[[Any], Any]

@@ -23,7 +23,7 @@ from itertools import count
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.ids import STATE_DIRECTORY, slug
-from airflow_provider_statecheck.checkpoint.printable import counted
+from airflow_provider_statecheck.checkpoint.masking import counted
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     FileStateHandle,

@@ -31,12 +31,12 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     StreamStateHandle,
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError
-from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage.bounds import require_decodable
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage, verified
 from airflow_provider_statecheck.storage.uris import scheme_of
 from airflow_provider_statecheck.storage.views.state_streams import (
     CheckpointStateOutputStream,
+    CheckpointStorageLocation,
     CheckpointStreamFactory,
 )
 
@@ -316,27 +316,6 @@ class CheckpointStorageWorkerView(Protocol):
 
         :param manager: The manager of the subtask, or ``None`` if merging is disabled.
         """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointStorageLocation(CheckpointStreamFactory):
-    """
-    Storage location of one checkpoint.
-
-    :param streams: Factory of the state streams.
-    :param exclusive: Directory of the checkpoint.
-    """
-
-    streams: CheckpointStreamFactory
-    exclusive: str
-
-    @override
-    def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> CheckpointStateOutputStream:
-        return self.streams.create_checkpoint_state_output_stream(scope)
-
-    @override
-    def could_reuse_state_handle(self, handle: StreamStateHandle) -> bool:
-        return self.streams.could_reuse_state_handle(handle)
 
 
 class CheckpointStorageCoordinatorView(Protocol):

@@ -59,6 +59,27 @@ class CheckpointStreamFactory(Protocol):
         """Return whether a later checkpoint may reference a handle again; otherwise its state should be rewritten."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointStorageLocation(CheckpointStreamFactory):
+    """
+    Storage location of one checkpoint.
+
+    :param streams: Factory of the state streams.
+    :param exclusive: Directory of the checkpoint.
+    """
+
+    streams: CheckpointStreamFactory
+    exclusive: str
+
+    @override
+    def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> CheckpointStateOutputStream:
+        return self.streams.create_checkpoint_state_output_stream(scope)
+
+    @override
+    def could_reuse_state_handle(self, handle: StreamStateHandle) -> bool:
+        return self.streams.could_reuse_state_handle(handle)
+
+
 @dataclass(frozen=True, slots=True)
 class CompletedCheckpointStorageLocation:
     """

@@ -30,7 +30,7 @@ from airflow_provider_statecheck.spark.stages.stage import Count, Stage
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import document_uris, load_document
 from airflow_provider_statecheck.storage.pointers import resolve_checkpoint
-from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.checkpoint_storages import FsCheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.state_files import discard_state
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 from tests.contracts.maintenance_contract import KnownRuns, NoTokens

@@ -15,9 +15,12 @@ from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.checkpoint_writer import CheckpointContent
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
-from airflow_provider_statecheck.storage.views.state_files import CheckpointStorageLocation
-from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory, StateWriting
+from airflow_provider_statecheck.storage.views.checkpoint_storages import FsCheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.state_streams import (
+    CheckpointStorageLocation,
+    CheckpointStreamFactory,
+    StateWriting,
+)
 from tests.spark.stages.stage_tries import StageTries
 from tests.spark.stages.test_job_directory import STORAGE, require_owned, stage
 from tests.spark.stages.test_stage import payments

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.fencing import checkpoints_before_run, is_earlier_run
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
 from airflow_provider_statecheck.checkpoint.retention import subsumed_by_retention
-from airflow_provider_statecheck.checkpoint.run_order import checkpoints_before_run, is_earlier
 from tests.unit.checkpoint.completed_rows import completed
 
 
@@ -24,20 +24,20 @@ from tests.unit.checkpoint.completed_rows import completed
     ],
 )
 def test_of_two_logical_dates_the_lower_one_is_earlier(run, other):
-    assert is_earlier(run, other)
-    assert not is_earlier(other, run)
+    assert is_earlier_run(run, other)
+    assert not is_earlier_run(other, run)
 
 
 def test_a_date_is_not_earlier_than_itself_however_it_is_written():
-    assert not is_earlier("2026-01-01T02:00:00+02:00", "2026-01-01T00:00:00+00:00")
+    assert not is_earlier_run("2026-01-01T02:00:00+02:00", "2026-01-01T00:00:00+00:00")
 
 
 @pytest.mark.parametrize(
     "name", ["", "script", "20260101", "1", "asset_triggered__2026-01-01", "2026-01-01x", "2026-13-01", "2026-W01"]
 )
 def test_what_is_no_date_is_neither_earlier_nor_later(name):
-    assert not is_earlier(name, "2099-01-01")
-    assert not is_earlier("1999-01-01", name)
+    assert not is_earlier_run(name, "2099-01-01")
+    assert not is_earlier_run("1999-01-01", name)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-SHOW = "import logging; from airflow_provider_statecheck.checkpoint.log_records import show_logs_of_script as show; "
+SHOW = "import logging; from airflow_provider_statecheck.checkpoint.masking import show_logs_of_script as show; "
 LOG = "logging.getLogger('airflow_provider_statecheck.spark.status_log').info('restored %s', 7); "
 
 

@@ -16,7 +16,7 @@ import structlog
 from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.api.requests import public_text
-from airflow_provider_statecheck.checkpoint import secrets, transitions
+from airflow_provider_statecheck.checkpoint import masking, transitions
 from airflow_provider_statecheck.checkpoint.aligned import transitions as aligned
 from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints, AbortScope
 from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary, StepSummary
@@ -24,6 +24,7 @@ from airflow_provider_statecheck.checkpoint.codec import LONGEST_TEXT, storable_
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import new_key
+from airflow_provider_statecheck.checkpoint.masking import masked, remember_secrets
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptRef,
     ConfirmRestore,
@@ -41,7 +42,6 @@ from airflow_provider_statecheck.checkpoint.records import (
     JobAction,
     RequestStatus,
 )
-from airflow_provider_statecheck.checkpoint.secrets import masked, remember_secrets
 from airflow_provider_statecheck.cli.output import print_message
 from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.gateway.verbs import encode_error
@@ -60,7 +60,7 @@ TEXT = f"ValueError: cannot log in with {SECRET}"
 
 @pytest.fixture(autouse=True)
 def _no_secrets_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secrets, "known_secrets", secrets.KnownSecrets())
+    monkeypatch.setattr(masking, "known_secrets", masking.KnownSecrets())
 
 
 @pytest.fixture
@@ -218,7 +218,7 @@ def test_no_command_prints_a_known_secret(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().err == "error: ValueError: cannot log in with ***\n"
 
 
-@pytest.mark.parametrize("name", secrets.MASKERS)
+@pytest.mark.parametrize("name", masking.MASKERS)
 def test_secrets_that_airflow_masks_are_masked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     masker = importlib.import_module(name)
     monkeypatch.setattr(masker._secrets_masker(), "patterns", set())
@@ -357,7 +357,7 @@ def test_a_record_whose_arguments_do_not_fit_is_left_to_logging() -> None:
     assert record.args == ("x",)
 
 
-@pytest.mark.parametrize("name", secrets.MASKERS)
+@pytest.mark.parametrize("name", masking.MASKERS)
 def test_airflow_masks_what_this_process_was_given(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     masker = importlib.import_module(name)
     monkeypatch.setattr(masker._secrets_masker(), "patterns", set())

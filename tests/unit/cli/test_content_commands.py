@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_statecheck.state.progress import Iteration, Iterations, LoopProgress
-from airflow_provider_statecheck.storage.state_json import encode_state
+from airflow_provider_statecheck.storage.stored_json import encode_state
 from tests.job_savepoints import SAVEPOINT_ID, add_row, save_job
 from tests.unit.cli.conftest import Run, rows
 from tests.unit.written_stage import WrittenStage, local_path

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
-from airflow_provider_statecheck.checkpoint import secrets
+from airflow_provider_statecheck.checkpoint import masking
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks.spark import (
@@ -104,7 +104,7 @@ def test_secret_settings_are_masked_in_the_command_that_airflow_logs(submit, mon
     masker = importlib.import_module("airflow.sdk._shared.secrets_masker")
     monkeypatch.setattr(masker._secrets_masker(), "patterns", set())
     monkeypatch.setattr(masker._secrets_masker(), "replacer", None)
-    monkeypatch.setattr(secrets, "known_secrets", secrets.KnownSecrets())
+    monkeypatch.setattr(masking, "known_secrets", masking.KnownSecrets())
 
     command, environment = submit(STANDALONE, conf={name: "c0rrect/h0rse+b@ttery"})
 

@@ -22,7 +22,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.maintenance.job_savepoints import savepoint_kind
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.status_log import stopping_savepoint
+from airflow_provider_statecheck.spark.endings import stopping_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.faults import WRITING_CALLS, FaultMode, InProcessPlan, Killed, faulty_storage
 from tests.job_savepoints import begin_savepoint

@@ -15,7 +15,7 @@ from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from airflow_provider_statecheck.maintenance.gc import PrunedJob, PruneRequest, prune_job
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.operator_directories import OperatorDirectories
+from airflow_provider_statecheck.storage.views.checkpoint_storages import OperatorDirectories
 from airflow_provider_statecheck.testing.faults import (
     WRITING_CALLS,
     FaultMode,

@@ -23,9 +23,9 @@ from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import MaskSecret, SetXCom
 
 from airflow_provider_statecheck.api.app import AirflowMetrics
-from airflow_provider_statecheck.checkpoint import secrets
+from airflow_provider_statecheck.checkpoint import masking
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.secrets import remember_secrets
+from airflow_provider_statecheck.checkpoint.masking import remember_secrets
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.gateway.in_process import observed_store
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
@@ -98,7 +98,7 @@ class _Stats:
 
 @pytest.fixture(autouse=True)
 def _no_secrets_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secrets, "known_secrets", secrets.KnownSecrets())
+    monkeypatch.setattr(masking, "known_secrets", masking.KnownSecrets())
     monkeypatch.setattr(secrets_masker._secrets_masker(), "patterns", set())
     monkeypatch.setattr(secrets_masker._secrets_masker(), "replacer", None)
 

@@ -17,8 +17,7 @@ from types import ModuleType
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.code_digest import code_digest
-from airflow_provider_statecheck.spark.fingerprint import step_fingerprint
+from airflow_provider_statecheck.spark.fingerprint import code_digest, step_fingerprint
 from airflow_provider_statecheck.spark.plan_digest import stable_text
 
 ROOT = Path(__file__).parents[3]
@@ -286,7 +285,7 @@ CHILD = """
 import json, sys
 sys.path.insert(0, {directory!r})
 import step
-from airflow_provider_statecheck.spark.code_digest import code_digest
+from airflow_provider_statecheck.spark.fingerprint import code_digest
 print(json.dumps(code_digest(step.build)))
 """
 

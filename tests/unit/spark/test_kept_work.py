@@ -35,7 +35,7 @@ from airflow_provider_statecheck.state.serializers.resolve import serializer_of
 from airflow_provider_statecheck.state.source_items import Intervals, Item, Ledger
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import load_document, read_values
-from airflow_provider_statecheck.storage.state_json import encode_state
+from airflow_provider_statecheck.storage.stored_json import encode_state
 from tests.messages import make_owner, present
 from tests.unit.spark.connectors.runs import increments_of, state_of
 from tests.unit.spark.stages.loop_without_spark import LoopWithoutSpark, numbers_in, open_sink, staged

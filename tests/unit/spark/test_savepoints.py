@@ -30,9 +30,9 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.maintenance.savepoints import serve_idle
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_writer import CheckpointContent
+from airflow_provider_statecheck.spark.endings import stopping_savepoint
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import StageSnapshots
-from airflow_provider_statecheck.spark.status_log import stopping_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle
 from tests.messages import make_owner, make_savepoint_request, present, source_at

@@ -10,7 +10,7 @@ import pytest
 from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.exceptions import StaleAttemptError
 from airflow_provider_statecheck.spark.checkpoint_writer import CheckpointContent
-from airflow_provider_statecheck.spark.work_in_progress import REPORTED_AFTER_SECONDS, WorkInProgress
+from airflow_provider_statecheck.spark.status_log import REPORTED_AFTER_SECONDS, WorkInProgress
 
 
 class Watched:

@@ -165,7 +165,7 @@ def entry_point(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     def entry_points(*, group: str, name: str) -> list[EntryPoint]:
         return [found] if (group, name) == (found.group, found.name) else []
 
-    monkeypatch.setattr("airflow_provider_statecheck.storage.views.loading.entry_points", entry_points)
+    monkeypatch.setattr("airflow_provider_statecheck.storage.views.checkpoint_storages.entry_points", entry_points)
 
 
 def test_configuration_fills_what_the_application_left_unset() -> None:

@@ -46,8 +46,10 @@ from airflow_provider_statecheck.state.descriptors import (
 )
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
-from airflow_provider_statecheck.storage.views.loading import load_checkpoint_storage
+from airflow_provider_statecheck.storage.views.checkpoint_storages import (
+    FsCheckpointStorageAccess,
+    load_checkpoint_storage,
+)
 from airflow_provider_statecheck.storage.views.state_files import CheckpointStorageAccess, read_state
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 from airflow_provider_statecheck.testing.function_harness import ATTEMPT, KEY_GROUPS, KeyedHarness

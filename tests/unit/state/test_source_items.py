@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.exceptions import CorruptStateError
 from airflow_provider_statecheck.state.source_items import Intervals, Item, pack_items, unpack_items
-from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
+from airflow_provider_statecheck.storage.stored_json import decode_state, encode_state
 
 NAMES = st.text(st.characters(exclude_characters="\0"), min_size=1)
 ITEMS = st.lists(st.builds(Item.of, NAMES, st.integers(0, 2**60), st.text()), unique_by=lambda item: item.name)

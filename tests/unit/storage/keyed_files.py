@@ -24,7 +24,7 @@ from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_writer import CheckpointContent
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import state_uris
-from airflow_provider_statecheck.storage.views.fs_storage import NO_CHECKPOINT, FsCheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.checkpoint_storages import NO_CHECKPOINT, FsCheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 
 UID = "aggregate/balance"

@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from airflow_provider_statecheck.storage.json_text import DEEPEST, require_flat
+from airflow_provider_statecheck.storage.stored_json import DEEPEST, require_flat
 
 MEBIBYTE = 1024 * 1024
 

@@ -21,7 +21,6 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.json_text import MOST_VALUES
 from airflow_provider_statecheck.storage.metadata_file import (
     LARGEST_METADATA,
     CheckpointDocument,
@@ -32,7 +31,7 @@ from airflow_provider_statecheck.storage.metadata_file import (
     read_metadata,
     read_values,
 )
-from airflow_provider_statecheck.storage.state_json import MAX_DEPTH, decode_state, encode_state
+from airflow_provider_statecheck.storage.stored_json import MAX_DEPTH, MOST_VALUES, decode_state, encode_state
 from tests.unit.storage.documents import JOB_ID, JOB_URI, METADATA_URI, make_document, make_snapshot
 from tests.unit.storage.operator_states import SAVEPOINT_URI, documents, make_operator_state, make_savepoint
 

@@ -15,7 +15,7 @@ HEAVY = ("airflow", "sqlalchemy", "pyspark", "pyarrow", "pandas", "numpy", "fast
 def test_importing_the_package_loads_nothing_heavy_and_no_filesystem() -> None:
     heavy = [name for name in HEAVY if name != "pickle"]
     program = (
-        "import sys, airflow_provider_statecheck.storage.views.loading; "
+        "import sys, airflow_provider_statecheck.storage.views.checkpoint_storages; "
         f"print([n for n in {heavy} if n in sys.modules])"
     )
     root = Path(__file__).parents[3]
@@ -34,12 +34,12 @@ _KNOWN = {
     ("lazy.py", "import_module"): "libraries",
     ("gateway/in_process.py", "import_module"): "modules of this package",
     ("spark/driver/readiness.py", "import_module"): "PySpark",
-    ("spark/driver/packages.py", "util.find_spec"): "libraries",
+    ("spark/driver/readiness.py", "util.find_spec"): "libraries",
     ("spark/connectors/sql/limits.py", "import_module"): "psycopg2",
-    ("storage/views/loading.py", "import_module"): "a name in a setting",
+    ("storage/views/checkpoint_storages.py", "import_module"): "a name in a setting",
     ("spark/stages/planning.py", "import_module"): "the stage that an operator names",
-    ("spark/code_digest.py", "import_module"): "a module that a function of the running program imports",
-    ("spark/code_digest.py", "util.find_spec"): "the same",
+    ("spark/fingerprint.py", "import_module"): "a module that a function of the running program imports",
+    ("spark/fingerprint.py", "util.find_spec"): "the same",
     ("spark/loop_code.py", "compile"): "the syntax of the running program, which does not run again",
     ("spark/driver/cluster_start.py", "exec"): "the application that the command line of a driver names",
     ("spark/driver/cluster_start.py", "compile"): "the same",

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, UnsupportedStateError
-from airflow_provider_statecheck.storage.state_json import MAX_DEPTH, decode_state, encode_state
+from airflow_provider_statecheck.storage.stored_json import MAX_DEPTH, decode_state, encode_state
 
 BERLIN = ZoneInfo("Europe/Berlin")
 

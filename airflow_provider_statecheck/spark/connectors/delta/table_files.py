@@ -34,7 +34,7 @@ from airflow_provider_statecheck.spark.tables.partition_directories import (
 from airflow_provider_statecheck.state.source_items import Item
 from airflow_provider_statecheck.storage.file_operations import in_parallel
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.json_text import decoding
+from airflow_provider_statecheck.storage.stored_json import decoding
 from airflow_provider_statecheck.storage.uris import redact
 
 _READER_FEATURES = frozenset(

@@ -19,9 +19,8 @@ from airflow_provider_statecheck.spark.connectors.files.listing import (
     FileListing,
 )
 from airflow_provider_statecheck.spark.connectors.source import OnChange, require_unchanged
-from airflow_provider_statecheck.spark.driver.session import HadoopFilesystems
 from airflow_provider_statecheck.spark.snapshots.columns import parse_schema
-from airflow_provider_statecheck.spark.snapshots.dataframes import VERIFIED_PAGES
+from airflow_provider_statecheck.spark.snapshots.dataframes import VERIFIED_PAGES, HadoopFilesystems
 from airflow_provider_statecheck.spark.tables.alignment import (
     extended,
     is_case_sensitive,

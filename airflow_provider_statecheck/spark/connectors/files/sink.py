@@ -50,8 +50,7 @@ from airflow_provider_statecheck.spark.connectors.sink import (
     require_distinct_names,
     unique_names,
 )
-from airflow_provider_statecheck.spark.driver.session import HadoopFilesystems
-from airflow_provider_statecheck.spark.snapshots.dataframes import VERIFIED_PAGES
+from airflow_provider_statecheck.spark.snapshots.dataframes import VERIFIED_PAGES, HadoopFilesystems
 from airflow_provider_statecheck.spark.snapshots.executor_io import hidden_options
 from airflow_provider_statecheck.spark.tables.column_types import require_stored
 from airflow_provider_statecheck.spark.tables.data_files import (

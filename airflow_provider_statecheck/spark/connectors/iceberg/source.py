@@ -39,7 +39,7 @@ from airflow_provider_statecheck.spark.tables.schemas import (
     spark_schema,
 )
 from airflow_provider_statecheck.state.source_items import Item, Ledger
-from airflow_provider_statecheck.storage.json_text import decoding
+from airflow_provider_statecheck.storage.stored_json import decoding
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:

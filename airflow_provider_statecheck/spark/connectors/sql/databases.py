@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote, quote_plus
 
-from airflow_provider_statecheck.checkpoint.secrets import remember_secrets
+from airflow_provider_statecheck.checkpoint.masking import remember_secrets
 from airflow_provider_statecheck.exceptions import (
     EnvironmentNotReadyError,
     InvalidConfigurationError,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.ids import new_key
-from airflow_provider_statecheck.checkpoint.printable import counted
+from airflow_provider_statecheck.checkpoint.masking import counted
 from airflow_provider_statecheck.exceptions import CorruptStateError
 from airflow_provider_statecheck.lazy import pa, parquet
 from airflow_provider_statecheck.spark.connectors.commit.target_files import TargetFiles, missing_file_cause

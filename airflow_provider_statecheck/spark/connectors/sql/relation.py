@@ -19,8 +19,7 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError, So
 from airflow_provider_statecheck.spark.connectors.sql.databases import Database, is_cast_to_text, spark_type, sql_type
 from airflow_provider_statecheck.spark.snapshots.columns import parse_schema
 from airflow_provider_statecheck.spark.tables.schemas import is_arrow_compatible, require_columns
-from airflow_provider_statecheck.storage.json_text import decoding
-from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
+from airflow_provider_statecheck.storage.stored_json import decode_state, decoding, encode_state
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

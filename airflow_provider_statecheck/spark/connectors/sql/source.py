@@ -34,7 +34,7 @@ from airflow_provider_statecheck.spark.tables.schemas import (
     to_struct_type,
 )
 from airflow_provider_statecheck.state.source_items import Item, Ledger
-from airflow_provider_statecheck.storage.json_text import decoding
+from airflow_provider_statecheck.storage.stored_json import decoding
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

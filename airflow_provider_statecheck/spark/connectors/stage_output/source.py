@@ -44,8 +44,8 @@ from airflow_provider_statecheck.spark.snapshots.executor_io import hidden_optio
 from airflow_provider_statecheck.spark.tables.schemas import merged_schema, spark_schema
 from airflow_provider_statecheck.state.source_items import Item, Ledger
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.json_text import decoding
 from airflow_provider_statecheck.storage.locations import AllowedLocations
+from airflow_provider_statecheck.storage.stored_json import decoding
 from airflow_provider_statecheck.storage.uris import path_text, redact
 
 if TYPE_CHECKING:

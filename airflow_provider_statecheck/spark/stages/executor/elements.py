@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.printable import counted
+from airflow_provider_statecheck.checkpoint.masking import counted
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.lazy import np, pa, pc
 from airflow_provider_statecheck.spark.connectors.limits import (

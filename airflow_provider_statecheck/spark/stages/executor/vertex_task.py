@@ -49,8 +49,7 @@ from airflow_provider_statecheck.state.functions.task_owned import TaskOwnedStat
 from airflow_provider_statecheck.state.keyed.abstract_backend import StateSize
 from airflow_provider_statecheck.state.keyed.queryable_names import TaskKvStateRegistry
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.operator_directories import OperatorDirectories
-from airflow_provider_statecheck.storage.views.loading import load_checkpoint_storage
+from airflow_provider_statecheck.storage.views.checkpoint_storages import OperatorDirectories, load_checkpoint_storage
 from airflow_provider_statecheck.storage.views.state_files import (
     CheckpointStorageWorkerView,
     FileMergingSnapshotManager,

@@ -24,7 +24,7 @@ from airflow_provider_statecheck.spark.connectors.enumerator import (
     state_after,
 )
 from airflow_provider_statecheck.state.source_items import Intervals, Item, Ledger, Partial
-from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
+from airflow_provider_statecheck.storage.stored_json import decode_state, encode_state
 from tests.unit.spark.connectors.runs import increments_of, state_of
 
 FILES = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=6), max_size=8)

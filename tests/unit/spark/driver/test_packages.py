@@ -14,7 +14,7 @@ from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError
 from airflow_provider_statecheck.spark.connectors.custom.data_frame_source import DataFrameSource
 from airflow_provider_statecheck.spark.context import CurrentContext, StageContext
 from airflow_provider_statecheck.spark.driver.attempts import HANDOVER_VARIABLE
-from airflow_provider_statecheck.spark.driver.packages import (
+from airflow_provider_statecheck.spark.driver.readiness import (
     OF_EVERY_DRIVER,
     OF_METADATA,
     OF_STAGES,

@@ -24,7 +24,7 @@ from airflow_provider_statecheck.state.keyed.abstract_backend import StateEnviro
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeyField, KeySerializer
 from airflow_provider_statecheck.state.schema_evolution import OperatorSchemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.checkpoint_storages import FsCheckpointStreamFactory
 from airflow_provider_statecheck.storage.views.state_files import read_state
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 

@@ -23,7 +23,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     streams_of_subtask,
 )
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
-from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.checkpoint_storages import FsCheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.state_files import FileMergingSnapshotManager
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 from tests.unit.state.arrow.harness import GROUPS, Job

@@ -42,7 +42,7 @@ from airflow_provider_statecheck.state.keyed.abstract_backend import KeyedStateS
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend, read_restored
 from airflow_provider_statecheck.state.operator.states import raw_operator_state_inputs
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_storage import MemoryCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.checkpoint_storages import MemoryCheckpointStreamFactory
 from tests.written_state import file_streams
 
 TASK = TaskInfo(

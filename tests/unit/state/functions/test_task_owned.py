@@ -19,7 +19,7 @@ from airflow_provider_statecheck.state.descriptors import ListStateDescriptor
 from airflow_provider_statecheck.state.functions.task_owned import TaskOwnedState
 from airflow_provider_statecheck.state.functions.user_functions import CheckpointedFunction, FlatMapFunction
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.operator_directories import OperatorDirectories
+from airflow_provider_statecheck.storage.views.checkpoint_storages import OperatorDirectories
 from airflow_provider_statecheck.testing.function_harness import FunctionHarness
 from tests.unit.storage.views.places import ATTEMPT, files, job_of, make_access
 

@@ -6,7 +6,7 @@ import pytest
 
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.checkpoint_storages import FsCheckpointStreamFactory
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 
 

@@ -19,7 +19,7 @@ from airflow_provider_statecheck.state.descriptors import (
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend, OperatorStateStore
 from airflow_provider_statecheck.state.operator.states import BroadcastState, PartitionableListState
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.checkpoint_storages import FsCheckpointStreamFactory
 from tests.unit.state.operator.snapshots import numbers, rates, restored, saved
 
 Get = Callable[[OperatorStateStore, str], Any]

@@ -36,7 +36,7 @@ from airflow_provider_statecheck.state.operator.stream_format import (
 from airflow_provider_statecheck.state.writing.canonical import CanonicalCopies, write_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, decode_metadata
-from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.checkpoint_storages import FsCheckpointStreamFactory
 from tests.unit.state.operator import snapshots
 from tests.unit.state.operator.snapshots import Handles, saved_subtask
 

@@ -24,7 +24,7 @@ from airflow_provider_statecheck.state.operator.states import (
     raw_operator_state_inputs,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_storage import (
+from airflow_provider_statecheck.storage.views.checkpoint_storages import (
     FsCheckpointStreamFactory,
     MemoryCheckpointStreamFactory,
 )

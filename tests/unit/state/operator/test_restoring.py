@@ -30,7 +30,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
 from airflow_provider_statecheck.state.operator.stream_format import decode
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_storage import (
+from airflow_provider_statecheck.storage.views.checkpoint_storages import (
     FsCheckpointStreamFactory,
     MemoryCheckpointStreamFactory,
 )

@@ -19,7 +19,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend, OperatorStateSnapshot
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.checkpoint_storages import FsCheckpointStreamFactory
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream
 from tests.unit.state.operator.snapshots import numbers, rates, restored
 

@@ -24,7 +24,7 @@ from airflow_provider_statecheck.state.reading.checkpoint_states import Checkpoi
 from airflow_provider_statecheck.state.source_items import Item, Ledger, pack_items
 from airflow_provider_statecheck.storage.bounds import MOST_PROBLEMS
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.state_json import encode_state
+from airflow_provider_statecheck.storage.stored_json import encode_state
 from tests.written_snapshots import SnapshotJob, flip
 from tests.written_state import BACKENDS, FUNCTION, StatefulJob
 

@@ -8,7 +8,7 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.states.handles import CheckpointedStateScope
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.checkpoint_storages import FsCheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 
 ATTEMPT = AttemptRef(job_id=job_id_of("sales"), operator_id=operator_id_of("totals"), epoch=3)

@@ -22,7 +22,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 )
 from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_storage import MemoryBackendCheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.checkpoint_storages import MemoryBackendCheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.state_files import (
     CheckpointStorageWorkerView,
     FileMergingSnapshotManager,

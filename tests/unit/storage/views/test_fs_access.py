@@ -10,7 +10,7 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointStorageL
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, FileStateHandle
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_storage import NO_CHECKPOINT, FsCheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.checkpoint_storages import NO_CHECKPOINT, FsCheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.state_files import discard_state, read_state
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 from tests.unit.storage.views.places import ATTEMPT, EXCLUSIVE, SHARED, files, job_of, make_access, save

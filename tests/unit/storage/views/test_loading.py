@@ -13,14 +13,12 @@ from airflow_provider_statecheck.checkpoint.properties import DEFAULT_LOCATION, 
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, FileStateHandle
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_storage import (
+from airflow_provider_statecheck.storage.views.checkpoint_storages import (
+    CHECKPOINT_STORAGES,
+    CheckpointStorageFactory,
     FsCheckpointStorageAccess,
     MemoryBackendCheckpointStorageAccess,
     MemoryCheckpointOutputStream,
-)
-from airflow_provider_statecheck.storage.views.loading import (
-    CHECKPOINT_STORAGES,
-    CheckpointStorageFactory,
     load_checkpoint_storage,
 )
 from airflow_provider_statecheck.storage.views.state_files import CheckpointStorageAccess
@@ -79,7 +77,7 @@ def test_a_storage_of_ones_own_is_found_by_its_path_or_entry_point(
     storage: CheckpointStorage, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     found = EntryPoint(name="own", value=OWN, group="airflow_provider_statecheck.checkpoint_storages")
-    where = "airflow_provider_statecheck.storage.views.loading.entry_points"
+    where = "airflow_provider_statecheck.storage.views.checkpoint_storages.entry_points"
     monkeypatch.setattr(where, lambda *, group, name: [found] if (group, name) == (found.group, found.name) else [])
     assert type(load(storage, checkpoint_storage=name)) is OwnStorage
 

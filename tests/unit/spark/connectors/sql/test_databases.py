@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy
 from sqlalchemy import NullPool, create_engine, inspect, text
 
-from airflow_provider_statecheck.checkpoint.secrets import masked
+from airflow_provider_statecheck.checkpoint.masking import masked
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, InvalidConfigurationError, SourceError
 from airflow_provider_statecheck.spark.connectors.sql import databases
 from airflow_provider_statecheck.spark.connectors.sql.databases import (
