@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from airflow_provider_statecheck.checkpoint.codec import require
-from airflow_provider_statecheck.checkpoint.printable import counted
+from airflow_provider_statecheck.checkpoint.masking import counted
 from airflow_provider_statecheck.spark.checkpoint_interval import Rhythm
 from airflow_provider_statecheck.spark.fingerprint import combined_fingerprint, described
 from airflow_provider_statecheck.spark.loop_code import loop_code
