@@ -122,7 +122,7 @@ def _located(frame: FrameType) -> tuple[ast.AST, ast.For] | None:
 
 def _position_of_loop(frame: FrameType) -> tuple[int | None, ...] | None:
     code, last = frame.f_code, frame.f_lasti
-    # Since Python 3.12, a loop that has run a few times goes on from the cache behind its instruction.
+    # Since Python 3.12, the position of a loop that has run a few times is the cache behind its instruction.
     while last > 0 and dis.opname[code.co_code[last]] == "CACHE":
         last -= 2
     if last < 0 or dis.opname[code.co_code[last]] != "FOR_ITER":
