@@ -54,9 +54,7 @@ class Job:
         self._stage = stage
         self.load_module = load
 
-    def days(
-        self, source: str, *, is_failing: bool = False, runs_before: int = 0, **registration: object
-    ) -> list[str]:
+    def days(self, source: str, *, is_failing: bool = False, runs_before: int = 0, **registration: object) -> list[str]:
         """
         Return the days that a try has worked on.
 
