@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +10,13 @@ import pytest
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, AttemptRef, RegisterAttempt
-from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.gateway.mailbox.box import Mailbox
 from airflow_provider_statecheck.gateway.mailbox.driver import MailboxGateway
 from airflow_provider_statecheck.gateway.mailbox.relay import MailboxRelay
 from airflow_provider_statecheck.gateway.verbs import STAGE_CALLS, StageGateway
-from airflow_provider_statecheck.storage.failures import RetryPolicy
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from tests.conformance.test_coordinator import SqlContract
 from tests.conformance.databases import OnSqlite
-from tests.object_store import Fault, ObjectStore
+from tests.conformance.test_coordinator import SqlContract
 
 PATIENCE_SECONDS = 600.0
 

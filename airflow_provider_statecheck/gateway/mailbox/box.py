@@ -9,8 +9,8 @@ Files of a mailbox: the calls of a driver, their answers, the handover, and whic
     <base>/<job id>/mail/<operator id>/<epoch>/calls/<instance>-<number>.json
     <base>/<job id>/mail/<operator id>/<epoch>/answers/<instance>-<number>.json
 
-Calls and answers are written once. Whoever can write to the storage can write here, so all files are read within
-bounds, and no decision depends on them alone: the rows of the coordinator decide.
+Calls and answers are written once. Every process that can write to the storage can write here: all files are read
+within bounds, and no decision depends on them alone, because the rows of the coordinator decide.
 """
 
 from __future__ import annotations

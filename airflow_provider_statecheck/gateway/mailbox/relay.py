@@ -2,7 +2,7 @@
 The other end of a mailbox: carries the calls of a driver to the coordinator, and the answers back.
 
 A relay keeps nothing that another one needs: one that takes over reads the calls without an answer, and a call that is
-carried out twice takes effect once. Calls are the input of anybody who can write to the storage. A relay therefore
+carried out twice takes effect once. Every process that can write to the storage can write calls. A relay therefore
 carries only calls of an attempt, of its own operator, and with the token of its own task.
 """
 
@@ -156,7 +156,7 @@ class MailboxRelay:
         """Return the attempt of the mailbox to the first instance, and a new attempt to each other one."""
         key = self._registration.attempt_key
         if self.mailbox.first_instance(instance) != instance:
-            key = hashlib.sha256(f"{key}/{instance}".encode()).hexdigest()[:32]
+            key = _key_of(instance, key)
         grant = self._gateway.register(
             replace(self._registration, attempt_key=key, newest_on_storage=asked.newest_on_storage)
         )
@@ -191,6 +191,23 @@ class MailboxRelay:
             is_answered = name in listing.answers or name in self._answered
             if is_answered and name.number < self._read_before.get(name.instance, 0):
                 self.mailbox.forget(name)
+
+
+def is_mailbox_of(mailbox: Mailbox, opened_by: str, attempt_key: str) -> bool:
+    """
+    Return whether an attempt is that of a driver of a mailbox.
+
+    :param opened_by: Key of the attempt that opened the mailbox.
+    :param attempt_key: Key of the attempt in question.
+    """
+    # The last call of an instance is never deleted.
+    instances = {name.instance for name in mailbox.listing().calls}
+    return attempt_key == opened_by or any(attempt_key == _key_of(each, opened_by) for each in instances)
+
+
+def _key_of(instance: str, opened_by: str) -> str:
+    # Made from the name of the instance, so that each relay registers the same attempt for it.
+    return hashlib.sha256(f"{opened_by}/{instance}".encode()).hexdigest()[:32]
 
 
 def _message_of(verb: Verb, data: Any) -> Any:
