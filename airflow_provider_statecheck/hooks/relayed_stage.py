@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus, OnOverlap
@@ -39,6 +39,7 @@ class RelayedStage(SubmittedStage):
 
     :param storage: Storage of the mailbox.
     :param patience_seconds: Longest time that the driver waits for an answer.
+    :param looking: Returns what looks into a mailbox until it is stopped; a thread by default.
     """
 
     def __init__(
@@ -50,11 +51,13 @@ class RelayedStage(SubmittedStage):
         *,
         storage: CheckpointStorage,
         patience_seconds: float,
+        looking: Callable[[MailboxRelay], Looking] | None = None,
     ) -> None:
         super().__init__(access, registration, driver, on_overlap)
         self._storage = storage
         self._patience_seconds = patience_seconds
-        self._relaying: RelayThread | None = None
+        self._looking = looking or RelayThread
+        self._relaying: Looking | None = None
 
     def open_mailbox(self) -> str:
         """
@@ -97,7 +100,7 @@ class RelayedStage(SubmittedStage):
             self._start(relay)
 
     def _start(self, relay: MailboxRelay) -> None:
-        self._relaying = RelayThread(relay)
+        self._relaying = self._looking(relay)
         self._relaying.start()
 
     def _drain(self) -> None:
@@ -130,6 +133,19 @@ class RelayedStage(SubmittedStage):
                 mailbox.remove()
         except StateCheckError as error:
             log.warning("A mailbox could not be removed; the next garbage collection deletes it: %s", error)
+
+
+class Looking(Protocol):
+    """Looks into a mailbox until it is stopped."""
+
+    has_carried_all: bool
+    """Whether the last look, after the end of the driver, has carried all calls."""
+
+    def start(self) -> None:
+        """Begin to look."""
+
+    def stop(self) -> None:
+        """Carry out what is left, and end."""
 
 
 class RelayThread:

@@ -90,7 +90,7 @@ class MailboxRelay:
         """
         with self._lock:
             listing = self.mailbox.listing()
-            waiting = sorted(self._open(listing))[:_MOST_AT_ONCE]
+            waiting = sorted(self._open(listing), key=_turn)[:_MOST_AT_ONCE]
             carried = [self._carry(name, listing) for name in waiting]
             self._forget_read(listing)
         # One call that fails must not keep the others from being carried.
@@ -191,6 +191,11 @@ class MailboxRelay:
             is_answered = name in listing.answers or name in self._answered
             if is_answered and name.number < self._read_before.get(name.instance, 0):
                 self.mailbox.forget(name)
+
+
+def _turn(name: CallName) -> tuple[bool, CallName]:
+    # A new instance begins last, as its attempt makes the calls of the earlier one void.
+    return name.number == 1, name
 
 
 def is_mailbox_of(mailbox: Mailbox, opened_by: str, attempt_key: str) -> bool:
