@@ -9,6 +9,7 @@ Identifiers of jobs and operators, and the paths of their files; both follow fro
     <base>/<job id>/shared/<operator id>/<slug>/<epoch>-<uuid>/      DataFrame snapshot, shared by checkpoints
     <base>/savepoint-<6 of the job id>-<12 random>/                  self-contained savepoint
     <base>/<job id>/taskowned/<operator id>/<epoch>-<uuid>           task-owned state
+    <base>/<job id>/mail/<operator id>/<epoch>/                      mailbox of a driver without a network path
     <base>/<job id>/_orphans                                         quarantined orphan files of garbage collection
 
 The layout follows Flink's file-based checkpoint storage. Names contain the epoch of the attempt that wrote the file,
@@ -221,7 +222,7 @@ _SAVEPOINT = re.compile(r"savepoint-[0-9a-f]{6}-[0-9a-f]{12}")
 _IN_A_SAVEPOINT = re.compile(rf"(.*?/{_SAVEPOINT.pattern})(?:/|$)")
 _EPOCH_NAME = re.compile(r"(\d+)-[0-9a-f]{32}")
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{32}\.tmp")
-_KINDS = r"(?:chk-\d+|shared|taskowned|_orphans)"
+_KINDS = r"(?:chk-\d+|shared|taskowned|mail|_orphans)"
 _IN_A_JOB = re.compile(rf"/[0-9a-f]{{32}}/{_KINDS}(?:/|$)")
 
 
@@ -286,6 +287,11 @@ def shared_uri(base_uri: str, job_id: JobId, operator_id: OperatorId) -> str:
 def taskowned_uri(base_uri: str, job_id: JobId) -> str:
     """Return the directory of a job's task-owned state."""
     return f"{job_uri(base_uri, job_id)}/taskowned"
+
+
+def mailboxes_uri(base_uri: str, job_id: JobId, operator_id: OperatorId) -> str:
+    """Return the directory of an operator's mailboxes, which are named by the epochs that opened them."""
+    return f"{job_uri(base_uri, job_id)}/mail/{operator_id}"
 
 
 def orphans_uri(base_uri: str, job_id: JobId) -> str:

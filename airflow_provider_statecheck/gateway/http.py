@@ -56,11 +56,10 @@ class HttpClient:
 
         :raises StateCheckError: as :meth:`post`.
         """
-        given = verb.signature.bind(*arguments, **named).arguments
         if verb.is_read:
+            given = verb.signature.bind(*arguments, **named).arguments
             return self._read(verb, verb.address(**given), token)
-        message = given["request"] if verb.takes_message else verb.message(**given)
-        return verb.decoded(self.post(verb.path, encode(message), token))
+        return verb.decoded(self.post(verb.path, encode(verb.message_of(*arguments, **named)), token))
 
     def post(self, path: str, body: Any, token: str | None = None) -> Any:
         """

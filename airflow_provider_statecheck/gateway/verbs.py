@@ -210,6 +210,11 @@ class Verb:
         """Whether a parameter is the message."""
         return "request" in self.parameters
 
+    def message_of(self, *arguments: Any, **named: Any) -> Any:
+        """Return the message of a call with these arguments."""
+        given = self.signature.bind(*arguments, **named).arguments
+        return given["request"] if self.takes_message else self.message(**given)
+
     def address(self, **given: Any) -> str:
         """Return the path and the query of a call that reads; ids in the path may come from a user."""
         path = self.path.format_map({name: quote(str(value), safe="") for name, value in given.items()})

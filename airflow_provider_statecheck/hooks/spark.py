@@ -1,7 +1,8 @@
 """
 Hooks for spark-submit and for Spark sessions.
 
-:class:`CheckpointedSparkSubmitHook` registers an attempt and passes it to the submitted driver. :class:`SessionTarget`
+:class:`CheckpointedSparkSubmitHook` registers an attempt and passes it to the submitted driver, with a token in its
+environment or by a mailbox. :class:`SessionTarget`
 describes the driver of a task that runs Spark in its own process.
 
 On a standalone cluster, spark-submit refuses Python applications in cluster mode. The hook therefore submits an empty
@@ -15,6 +16,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -27,10 +29,11 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks.spark_settings import checked_settings, require_master, require_remote
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.driver.cluster_start import STAGE_APPLICATION, arguments_of_python
+from airflow_provider_statecheck.spark.driver.mailbox import MAILBOX_PROPERTY
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, redact
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.hooks.submitted_stage import SubmittedStage
+    from airflow_provider_statecheck.hooks.relayed_stage import RelayedStage
 
 
 PYTHON_RUNNER = "org.apache.spark.deploy.PythonRunner"
@@ -40,6 +43,7 @@ _REMOTE = "spark.remote"
 _MASTER = "spark.master"
 _CONNECT_SCHEME = "sc://"
 _SUPERVISE = "spark.driver.supervise"
+_UPLOADS = "spark.kubernetes.file.upload.path"
 _DEPLOY_MODE = "spark.submit.deployMode"
 _CLIENT = "client"
 _DEPLOY_MODES = (None, "", _CLIENT, "cluster")
@@ -51,26 +55,37 @@ _REMEDY = (
 )
 
 
+class Transport(StrEnum):
+    """How a submitted driver calls the coordinator."""
+
+    HTTP = "http"
+    """With a token of its attempt, over the network."""
+    MAILBOX = "mailbox"
+    """Through files of the checkpoint storage, which the task relays."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shipping:
-    """Directories from which the driver and the executors load this package."""
+    """How the driver gets this package and its attempt."""
 
     scratch: Path
     """Temporary directory of the task, used in client mode."""
     shared: str
     """URI of a directory that every worker can read and that outlives the task, used in cluster mode."""
     is_package_shipped: bool = True
+    transport: Transport | None = None
+    """``None`` for a mailbox in cluster mode on YARN and Kubernetes, and HTTP elsewhere."""
 
 
 class CheckpointedSparkSubmitHook(SparkSubmitHook):
     """Submit a driver for a registered attempt; create it with :meth:`taking_over`."""
 
-    _stage: SubmittedStage
+    _stage: RelayedStage
     _shipping: Shipping
     _handover: dict[str, str]
 
     @classmethod
-    def taking_over(cls, hook: SparkSubmitHook, stage: SubmittedStage, shipping: Shipping) -> Self:
+    def taking_over(cls, hook: SparkSubmitHook, stage: RelayedStage, shipping: Shipping) -> Self:
         """
         Return a hook with the settings of a ``SparkSubmitHook``.
 
@@ -94,7 +109,10 @@ class CheckpointedSparkSubmitHook(SparkSubmitHook):
         :param application: Path of a Python file or a jar.
         """
         submitted = self._prepare(application)
-        self._handover = self._stage.register().environment()
+        if self._uses_mailbox:
+            self._conf = {**self._conf, MAILBOX_PROPERTY: self._stage.open_mailbox()}
+        else:
+            self._handover = self._stage.register().environment()
         return super().submit(submitted, **kwargs)
 
     @override
@@ -109,6 +127,15 @@ class CheckpointedSparkSubmitHook(SparkSubmitHook):
     def _is_cluster(self) -> bool:
         return bool(self._connection["deploy_mode"] == "cluster")
 
+    @property
+    def _is_standalone(self) -> bool:
+        return str(self._connection["master"]).startswith("spark://")
+
+    @property
+    def _uses_mailbox(self) -> bool:
+        chosen = self._shipping.transport
+        return chosen is Transport.MAILBOX or (chosen is None and self._is_cluster and not self._is_standalone)
+
     def _require_known_master(self) -> None:
         place = _of_connection(self._conn_id)
         require_master(str(self._connection["master"]), place, "correct its host and port.")
@@ -121,29 +148,31 @@ class CheckpointedSparkSubmitHook(SparkSubmitHook):
             )
 
     def _refuse_unsafe_mode(self) -> None:
-        master = str(self._connection["master"])
-        if self._is_cluster and not master.startswith("spark://"):
+        if self._is_cluster and not self._is_standalone and not self._uses_mailbox:
             raise InvalidConfigurationError(
-                f"Expected client mode, or cluster mode on a standalone cluster, found cluster mode on {master!r}, "
-                "where the driver's specification would expose its token; use deploy_mode='client'."
+                "Expected transport='mailbox' in cluster mode on YARN and Kubernetes, found 'http' on "
+                f"{self._connection['master']!r}, where the driver's specification would expose its token; leave "
+                "transport out.",
+                key="transport",
             )
         if not self._is_cluster and self._conf.get(_DEPLOY_MODE) == "cluster":
             raise InvalidConfigurationError(
                 f"Expected cluster mode in deploy_mode, found it in conf as {_DEPLOY_MODE}, which Airflow does not "
                 "read; use deploy_mode='cluster'."
             )
-        if str(self._conf.get(_SUPERVISE, "false")).strip().lower() == "true":
+        if not self._uses_mailbox and str(self._conf.get(_SUPERVISE, "false")).strip().lower() == "true":
             raise InvalidConfigurationError(
                 f"Expected {_SUPERVISE} to be false, found true: a driver that Spark restarts would reuse the attempt "
-                "of the failed driver; let Airflow retry the task."
+                "of the failed driver; let Airflow retry the task, or set transport='mailbox', which gives it an "
+                "attempt of its own."
             )
 
     def _prepare(self, application: str) -> str:
-        if self._is_cluster:
+        if self._is_cluster and not self._uses_mailbox:
             self._conf = {**self._conf, _SUPERVISE: "false"}
         if not application.endswith(".py"):
             return application
-        if self._is_cluster:
+        if self._is_cluster and self._is_standalone:
             return self._for_cluster(application)
         if self._shipping.is_package_shipped:
             self._ship_package()
@@ -152,6 +181,11 @@ class CheckpointedSparkSubmitHook(SparkSubmitHook):
     def _ship_package(self) -> None:
         from airflow_provider_statecheck.spark.driver.shipped_files import write_package
 
+        if self._is_cluster and str(self._connection["master"]).startswith("k8s://") and _UPLOADS not in self._conf:
+            raise InvalidConfigurationError(
+                f"Expected {_UPLOADS} in conf, to which spark-submit uploads this package for a driver on Kubernetes, "
+                "found none; set it, or install the package in the image and set ship_package=False."
+            )
         package = str(write_package(self._shipping.scratch).path)
         self._py_files = f"{self._py_files},{package}" if self._py_files else package
 
@@ -198,7 +232,7 @@ class CheckpointedStageSubmitHook(CheckpointedSparkSubmitHook):
     def _prepare(self, application: str) -> str:
         from airflow_provider_statecheck.spark.driver.shipped_files import write_stage_application
 
-        if self._is_cluster:
+        if self._is_cluster and self._is_standalone:
             return super()._prepare(application)
         return super()._prepare(str(write_stage_application(self._shipping.scratch)))
 

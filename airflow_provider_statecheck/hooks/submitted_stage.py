@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, job_id_of, operator_id_of
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef, FinishAttempt, RegisterAttempt
+from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, AttemptRef, FinishAttempt, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptOwner,
     AttemptRecord,
@@ -93,36 +93,51 @@ class SubmittedStage:
 
         :return: Handover for the driver, valid for this attempt only.
         """
-        grant = registering(self._gateway.register, self._on_overlap)(self.registration)
-        self._attempt, self._checkpoints = grant.attempt, self._followed(grant.attempt)
-        self._candidates = grant.candidates
-        self._log_of(grant.attempt).registered(grant)
+        attempt = self._begin()
         return Handover(
             url=self._access.url,
-            token=self._access.gateway.token_of(self._attempt),
+            token=self._access.gateway.token_of(attempt),
             registration=self.registration,
             driver=self._driver,
         )
 
     def adopt_running(self) -> None:
         """Adopt the running attempt of a driver that an earlier try submitted, unless this try registered one."""
+        if self._attempt is None and (running := self._adopted()) is not None:
+            self._continue(running)
+
+    def _begin(self) -> AttemptRef:
+        grant = registering(self._gateway.register, self._on_overlap)(self.registration)
+        self._follow(grant)
+        return grant.attempt
+
+    def _follow(self, grant: AttemptGrant) -> None:
+        self._attempt, self._checkpoints = grant.attempt, self._followed(grant.attempt)
+        self._candidates = grant.candidates
+        self._log_of(grant.attempt).registered(grant)
+
+    def _adopted(self) -> AttemptRecord | None:
+        """Adopt the running attempt of an earlier try, and return it; ``None`` if there is none."""
         try:
-            running = self._newest_attempt() if self._attempt is None else None
+            running = self._newest_attempt()
         except AccessDeniedError as refused:
             # Where only the Dags of a job read it, the first task of a Dag reads it once it has registered.
             log.info("The job is not read before the registration: %s", refused)
-            return
+            return None
         if running is None or not running.is_running:
-            return
-        ref = AttemptRef.of(running)
+            return None
         try:
-            self._gateway.adopt(ref, self.registration.owner)
+            self._gateway.adopt(AttemptRef.of(running), self.registration.owner)
         except StaleAttemptError as ended:
-            log.info("Attempt %s ended before it was adopted: %s", ref.epoch, ended)
-            return
-        self._attempt, self._checkpoints = ref, self._followed(ref)
+            log.info("Attempt %s ended before it was adopted: %s", running.epoch, ended)
+            return None
+        return running
+
+    def _continue(self, running: AttemptRecord) -> None:
+        self._attempt = AttemptRef.of(running)
+        self._checkpoints = self._followed(self._attempt)
         self._checkpoints.skip()
-        log.info("Attempt %s of job %r continues; its driver was adopted.", ref.epoch, self.registration.job_name)
+        log.info("Attempt %s of job %r continues; its driver was adopted.", running.epoch, self.registration.job_name)
 
     def log_checkpoints(self) -> None:
         """Log new checkpoints of the driver, whose own log may be on another machine."""

@@ -244,6 +244,7 @@ class _Collection:
             row_of=lambda checkpoint_id: self.gateway.checkpoint(job_id, checkpoint_id),
             quarantine=None if stay is None else notes,
             is_removed=self.is_removed,
+            has_mailboxes=True,
         )
         if stay is None:
             notes.forget()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,11 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_statecheck.checkpoint.ids import require_not_missing
 from airflow_provider_statecheck.checkpoint.masking import masked, require_no_credentials
-from airflow_provider_statecheck.exceptions import A_RETRY_CANNOT_HELP, StoppedWithSavepointError
+from airflow_provider_statecheck.exceptions import (
+    A_RETRY_CANNOT_HELP,
+    InvalidConfigurationError,
+    StoppedWithSavepointError,
+)
 from airflow_provider_statecheck.operators.checkpointed import CheckpointedOperator, PreparedStage
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.driver.cluster_start import STAGE_APPLICATION
@@ -24,7 +29,8 @@ if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
     from airflow.sdk import Context
 
-    from airflow_provider_statecheck.hooks.spark import Shipping
+    from airflow_provider_statecheck.hooks.relayed_stage import RelayedStage
+    from airflow_provider_statecheck.hooks.spark import Shipping, Transport
     from airflow_provider_statecheck.hooks.submitted_stage import SubmittedStage
 
 
@@ -40,14 +46,19 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator)
     restores the last completed checkpoint. A driver on a standalone cluster continues if its task dies; the retry
     reconnects to it, as with Airflow's Spark operator.
 
-    Works in client mode, and in cluster mode on a standalone cluster, Python applications included. Other arguments are
-    those of ``SparkSubmitOperator`` and of
+    Works in client mode, and in cluster mode on a standalone cluster, on YARN and on Kubernetes, Python applications
+    included. Other arguments are those of ``SparkSubmitOperator`` and of
     :class:`~airflow_provider_statecheck.operators.checkpointed.CheckpointedOperator`.
 
     :param ship_package: Add this package to the Python files of the application. Not needed if the cluster has it
         installed.
     :param package_dir: For cluster mode: a directory shared by all workers for the added package. The default is below
         ``checkpoint_dir`` if that is a local path. The driver verifies the files there before it uses them. (templated)
+    :param transport: How the driver calls the coordinator: ``http`` with a token of its attempt, or ``mailbox`` through
+        files in ``checkpoint_dir``, which the task relays, so that the driver needs neither a network path nor a token.
+        The default is ``mailbox`` in cluster mode on YARN and Kubernetes, and ``http`` elsewhere.
+    :param mailbox_patience: Longest time that a driver with a mailbox waits for an answer, for instance while its task
+        is retried. A bare number is milliseconds; text has a unit, such as ``30 min``.
     """
 
     template_fields: Sequence[str] = (
@@ -56,13 +67,23 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator)
         "package_dir",
     )
 
-    _stage: SubmittedStage | None = None
+    _stage: RelayedStage | None = None
     _shipping: Shipping | None = None
 
-    def __init__(self, *, ship_package: bool = True, package_dir: str | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        ship_package: bool = True,
+        package_dir: str | None = None,
+        transport: str | None = None,
+        mailbox_patience: timedelta | str | int = "30 min",
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.ship_package = ship_package
         self.package_dir = package_dir
+        self.transport = transport
+        self.mailbox_patience = mailbox_patience
 
     @override
     def execute(self, context: Context) -> Any:
@@ -79,7 +100,7 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator)
             with self._interruptible(), self._prepared(context) as stage:
                 self._check_arguments()
                 self._forget_driver_of_cleared_task(context, stage)
-                with repeatedly(stage.log_checkpoints), self._closing(stage):
+                with repeatedly(stage.log_checkpoints), self._closing(stage), stage.relaying():
                     return super().execute(context)
         except A_RETRY_CANNOT_HELP as error:
             raise AirflowFailException(masked(str(error))) from error
@@ -136,14 +157,22 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator)
             self._stage.adopt_running()
 
     @contextmanager
-    def _prepared(self, context: Context) -> Iterator[SubmittedStage]:
-        from airflow_provider_statecheck.hooks.submitted_stage import SubmittedStage, driver_access
+    def _prepared(self, context: Context) -> Iterator[RelayedStage]:
+        from airflow_provider_statecheck.hooks.relayed_stage import RelayedStage
+        from airflow_provider_statecheck.hooks.submitted_stage import driver_access
 
         prepared = self.prepare(context)
         registration = prepared.registration
         with driver_access(registration.owner) as access, tempfile.TemporaryDirectory() as scratch:
             self._shipping = self._shipping_to(Path(scratch), prepared)
-            self._stage = SubmittedStage(access, registration, prepared.driver, prepared.on_overlap)
+            self._stage = RelayedStage(
+                access,
+                registration,
+                prepared.driver,
+                prepared.on_overlap,
+                storage=prepared.storage,
+                patience_seconds=self._patience_seconds(),
+            )
             yield self._stage
 
     @contextmanager
@@ -175,7 +204,26 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator)
         require_not_missing("package_dir", self.package_dir)
         require_no_credentials("package_dir", str(self.package_dir or ""))
         shared = normalise_base(self.package_dir or f"{prepared.storage.base_uri}/{_PACKAGES}", "package_dir")
-        return Shipping(scratch=scratch, shared=shared, is_package_shipped=self.ship_package)
+        return Shipping(
+            scratch=scratch, shared=shared, is_package_shipped=self.ship_package, transport=self._transport()
+        )
+
+    def _transport(self) -> Transport | None:
+        from airflow_provider_statecheck.checkpoint.config_options import one_of
+        from airflow_provider_statecheck.hooks.spark import Transport
+
+        return None if self.transport is None else one_of(Transport, str)("transport", self.transport)
+
+    def _patience_seconds(self) -> float:
+        from airflow_provider_statecheck.checkpoint.config_options import parse_duration
+
+        patience = parse_duration("mailbox_patience", self.mailbox_patience).total_seconds()
+        if patience <= 0:
+            raise InvalidConfigurationError(
+                f"Expected mailbox_patience above 0, found {self.mailbox_patience!r}; correct it.",
+                key="mailbox_patience",
+            )
+        return patience
 
 
 def _refuse_retry_of_stopped(stage: SubmittedStage) -> None:

@@ -82,6 +82,8 @@ class StageAttempt:
     :param storage_config: Settings of the checkpoint storage, which the driver and the tasks use.
     :param on_overlap: Policy if an attempt of another run has the operator.
     :param pause: Waits for a number of seconds while the job stops with a savepoint; until :meth:`release` by default.
+    :param require_open: Raises ``StaleAttemptError`` if the attempt is known to be replaced; called before the metadata
+        of a checkpoint is written.
     """
 
     def __init__(
@@ -96,8 +98,10 @@ class StageAttempt:
         on_overlap: OnOverlap = OnOverlap.FAIL,
         monotonic: Callable[[], float] = time.monotonic,
         pause: Callable[[float], object] | None = None,
+        require_open: Callable[[], None] = lambda: None,
     ) -> None:
         self._gateway = gateway
+        self._require_open = require_open
         self._failures = FailedCheckpoints(tolerable_failed_checkpoints)
         newest_id = newest_checkpoint_id(storage, job_id_of(registration.job_name))
         self.grant: AttemptGrant = registering(gateway.register, on_overlap)(
@@ -413,6 +417,7 @@ class StageAttempt:
 
     def _complete(self, pending: PendingCheckpoint, content: CheckpointContent) -> tuple[CheckpointRecord, OpenEffects]:
         content, told = self.work.added_to(content)
+        self._require_open()
         try:
             message = self._files.write(pending, content)
         except StateCheckError as error:

@@ -24,7 +24,8 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.auto_snapshots import AutoSnapshots
 from airflow_provider_statecheck.spark.checkpoint_interval import Rhythm, pace_of
-from airflow_provider_statecheck.spark.driver.attempts import Handover, begin_submitted, open_attempt, take_handover
+from airflow_provider_statecheck.spark.driver.attempts import DriverHandover, begin_submitted, open_attempt
+from airflow_provider_statecheck.spark.driver.mailbox import find_handover
 from airflow_provider_statecheck.spark.driver.readiness import check_driver_packages
 from airflow_provider_statecheck.spark.endings import is_success, message_of
 from airflow_provider_statecheck.spark.item_loop import ItemLoop
@@ -220,18 +221,28 @@ class StageContext:
         return cls(spark, attempt, **driver.pacing)
 
     @classmethod
-    def current(cls, spark: SparkSession | None = None) -> Self:
+    def current(
+        cls,
+        spark: SparkSession | None = None,
+        *,
+        mailbox: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Self:
         """
         Return the context of an application that ``CheckpointedSparkSubmitOperator`` submitted.
 
         The first call connects to the coordinator and restores; later calls return the same context.
 
         :param spark: Session that computes the steps; by default the running one, else a new one.
+        :param mailbox: URI of the mailbox; by default it is in the environment, in the property
+            ``spark.statecheck.mailbox`` or in the argument ``--statecheck-mailbox`` of the application.
+        :param storage_options: Options of the fsspec filesystem of the mailbox, such as credentials; by default those
+            of the environment are used.
         :raises EnvironmentNotReadyError: if no Airflow operator submitted this driver, or a package is missing.
         :raises StaleAttemptError: if a newer attempt has taken over.
         :raises NoRestorableCheckpointError: if there are checkpoints but none is readable.
         """
-        return cast("Self", CURRENT.get(cls, spark))
+        return cast("Self", CURRENT.get(cls, spark, mailbox, storage_options))
 
     def snapshot(
         self,
@@ -481,22 +492,30 @@ class CurrentContext:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._handover: Handover | None = None
+        self._handover: DriverHandover | None = None
         self._context: StageContext | None = None
 
-    def get(self, kind: type[StageContext], spark: SparkSession | None) -> StageContext:
+    def get(
+        self,
+        kind: type[StageContext],
+        spark: SparkSession | None,
+        mailbox: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> StageContext:
         """
         Return the context of this process.
 
         :param kind: Class of the context to create.
         :param spark: Session that computes the steps; by default the running one, else a new one.
+        :param mailbox: URI of the mailbox, if the application names it.
+        :param storage_options: Options of the filesystem of the mailbox.
         :raises EnvironmentNotReadyError: if no Airflow operator submitted this driver, or a package is missing.
         """
         with self._lock:
             if self._context is None:
                 check_driver_packages()
                 # A call after a failed one must find the handover again.
-                self._handover = self._handover or take_handover()
+                self._handover = self._handover or find_handover(spark, mailbox, storage_options)
                 session, attempt = begin_submitted(self._handover, spark)
                 self._context = kind(session, attempt, **self._handover.driver.pacing)
             return self._context

@@ -28,6 +28,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     checkpoint_uri,
     epoch_of,
     job_uri,
+    mailboxes_uri,
     orphans_uri,
     shared_uri,
     taskowned_uri,
@@ -189,6 +190,10 @@ class OrphanSearch:
         """Return the directories of unreferenced snapshots, and of unfinished checkpoints without a row."""
         return (*self._unfinished(), *(uri for o in self._known for uri in self._snapshots(o)))
 
+    def mailboxes(self) -> tuple[str, ...]:
+        """Return the mailboxes of closed attempts, which no driver can call through any more."""
+        return tuple(uri for operator in self._operators for uri in self._closed_mailboxes(operator))
+
     def files(self) -> tuple[str, ...]:
         """Return the unreferenced state files, and those that functions own if the job is being removed."""
         unnamed = (uri for o in self._known for uri in self._unnamed_state(o))
@@ -281,6 +286,14 @@ class OrphanSearch:
         directory = f"{taskowned_uri(self._base, self._job_id)}/{operator.operator_id}"
         names = self._storage.list_files(directory)
         yield from (f"{directory}/{name}" for name in names if self._is_closed(operator, name))
+
+    def _closed_mailboxes(self, operator: OperatorRecord) -> Iterator[str]:
+        # A driver that was started again has a later attempt than its mailbox.
+        if self._view.has_open_attempt(operator):
+            return
+        root = mailboxes_uri(self._base, self._job_id, operator.operator_id)
+        names = self._storage.list_directories(root)
+        yield from (f"{root}/{name}" for name in names if name.isdecimal() and int(name) <= operator.epoch)
 
     def _is_closed(self, operator: OperatorRecord, name: str) -> bool:
         epoch = epoch_of(name)
@@ -381,6 +394,7 @@ def sweep(
     row_of: Callable[[int], CheckpointRecord | None] = lambda _: None,
     quarantine: Quarantine | None = None,
     is_removed: bool = False,
+    has_mailboxes: bool = False,
 ) -> SweepReport:
     """
     Delete the orphans of a job in a checkpoint directory.
@@ -391,6 +405,7 @@ def sweep(
     :param row_of: Reads the row of a checkpoint; required for jobs with more checkpoints than the view contains.
     :param quarantine: Quarantine of orphans before their deletion. Ended checkpoints are deleted at once.
     :param is_removed: Whether the job is being removed, and with it the files that functions own.
+    :param has_mailboxes: Whether to delete mailboxes too, at once; a driver that sweeps may use one.
     """
     view = _with_rows_of_directories(storage, view, row_of)
     search = OrphanSearch(storage, view, documents, of=of, is_removed=is_removed)
@@ -399,8 +414,9 @@ def sweep(
     due = found if quarantine is None else quarantine.admit(found, view.read_at)
     quarantined = tuple(uri for uri in (*directories, *files) if uri not in due)
     discarder, problems = StorageDiscarder(storage, view.job.job_id), list[str]()
+    at_once = (*ended, *(search.mailboxes() if has_mailboxes else ()))
     deleted = [
-        *_delete_each(discarder.discard_location, (*ended, *(uri for uri in directories if uri in due)), problems),
+        *_delete_each(discarder.discard_location, (*at_once, *(uri for uri in directories if uri in due)), problems),
         *_delete_each(discarder.discard_file, (uri for uri in files if uri in due), problems),
     ]
     removed, skipped = counted(len(deleted), "orphaned file"), counted(len(search.skipped), "operator")

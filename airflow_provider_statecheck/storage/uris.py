@@ -35,11 +35,12 @@ _ALMOST_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _LONGEST_NAME = 255
 """Longest name of a file in bytes on common local filesystems."""
 _GLOB = re.compile(r"[*?\[\]{}]")
-_OF_A_JOB = r"[0-9a-f]{32}/(?:chk-\d+|shared/[0-9a-f]{32}/[^/]+/[^/]+|taskowned/[^/]+/[^/]+|_orphans)"
+_IN_A_JOB = r"(?:chk-\d+|shared/[0-9a-f]{32}/[^/]+/[^/]+|taskowned/[^/]+/[^/]+|mail/[0-9a-f]{32}/\d+)"
+_OF_A_JOB = rf"[0-9a-f]{{32}}/(?:{_IN_A_JOB}|_orphans)"
 _DELETABLE = rf"(?:{_OF_A_JOB}|savepoint-[0-9a-f]{{6}}-[0-9a-f]{{12}})(?:/|$)"
 _DELETABLE_HERE = re.compile(_DELETABLE)
 _SAVEPOINT_BELOW = re.compile(r"/savepoint-[0-9a-f]{6}-[0-9a-f]{12}(?:/|$)")
-_OF_THE_ONLY_JOB = re.compile(r"(?:chk-\d+|shared/[0-9a-f]{32}/[^/]+/[^/]+|taskowned/[^/]+/[^/]+)(?:/|$)")
+_OF_THE_ONLY_JOB = re.compile(rf"{_IN_A_JOB}(?:/|$)")
 _DELETABLE_ELSEWHERE = re.compile(f"/{_DELETABLE}")
 
 

@@ -2,8 +2,9 @@
 Attempts of drivers outside of tasks: of scripts, and of submitted applications.
 
 A script has a metadata database of its own. A submitted driver gets its attempt from the Airflow operator by a
-handover in one environment variable. In all supported modes, Spark passes variables with the prefix ``SPARK_`` to the
-driver. It does not log them, show them on its pages or pass them to executors.
+handover: in a mailbox, or in one environment variable with a token. In the modes that use the variable, Spark passes
+variables with the prefix ``SPARK_`` to the driver. It does not log them, show them on its pages or pass them to
+executors.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.checkpoint.config_options import parse_text
@@ -63,9 +64,32 @@ _DEFAULTS = {
 }
 
 
+class Connection(NamedTuple):
+    """Connection of a submitted driver to the coordinator."""
+
+    gateway: StageGateway
+    require_open: Callable[[], None]
+    """Raises ``StaleAttemptError`` if the attempt is known to be replaced, without a call of the coordinator."""
+
+
+class DriverHandover(Protocol):
+    """What an Airflow operator hands to the driver that it submits."""
+
+    @property
+    def registration(self) -> RegisterAttempt:
+        """Registration that the Airflow operator sent; the driver repeats it."""
+
+    @property
+    def driver(self) -> DriverSettings:
+        """Settings for the driver."""
+
+    def connect(self) -> Connection:
+        """Return the connection to the coordinator."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handover:
-    """Access of a driver to its attempt."""
+    """Access of a driver to its attempt over HTTP."""
 
     url: str
     """Root URL of the coordinator's server."""
@@ -74,6 +98,15 @@ class Handover:
     registration: RegisterAttempt
     """Registration that the Airflow operator sent; the driver repeats it and gets the same grant."""
     driver: DriverSettings
+
+    def connect(self) -> Connection:
+        """Return a connection over HTTP with the token of the attempt."""
+        from airflow_provider_statecheck.gateway.http import GivenToken, HttpClient, HttpGateway
+        from airflow_provider_statecheck.gateway.verbs import OUTAGE_PAUSES_SECONDS, retrying
+
+        remember_secrets([self.token])
+        http = HttpGateway(HttpClient(self.url), GivenToken(self.token))
+        return Connection(retrying(http, OUTAGE_PAUSES_SECONDS), _always_open)
 
     def environment(self) -> dict[str, str]:
         """
@@ -115,7 +148,7 @@ def take_handover(environment: MutableMapping[str, str] | None = None) -> Handov
         ) from None
 
 
-def begin_submitted(handover: Handover, spark: SparkSession | None = None) -> tuple[SparkSession, StageAttempt]:
+def begin_submitted(handover: DriverHandover, spark: SparkSession | None = None) -> tuple[SparkSession, StageAttempt]:
     """
     Return the session and the attempt of a submitted driver.
 
@@ -127,18 +160,18 @@ def begin_submitted(handover: Handover, spark: SparkSession | None = None) -> tu
     return session, repeat_registration(session, handover)
 
 
-def repeat_registration(spark: SparkSession, handover: Handover) -> StageAttempt:
+def repeat_registration(spark: SparkSession, handover: DriverHandover) -> StageAttempt:
     """Register with the coordinator as the task did, and return the attempt, which is the task's."""
-    from airflow_provider_statecheck.gateway.http import GivenToken, HttpClient, HttpGateway
-    from airflow_provider_statecheck.gateway.verbs import OUTAGE_PAUSES_SECONDS, retrying
-
     storage = CheckpointStorage.open(handover.registration.storage_base, **handover.driver.storage_options)
     storage = storage.allowing(handover.driver.savepoint_dir, locations=handover.driver.allowed_locations)
     # No check for the package on executors: the Airflow operator has shipped it, or it is installed.
     require_reachable(spark, storage)
-    remember_secrets([handover.token])
-    http = HttpGateway(HttpClient(handover.url), GivenToken(handover.token))
-    return attempt_of(retrying(http, OUTAGE_PAUSES_SECONDS), storage, handover.registration, handover.driver)
+    gateway, require_open = handover.connect()
+    return attempt_of(gateway, storage, handover.registration, handover.driver, require_open=require_open)
+
+
+def _always_open() -> None:
+    """Do nothing: over HTTP, each call tells whether the attempt was replaced."""
 
 
 def attempt_of(
@@ -147,6 +180,7 @@ def attempt_of(
     registration: RegisterAttempt,
     driver: DriverSettings,
     on_overlap: OnOverlap = OnOverlap.FAIL,
+    require_open: Callable[[], None] = _always_open,
 ) -> StageAttempt:
     """Register an attempt with the settings of its driver."""
     return StageAttempt(
@@ -157,6 +191,7 @@ def attempt_of(
         savepoint_dir=driver.savepoint_dir,
         storage_config=driver.storage_config,
         on_overlap=on_overlap,
+        require_open=require_open,
     )
 
 

@@ -31,7 +31,8 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError, St
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_interval import Pace, pace_of
 from airflow_provider_statecheck.spark.connectors.source import SizeUnit
-from airflow_provider_statecheck.spark.driver.attempts import begin_submitted, open_attempt, take_handover
+from airflow_provider_statecheck.spark.driver.attempts import begin_submitted, open_attempt
+from airflow_provider_statecheck.spark.driver.mailbox import find_handover
 from airflow_provider_statecheck.spark.driver.readiness import OF_STAGES, check_driver_packages
 from airflow_provider_statecheck.spark.driver.session import TaggedJobs, run_interruptibly, tasks_at_once
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings, StageSettings
@@ -479,7 +480,7 @@ def main() -> None:
     :raises InvalidConfigurationError: if there is no such stage.
     """
     check_driver_packages(*OF_STAGES)
-    handover = take_handover()
+    handover = find_handover()
     spark, attempt = begin_submitted(handover)
     stage = _load_or_fail(sys.argv[1], handover.driver.parallelism, attempt)
     signal.signal(signal.SIGTERM, _terminate)

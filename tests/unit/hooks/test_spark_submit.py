@@ -19,6 +19,7 @@ from airflow_provider_statecheck.hooks.spark import (
     CheckpointedSparkSubmitHook,
     CheckpointedStageSubmitHook,
     Shipping,
+    Transport,
     as_cluster_python,
     require_cluster_paths,
 )
@@ -35,6 +36,11 @@ class Stage:
     """Registers nothing."""
 
     registered = 0
+    mailbox = "file:///checkpoints/" + "a" * 32 + "/mail/" + "b" * 32 + "/1"
+
+    def open_mailbox(self) -> str:
+        self.registered += 1
+        return self.mailbox
 
     def register(self) -> Handover:
         self.registered += 1
@@ -54,7 +60,7 @@ def submit(monkeypatch, tmp_path: Path) -> Any:
     started: dict[str, Any] = {}
 
     def popen(command: list[str], **kwargs: Any) -> None:
-        started.update(command=command, environment=kwargs["env"])
+        started.update(command=command, environment=kwargs.get("env") or {})
         raise Started
 
     monkeypatch.setattr("airflow.providers.apache.spark.hooks.spark_submit.subprocess.Popen", popen)
@@ -76,12 +82,18 @@ def make_hook(
     ships: bool = True,
     shared: str | None = None,
     kind: type[CheckpointedSparkSubmitHook] = CheckpointedSparkSubmitHook,
+    transport: Transport | None = None,
     **kwargs: Any,
 ) -> tuple[CheckpointedSparkSubmitHook, Stage]:
     """Return a hook and the stage that it submits."""
+    # Airflow's hook requires the client of Kubernetes for its masters, before it would use it.
+    monkeypatch.setattr("airflow.providers.apache.spark.hooks.spark_submit.kube_client", object(), raising=False)
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(connection))
     shipping = Shipping(
-        scratch=tmp_path / "scratch", shared=shared or f"file://{tmp_path}/shared", is_package_shipped=ships
+        scratch=tmp_path / "scratch",
+        shared=shared or f"file://{tmp_path}/shared",
+        is_package_shipped=ships,
+        transport=transport,
     )
     stage = Stage()
     return kind.taking_over(SparkSubmitHook(**kwargs), stage, shipping), stage  # type: ignore[arg-type]
@@ -177,18 +189,78 @@ def test_application_of_a_stage_is_where_a_driver_in_client_mode_finds_it_with_n
     compile(script.read_text(), str(script), "exec")
 
 
+YARN = {"conn_type": "spark", "host": "yarn", "extra": {"deploy-mode": "cluster"}}
+KUBERNETES = {"conn_type": "spark", "host": "k8s://https://host", "port": 443, "extra": {"deploy-mode": "cluster"}}
+UPLOADS = {"spark.kubernetes.file.upload.path": "s3a://bucket/uploads"}
+
+
 @pytest.mark.parametrize(
-    ("connection", "conf", "text"),
+    ("connection", "transport", "conf"),
     [
-        ({"conn_type": "spark", "host": "yarn", "extra": {"deploy-mode": "cluster"}}, {}, "use deploy_mode='client'"),
-        (STANDALONE, {"spark.submit.deployMode": "cluster"}, "use deploy_mode='cluster'"),
-        (IN_CLUSTER, {"spark.driver.supervise": "True"}, "let Airflow retry"),
+        (YARN, None, {}),
+        (KUBERNETES, None, UPLOADS),
+        (IN_CLUSTER, Transport.MAILBOX, {}),
+        (STANDALONE, Transport.MAILBOX, {}),
+        ({"conn_type": "spark", "host": "local[2]"}, Transport.MAILBOX, {}),
+    ],
+    ids=["YARN cluster", "Kubernetes cluster", "standalone cluster", "standalone client", "local"],
+)
+def test_driver_with_a_mailbox_gets_its_uri_and_no_token(submit, connection, transport, conf) -> None:
+    command, environment = submit(connection, transport=transport, conf=conf)
+    assert f"spark.statecheck.mailbox={Stage.mailbox}" in command
+    assert HANDOVER_VARIABLE not in environment
+    assert TOKEN not in repr((command, environment))
+
+
+@pytest.mark.parametrize("connection", [STANDALONE, IN_CLUSTER, {"conn_type": "spark", "host": "local[2]"}])
+def test_token_is_the_default_where_it_is_safe(submit, connection) -> None:
+    command, environment = submit(connection)
+    assert HANDOVER_VARIABLE in environment
+    assert "spark.statecheck.mailbox" not in repr(command)
+
+
+@pytest.mark.parametrize(("connection", "conf"), [(YARN, {}), (KUBERNETES, UPLOADS)], ids=["YARN", "Kubernetes"])
+def test_application_on_yarn_and_kubernetes_is_submitted_as_it_is_with_the_package_beside_it(
+    submit, connection, conf, tmp_path
+) -> None:
+    command, _ = submit(connection, conf=conf, py_files="/jobs/mine.zip")
+    assert command[-1] == "/jobs/a.py"
+    mine, shipped = option(command, "--py-files").split(",")
+    assert (mine, Path(shipped).parent) == ("/jobs/mine.zip", tmp_path / "scratch")
+
+
+def test_stage_on_yarn_is_the_application_of_this_package(submit, tmp_path) -> None:
+    arguments = ["pipelines.balances:stage"]
+    command, _ = submit(YARN, "statecheck_stage.py", kind=CheckpointedStageSubmitHook, application_args=arguments)
+    [script] = (tmp_path / "scratch").rglob("*.py")
+    assert command[-2:] == [str(script), *arguments]
+
+
+def test_driver_with_a_mailbox_may_be_started_again_by_spark(submit) -> None:
+    command, _ = submit(IN_CLUSTER, transport=Transport.MAILBOX, conf={"spark.driver.supervise": "true"})
+    assert "spark.driver.supervise=true" in command
+    assert "spark.driver.supervise=false" not in command
+
+
+@pytest.mark.parametrize(
+    ("connection", "conf", "transport", "text"),
+    [
+        (YARN, {}, Transport.HTTP, "Expected transport='mailbox' .* found 'http' on 'yarn'"),
+        (STANDALONE, {"spark.submit.deployMode": "cluster"}, None, "use deploy_mode='cluster'"),
+        (IN_CLUSTER, {"spark.driver.supervise": "True"}, None, "let Airflow retry"),
     ],
     ids=["YARN cluster", "hidden cluster", "supervised"],
 )
-def test_modes_without_a_safe_way_are_refused(monkeypatch, tmp_path, connection, conf, text) -> None:
+def test_modes_without_a_safe_way_are_refused(monkeypatch, tmp_path, connection, conf, transport, text) -> None:
     with pytest.raises(InvalidConfigurationError, match=text):
-        make_hook(monkeypatch, tmp_path, connection, conf=conf)
+        make_hook(monkeypatch, tmp_path, connection, conf=conf, transport=transport)
+
+
+def test_package_that_cannot_reach_a_pod_is_told_before_anything_is_registered(monkeypatch, tmp_path) -> None:
+    hook, stage = make_hook(monkeypatch, tmp_path, KUBERNETES)
+    with pytest.raises(InvalidConfigurationError, match=r"spark\.kubernetes\.file\.upload\.path in conf"):
+        hook.submit("/jobs/a.py")
+    assert stage.registered == 0
 
 
 def test_workers_of_local_mode_get_the_tasks_python(submit, monkeypatch) -> None:

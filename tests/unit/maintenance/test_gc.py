@@ -14,6 +14,7 @@ from airflow_provider_statecheck.checkpoint.properties import JobStatus, Restore
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.checkpoint.store import RECENT
 from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.gateway.mailbox.box import CallName, Mailbox
 from airflow_provider_statecheck.maintenance.gc import CollectedJob, PruneRequest, prune_job
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle, encode_metadata, load_document
@@ -222,6 +223,19 @@ def test_orphans_of_ended_attempts_go(stage):
     orphan = stage.snapshot(dead, "orphan")
     dead.finish(AttemptStatus.FAILED)
     assert list(collect(stage).deleted) == [orphan.uri]
+
+
+def test_mailboxes_go_when_the_newest_attempt_of_their_operator_has_ended(stage):
+    ended, running = stage.run(), stage.attempt("other")
+    later = replace(ended.grant.attempt, epoch=ended.grant.attempt.epoch + 1)
+    boxes = [Mailbox(stage.storage, ref) for ref in (ended.grant.attempt, later, running.grant.attempt)]
+    for box in boxes:
+        box.open({})
+        box.post(CallName(1, "a" * 32), {})
+    collect(stage, dry_run=True)
+    assert [box.is_open for box in boxes] == [True, True, True]
+    collect(stage)
+    assert [len(stage.storage.list_files(box.uri)) for box in boxes] == [0, 2, 2]
 
 
 def test_nothing_goes_while_the_newest_attempt_of_an_operator_has_not_ended(stage):

@@ -8,7 +8,8 @@ import inspect
 import json
 import subprocess
 import tempfile
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -20,7 +21,7 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.hooks import spark_settings, submitted_stage
+from airflow_provider_statecheck.hooks import relayed_stage, spark_settings, submitted_stage
 from airflow_provider_statecheck.operators.checkpointed import StageTerminatedError
 from airflow_provider_statecheck.operators.spark_submit import (
     CheckpointedSparkSubmitOperator,
@@ -93,6 +94,10 @@ class Stage:
 
     def log_checkpoints(self) -> None: ...
 
+    @contextmanager
+    def relaying(self) -> Iterator[None]:
+        yield
+
     def adopt_running(self) -> None: ...
 
     def require_end(self) -> None: ...
@@ -149,14 +154,14 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attempt: Stage) -> 
 
     def prepare(operator: Any, _: Any) -> Any:
         operator.ship_package, operator.package_dir = False, str(tmp_path)
-        return SimpleNamespace(registration=make_registration(), driver=None, on_overlap=None)
+        return SimpleNamespace(registration=make_registration(), driver=None, on_overlap=None, storage=None)
 
     monkeypatch.setattr(subprocess, "Popen", popen)
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(CheckpointedSparkSubmitOperator, "prepare", prepare)
     monkeypatch.setattr(tempfile, "TemporaryDirectory", lambda: nullcontext(str(tmp_path)))
     monkeypatch.setattr(submitted_stage, "driver_access", lambda _: nullcontext())
-    monkeypatch.setattr(submitted_stage, "SubmittedStage", lambda *_: attempt)
+    monkeypatch.setattr(relayed_stage, "RelayedStage", lambda *_, **__: attempt)
     monkeypatch.setenv("KRB5CCNAME", "/tmp/krb5cc")
     monkeypatch.setenv("PYSPARK_PYTHON", "python")
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(CLIENT))
@@ -244,6 +249,9 @@ def test_each_try_submits_with_settings_of_its_own(started: Any) -> None:
         ({"application_args": ["--day", None]}, r"for application_args\[1\], found None"),
         ({"application_args": "['--day']"}, "Expected a list as application_args, found str"),
         ({"deploy_mode": "clustre"}, "as deploy_mode, .* found 'clustre'"),
+        ({"transport": "post"}, "transport to be one of http, mailbox, found 'post'"),
+        ({"mailbox_patience": "-1 s"}, "mailbox_patience above 0, found '-1 s'"),
+        ({"mailbox_patience": "long"}, "mailbox_patience to be milliseconds, .* found 'long'"),
     ],
 )
 def test_argument_that_spark_would_refuse_is_told_by_name_before_the_submission(

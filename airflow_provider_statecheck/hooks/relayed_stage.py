@@ -1,0 +1,181 @@
+"""
+Task side of a stage whose driver reaches the checkpoint storage and nothing else.
+
+:class:`RelayedStage` opens a mailbox for the driver, and relays its calls in a thread while the task waits. A retry
+first carries out what the driver of the earlier try has left in its mailbox, and only then registers.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus, OnOverlap
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StateCheckError
+from airflow_provider_statecheck.gateway.mailbox.box import Mailbox, Pace
+from airflow_provider_statecheck.gateway.mailbox.relay import MailboxRelay, is_mailbox_of
+from airflow_provider_statecheck.hooks.submitted_stage import SubmittedStage
+from airflow_provider_statecheck.overriding import override
+from airflow_provider_statecheck.spark.driver.mailbox import MailboxContent
+
+if TYPE_CHECKING:
+    from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
+    from airflow_provider_statecheck.gateway.verbs import StageGateway
+    from airflow_provider_statecheck.hooks.submitted_stage import DriverAccess
+    from airflow_provider_statecheck.spark.driver.settings import DriverSettings
+    from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+
+log = logging.getLogger(__name__)
+
+
+class RelayedStage(SubmittedStage):
+    """
+    Attempt of a driver that may call through a mailbox.
+
+    :param storage: Storage of the mailbox.
+    :param patience_seconds: Longest time that the driver waits for an answer.
+    :param looking: Returns what looks into a mailbox until it is stopped; a thread by default.
+    """
+
+    def __init__(
+        self,
+        access: DriverAccess,
+        registration: RegisterAttempt,
+        driver: DriverSettings,
+        on_overlap: OnOverlap = OnOverlap.FAIL,
+        *,
+        storage: CheckpointStorage,
+        patience_seconds: float,
+        looking: Callable[[MailboxRelay], Looking] | None = None,
+    ) -> None:
+        super().__init__(access, registration, driver, on_overlap)
+        self._storage = storage
+        self._patience_seconds = patience_seconds
+        self._looking = looking or RelayThread
+        self._relaying: Looking | None = None
+
+    def open_mailbox(self) -> str:
+        """
+        Register an attempt, which fences all earlier attempts, and open its mailbox.
+
+        :return: URI of the mailbox, which is no secret.
+        :raises StorageError: if the storage fails.
+        """
+        self._drain()
+        attempt = self._begin()
+        for earlier in self._mailboxes_up_to(attempt):
+            earlier.fence(attempt.epoch, is_closed=True)
+        mailbox = Mailbox(self._storage, attempt)
+        MailboxContent(
+            registration=self.registration, driver=self._driver, patience_seconds=self._patience_seconds
+        ).open(mailbox)
+        self._start(self._relay(mailbox, self.registration.attempt_key, attempt))
+        return mailbox.uri
+
+    @override
+    def close(self, status: AttemptStatus, message: str = "", gateway: StageGateway | None = None) -> None:
+        super().close(status, message, gateway)
+        if self._attempt is not None and self._relaying is not None and self._relaying.has_carried_all:
+            self._remove_mailboxes(self._attempt)
+
+    @contextmanager
+    def relaying(self) -> Iterator[None]:
+        """Relay the calls of the driver as long as the block runs, and what is left at its end."""
+        try:
+            yield
+        finally:
+            if self._relaying is not None:
+                self._relaying.stop()
+
+    @override
+    def _continue(self, running: AttemptRecord) -> None:
+        super()._continue(running)
+        relay = self._relay_of(running)
+        if relay is not None:
+            self._start(relay)
+
+    def _start(self, relay: MailboxRelay) -> None:
+        self._relaying = self._looking(relay)
+        self._relaying.start()
+
+    def _drain(self) -> None:
+        """Carry out what the driver of an earlier try has written, so that nothing of it is lost."""
+        running = self._adopted()
+        relay = None if running is None else self._relay_of(running)
+        if relay is not None and (carried := relay.carry()):
+            log.info("%s calls of the driver of the earlier try were carried out.", carried)
+
+    def _relay_of(self, running: AttemptRecord) -> MailboxRelay | None:
+        for mailbox in reversed(self._mailboxes_up_to(AttemptRef.of(running))):
+            try:
+                opened_by = MailboxContent.of(mailbox).registration.attempt_key
+            except CheckpointNotFoundError:
+                continue
+            if is_mailbox_of(mailbox, opened_by, running.attempt_key):
+                return self._relay(mailbox, opened_by, AttemptRef.of(running))
+        return None
+
+    def _relay(self, mailbox: Mailbox, opened_by: str, attempt: AttemptRef) -> MailboxRelay:
+        registration = replace(self.registration, attempt_key=opened_by)
+        return MailboxRelay(mailbox, self._gateway, registration, attempt, self._follow)
+
+    def _mailboxes_up_to(self, attempt: AttemptRef) -> list[Mailbox]:
+        return [each for each in Mailbox.all_of(self._storage, attempt) if each.attempt.epoch <= attempt.epoch]
+
+    def _remove_mailboxes(self, attempt: AttemptRef) -> None:
+        try:
+            for mailbox in self._mailboxes_up_to(attempt):
+                mailbox.remove()
+        except StateCheckError as error:
+            log.warning("A mailbox could not be removed; the next garbage collection deletes it: %s", error)
+
+
+class Looking(Protocol):
+    """Looks into a mailbox until it is stopped."""
+
+    has_carried_all: bool
+    """Whether the last look, after the end of the driver, has carried all calls."""
+
+    def start(self) -> None:
+        """Begin to look."""
+
+    def stop(self) -> None:
+        """Carry out what is left, and end."""
+
+
+class RelayThread:
+    """Looks into a mailbox until it is stopped: often while there are calls, and seldom while there are none."""
+
+    def __init__(self, relay: MailboxRelay) -> None:
+        self.has_carried_all = False
+        """Whether the last look, after the end of the driver, has carried all calls."""
+        self._relay = relay
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="statecheck-mailbox")
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Carry out what is left, and end."""
+        self._stopped.set()
+        self.has_carried_all = self._look() is not None
+
+    def _run(self) -> None:
+        pace = Pace()
+        while not self._stopped.wait(pace.pause(is_busy=bool(self._look()))):
+            pass
+
+    def _look(self) -> int | None:
+        try:
+            return self._relay.carry()
+        except Exception as error:
+            # The thread must not end before the driver, whatever an answer of a server or a storage is.
+            log.warning("Calls of the driver wait in the mailbox: %s", error)
+            return None

@@ -1,0 +1,202 @@
+"""What a task does for a driver that calls through a mailbox, over a coordinator in memory."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.codec import encode
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef, TriggerCheckpoint
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus
+from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.gateway.mailbox.box import CallName, Fence, Mailbox
+from airflow_provider_statecheck.gateway.mailbox.driver import MailboxGateway
+from airflow_provider_statecheck.gateway.mailbox.relay import MailboxRelay
+from airflow_provider_statecheck.hooks.relayed_stage import RelayedStage, RelayThread
+from airflow_provider_statecheck.hooks.submitted_stage import DriverAccess
+from airflow_provider_statecheck.spark.driver.mailbox import MailboxContent, MailboxHandover
+from airflow_provider_statecheck.spark.driver.settings import DriverSettings
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from tests.messages import ManualClock, make_acknowledgement, make_owner, make_registration
+from tests.sqlite_rows import new_store
+
+SECRET = "a secret of the storage"
+
+
+class Gateway(AttemptCoordinator):
+    """A coordinator that gives tokens."""
+
+    def token_of(self, attempt: AttemptRef) -> str:
+        return f"token of attempt {attempt.epoch}"
+
+
+class Task:
+    """Tries of one task, whose relays look when a driver waits."""
+
+    def __init__(self, folder: Path) -> None:
+        self.gateway: Any = Gateway(new_store(ManualClock()))
+        self.storage = CheckpointStorage.open(str(folder))
+        self.relays: list[MailboxRelay] = []
+
+    def begin(self, number: int = 1) -> RelayedStage:
+        """Begin a try."""
+        owner = make_owner(try_number=number, ti_id=f"try-{number}", label=f"try {number}")
+        return RelayedStage(
+            DriverAccess("http://api", self.gateway),
+            make_registration(storage_base=self.storage.base_uri, owner=owner),
+            DriverSettings(storage_options={"secret": SECRET}, tolerable_failed_checkpoints=3),
+            storage=self.storage,
+            patience_seconds=60.0,
+            looking=self._looking,
+        )
+
+    def _looking(self, relay: MailboxRelay) -> Any:
+        self.relays.append(relay)
+        return Looks(relay)
+
+    def driver(self, uri: str) -> MailboxGateway:
+        """Return a process of the driver that has begun."""
+        found = MailboxHandover.read(uri, {})
+        driver = MailboxGateway(found.mailbox, found.patience_seconds, sleep=lambda _: self.relays[-1].carry())
+        driver.register(found.registration)
+        return driver
+
+    def statuses(self) -> list[AttemptStatus]:
+        """Return the statuses of the attempts."""
+        return [each.status for each in self.gateway.describe(job_id_of("sales")).attempts]
+
+
+class Looks:
+    """Looks only at the end."""
+
+    def __init__(self, relay: MailboxRelay) -> None:
+        self._relay = relay
+        self.has_carried_all = False
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None:
+        """Look for the last time."""
+        self._relay.carry()
+        self.has_carried_all = True
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Task:
+    return Task(tmp_path)
+
+
+def written_acknowledgement(task: Task, uri: str, driver: MailboxGateway, attempt: AttemptRef) -> None:
+    """Let a driver trigger a checkpoint, write its acknowledgement, and be killed."""
+    pending = driver.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+    message = make_acknowledgement(attempt, pending)
+    Mailbox.at(uri, {}).post(CallName(9, driver.instance), {"verb": "acknowledge", "message": encode(message)})
+
+
+def ref_of(task: Task, epoch: int) -> AttemptRef:
+    view = task.gateway.describe(job_id_of("sales"))
+    return AttemptRef(job_id=view.job.job_id, operator_id=view.operators[0].operator_id, epoch=epoch)
+
+
+def test_handover_has_neither_a_token_nor_options_of_the_storage(task: Task) -> None:
+    uri = task.begin().open_mailbox()
+    [handover] = [each for each in task.storage.list_files(uri) if each.startswith("handover")]
+    text = task.storage.read_bytes(f"{uri}/{handover}").decode()
+    assert "token" not in text
+    assert SECRET not in text
+    found = MailboxHandover.read(uri, {"key": "of the driver"})
+    assert found.driver.tolerable_failed_checkpoints == 3
+    assert found.driver.storage_options == {"key": "of the driver"}
+
+
+def test_retry_completes_what_the_dead_driver_had_acknowledged(task: Task) -> None:
+    uri = task.begin().open_mailbox()
+    written_acknowledgement(task, uri, task.driver(uri), ref_of(task, 1))
+    task.begin(2).open_mailbox()
+    view = task.gateway.describe(job_id_of("sales"))
+    assert [c.status for c in view.checkpoints] == [CheckpointStatus.COMPLETED]
+    assert view.attempts[-1].restored_from == 1
+    assert Mailbox.at(uri, {}).fenced() == Fence(epoch=2, is_closed=True)
+
+
+def test_retry_that_reconnects_carries_on_the_calls_of_the_driver(task: Task) -> None:
+    uri = task.begin().open_mailbox()
+    driver = task.driver(uri)
+    retry = task.begin(2)
+    retry.adopt_running()
+    assert len(task.relays) == 2
+    assert driver.trigger(TriggerCheckpoint(attempt=ref_of(task, 1), request_key=new_key())).checkpoint_id == 1
+    with retry.relaying():
+        pass
+    retry.close(AttemptStatus.FINISHED)
+    assert task.statuses() == [AttemptStatus.FINISHED]
+    assert task.storage.list_files(uri) == {}
+
+
+def test_retry_reconnects_to_a_driver_that_its_platform_started_again(task: Task) -> None:
+    uri = task.begin().open_mailbox()
+    task.driver(uri)
+    second = task.driver(uri)
+    task.begin(2).adopt_running()
+    assert len(task.relays) == 2
+    assert second.trigger(TriggerCheckpoint(attempt=ref_of(task, 2), request_key=new_key())).checkpoint_id == 1
+
+
+def test_driver_that_was_started_again_is_followed_and_closed_with_its_own_attempt(task: Task, caplog) -> None:
+    stage = task.begin()
+    uri = stage.open_mailbox()
+    task.driver(uri)
+    task.driver(uri)
+    stage.close(AttemptStatus.FAILED, "killed")
+    assert task.statuses() == [AttemptStatus.FENCED, AttemptStatus.FAILED]
+
+
+def test_attempt_with_a_token_has_no_mailbox_to_carry(task: Task) -> None:
+    task.begin().register()
+    task.begin(2).adopt_running()
+    assert task.relays == []
+
+
+@pytest.mark.parametrize("status", [AttemptStatus.FINISHED, AttemptStatus.FAILED])
+def test_mailboxes_of_all_tries_go_with_the_attempt(task: Task, status: AttemptStatus) -> None:
+    task.begin().open_mailbox()
+    stage = task.begin(2)
+    with stage.relaying():
+        stage.open_mailbox()
+    stage.close(status)
+    assert [name for name in task.storage.list_files(task.storage.base_uri) if "/mail/" in name] == []
+
+
+def test_mailbox_whose_calls_could_not_be_carried_stays(task: Task) -> None:
+    stage = task.begin()
+    uri = stage.open_mailbox()
+    stage.close(AttemptStatus.FAILED)
+    assert Mailbox.at(uri, {}).is_open
+
+
+def test_thread_looks_until_it_is_stopped_and_once_more(task: Task) -> None:
+    looked, first = [], threading.Event()
+
+    class Relay:
+        def carry(self) -> int:
+            looked.append(1)
+            first.set()
+            raise StorageError("Expected an answer of the storage, found none.")
+
+    looking = RelayThread(Relay())  # type: ignore[arg-type]
+    looking.start()
+    assert first.wait(30)
+    looking.stop()
+    assert (len(looked) >= 2, looking.has_carried_all) == (True, False)
+
+
+def test_content_of_another_version_is_told(task: Task) -> None:
+    uri = task.begin().open_mailbox()
+    task.storage.write_bytes(f"{uri}/handover.json", b'{"registration": {}}', overwrite=True)
+    with pytest.raises(Exception, match="a handover of this version"):
+        MailboxContent.of(Mailbox.at(uri, {}))
