@@ -1,9 +1,8 @@
 """
 State backends: contract, backends with Arrow files, and loading by name.
 
-The backends of this package share the format of their files. ``arrow`` writes incremental snapshots, and the others
-write full ones: in files of each checkpoint, or in its metadata. A setting may also name a backend by its entry point
-or dotted path.
+There is one backend, whose snapshots have a mode; Flink's names stand for it in one of its modes, and name directories
+of their own. A setting may also name a backend by its entry point or dotted path.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self, runtime_checkable
+from enum import StrEnum
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.config import STORAGE_KEYS, CheckpointConfig
@@ -138,27 +138,42 @@ class StateBackendFactory(IdentifiedFactory, Protocol):
         """
 
 
+class SnapshotMode(StrEnum):
+    """Where snapshots write keyed state. All modes read the snapshots of each other."""
+
+    INCREMENTAL = "incremental"
+    """In files that later checkpoints reference, too; each adds its changes."""
+    FULL = "full"
+    """In files of each checkpoint."""
+    INLINE = "inline"
+    """In the metadata of each checkpoint, within a limit."""
+
+
 @dataclass(frozen=True, slots=True)
 class ArrowStateBackend(StateBackend, ConfigurableStateBackend):
     """
-    State backend with sorted Arrow files, incremental snapshots and bounded memory.
+    State backend with sorted Arrow files and bounded memory.
 
     The storage of the stage determines the location of checkpoints.
 
     :param settings: Sizes and compression; those of the configuration if ``None``.
-    :param incremental: Whether snapshots reference the files of earlier ones; as configured if ``None``, else ``True``.
-    :param streams: Streams of the state in snapshots; those of the checkpoint if ``None``.
+    :param mode: Mode of the snapshots; as configured if ``None``, else incremental.
+    :param max_state_size: Maximum size of each inline state of a subtask in bytes.
+    :raises InvalidConfigurationError: for another mode, or a size that is not positive.
     """
 
     settings: ArrowStateSettings | None = None
-    incremental: bool | None = None
-    streams: CheckpointStreamFactory | None = None
+    mode: SnapshotMode | None = None
+    max_state_size: int = DEFAULT_MAX_STATE_SIZE
+
+    def __post_init__(self) -> None:
+        require("mode", self.mode, lambda mode: mode is None or isinstance(mode, SnapshotMode), "a SnapshotMode")
+        require("max_state_size", self.max_state_size, lambda size: size > 0, "above 0 bytes")
 
     @override
     def configure(self, config: Mapping[str, Any]) -> ArrowStateBackend:
         settings = self.settings or ArrowStateSettings.from_config(config)
-        incremental = _is_incremental(config) if self.incremental is None else self.incremental
-        return replace(self, settings=settings, incremental=incremental)
+        return replace(self, settings=settings, mode=self.mode or _configured_mode(config))
 
     @override
     def create_keyed_state_backend(
@@ -180,11 +195,25 @@ class ArrowStateBackend(StateBackend, ConfigurableStateBackend):
                 number_of_key_groups,
                 key_group_range,
                 restored,
-                settings=self.settings,
-                incremental=self.incremental is not False,
-                streams=self.streams,
+                settings=self._settings,
+                incremental=self.mode in (None, SnapshotMode.INCREMENTAL),
+                streams=self._streams,
                 kv_registry=kv_registry,
             )
+
+    @property
+    def _settings(self) -> ArrowStateSettings | None:
+        if self.mode is not SnapshotMode.INLINE:
+            return self.settings
+        # The limit holds for a file, and so a state must have only one.
+        settings = self.settings or ArrowStateSettings()
+        return replace(settings, part_bytes=max(settings.part_bytes, self.max_state_size + 1))
+
+    @property
+    def _streams(self) -> CheckpointStreamFactory | None:
+        """The streams of the state in snapshots; ``None`` for those of the checkpoint."""
+        is_inline = self.mode is SnapshotMode.INLINE
+        return MemoryCheckpointStreamFactory(max_state_size=self.max_state_size) if is_inline else None
 
     @override
     def create_operator_state_backend(
@@ -222,10 +251,10 @@ def restoring(operator_identifier: str) -> Iterator[None]:
         ) from error
 
 
-def _is_incremental(config: Mapping[str, Any]) -> bool:
+def _configured_mode(config: Mapping[str, Any]) -> SnapshotMode:
     values = CheckpointConfig()
     CheckpointConfig.incremental.read(values, config)
-    return values.incremental
+    return SnapshotMode.INCREMENTAL if values.incremental else SnapshotMode.FULL
 
 
 class AbstractFileStateBackend(StateBackend, ConfigurableStateBackend, CheckpointStorageFactory, ABC):
@@ -241,6 +270,9 @@ class AbstractFileStateBackend(StateBackend, ConfigurableStateBackend, Checkpoin
     :raises InvalidConfigurationError: if a URI has no scheme or no path, or is the root of a filesystem.
     """
 
+    mode: ClassVar[SnapshotMode] = SnapshotMode.FULL
+    """Mode of the snapshots for which the name of the backend stands."""
+
     def __init__(
         self,
         base_checkpoint_path: str | None = None,
@@ -253,8 +285,7 @@ class AbstractFileStateBackend(StateBackend, ConfigurableStateBackend, Checkpoin
         """Checkpoint directory, or ``None``."""
         self.savepoint_path = _directory("base_savepoint_path", base_savepoint_path, settings.savepoint_dir)
         """Directory of savepoints without a target, or ``None``."""
-        self._settings = ArrowStateSettings.from_config(self._config)
-        self._keyed = ArrowStateBackend(self._settings, incremental=False)
+        self._keyed = ArrowStateBackend(ArrowStateSettings.from_config(self._config), self.mode)
 
     @override
     def configure(self, config: Mapping[str, Any]) -> Self:
@@ -313,6 +344,8 @@ class MemoryStateBackend(AbstractFileStateBackend):
     :raises InvalidConfigurationError: if the size is not positive, or a directory is invalid.
     """
 
+    mode = SnapshotMode.INLINE
+
     def __init__(
         self,
         base_checkpoint_path: str | None = None,
@@ -322,12 +355,8 @@ class MemoryStateBackend(AbstractFileStateBackend):
         max_state_size: int = DEFAULT_MAX_STATE_SIZE,
     ) -> None:
         super().__init__(base_checkpoint_path, base_savepoint_path, config)
-        require("max_state_size", max_state_size, lambda size: size > 0, "above 0 bytes")
         self.max_state_size = max_state_size
-        # The limit holds for a file, and so a state must have only one.
-        settings = replace(self._settings, part_bytes=max(self._settings.part_bytes, max_state_size + 1))
-        streams = MemoryCheckpointStreamFactory(max_state_size=max_state_size)
-        self._keyed = replace(self._keyed, settings=settings, streams=streams)
+        self._keyed = replace(self._keyed, max_state_size=max_state_size)
 
     @override
     def configure(self, config: Mapping[str, Any]) -> Self:

@@ -272,6 +272,9 @@ class StateCopies:
     """
     Copies of the files that a checkpoint names; each file is copied once, to a name that is derived from its own.
 
+    The storage server copies whole files if it can, as for ``CheckpointStateToolset``, whose copies have new names each
+    time: a repeated call could not go on with those of an interrupted one.
+
     :param directory: URI of the directory of the copies.
     :param epoch: Fencing epoch of the attempt that writes them.
     :param is_own: Returns whether a file need not be copied; by default all are copied.

@@ -170,9 +170,11 @@ def test_the_examples_data_can_be_made(image):
 
 
 def test_spark_is_on_the_path(image):
-    image.run("spark-class", "org.apache.spark.deploy.master.Master", "--help")
+    assert "Usage: Master" in image.run("spark-class", "org.apache.spark.deploy.master.Master", "--help")
 
 
 @pytest.mark.parametrize("module", ["s3fs", "psycopg2", "asyncpg", "pyspark"])
 def test_what_the_services_address_has_its_client(image, module):
-    image.run("python", "-c", f"import {module}")
+    place = image.run("python", "-c", f"import {module}; print({module}.__file__)")
+
+    assert f"site-packages/{module}/" in place

@@ -32,6 +32,7 @@ from airflow_provider_statecheck.state.backends import (
     ArrowStateBackend,
     FsStateBackend,
     MemoryStateBackend,
+    SnapshotMode,
     backend_of_stage,
     directories_of,
 )
@@ -254,7 +255,7 @@ def test_the_configured_sizes_of_the_arrow_backend_hold(in_file: Any, name: str)
     assert isinstance(backend, ArrowStateBackend)
     assert getattr(backend.settings, name) == 77
     own = ArrowStateBackend(ArrowStateSettings(block_rows=5))
-    assert backend_of_stage(own, config) == replace(own, incremental=True)
+    assert backend_of_stage(own, config) == replace(own, mode=SnapshotMode.INCREMENTAL)
 
 
 @pytest.mark.parametrize("key", ["state.backend.arrow.block-row", "state.backend.rocksdb.memory.managed"])

@@ -190,5 +190,8 @@ def test_a_coordinator_names_the_only_mode_that_it_supports(job: AlignedJob) -> 
 def test_a_setting_that_goes_back_to_its_default_is_not_given() -> None:
     config = CheckpointConfig()
     config.num_retained = 7
+    with pytest.raises(InvalidConfigurationError, match="anything"):
+        config.require_only((), "anything")
     config.num_retained = None
     config.require_only((), "anything")
+    assert config.num_retained == CheckpointConfig().num_retained

@@ -11,7 +11,7 @@ import pytest
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_pyspark import PySparkOperator
 
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, InvalidConfigurationError
 from airflow_provider_statecheck.hooks.spark import CheckpointedSparkSubmitHook, SessionTarget, Shipping
 from airflow_provider_statecheck.hooks.spark_settings import checked_settings, checked_texts
 
@@ -64,6 +64,8 @@ def test_settings_are_not_shown() -> None:
 def test_connect_server_needs_no_java_here(monkeypatch) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     SessionTarget({}, is_connect=True).check_environment()
+    with pytest.raises(EnvironmentNotReadyError, match="Expected Java 17 or newer in JAVA_HOME"):
+        SessionTarget({}, is_connect=False).check_environment()
 
 
 SPARK = {"conn_type": "spark", "host": "spark://master", "port": 7077}

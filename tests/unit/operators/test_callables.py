@@ -166,10 +166,11 @@ def test_one_function_is_that_of_several_tasks() -> None:
 
 
 def test_arguments_of_a_mapped_task_are_not_missing_when_the_dag_is_parsed() -> None:
-    with DAG("d", schedule=None, start_date=DATE):
+    with DAG("d", schedule=None, start_date=DATE) as dag:
         DECORATOR(load, map_key="{{ task.op_kwargs['day'] }}").expand(day=["monday", "tuesday"])
         operators = CheckpointedPySparkOperator.partial(task_id="classic", python_callable=load)
         operators.expand(op_kwargs=[{"day": "monday"}])
+    assert {task.task_id: task.is_mapped for task in dag.tasks} == {"load": True, "classic": True}
 
 
 def test_asynchronous_function_is_refused_where_it_is_decorated() -> None:

@@ -313,13 +313,19 @@ def test_another_job_uid_or_map_key_is_another_stage(other: dict[str, str]) -> N
         _callable("one", job="j", uid="u")
         _submitted("two", **other)
     refuse_shared_uid("one", dag.tasks)
+    with dag:
+        _callable("three", job="j", uid="u")
+    with pytest.raises(InvalidConfigurationError, match="'one' and 'three'"):
+        refuse_shared_uid("one", dag.tasks)
 
 
 def test_tasks_without_state_are_nobodys_siblings() -> None:
     with DAG("dag") as dag:
-        _callable("one")
+        _callable("one", uid="two")
         BaseOperator(task_id="two")
     refuse_shared_uid("one", dag.tasks)
+    refuse_shared_uid("two", dag.tasks)
+    assert uids_of(dag) == {"one": ("two",)}
 
 
 def uids_of(dag: DAG) -> dict[str, tuple[str, ...]]:

@@ -24,6 +24,7 @@ from airflow_provider_statecheck.spark.stage_costs import (
     StageCosts,
     WriteTimes,
     require_room,
+    shortage_of,
 )
 from airflow_provider_statecheck.state.progress import Iterations, ScopedNames, StepKey
 
@@ -201,6 +202,7 @@ def test_a_step_that_will_not_fit_is_refused_with_both_numbers(free, size, messa
 @pytest.mark.parametrize(("free", "size"), [(UNKNOWN_SIZE_BYTES, None), (1000, 999), (None, 10**18)])
 def test_a_step_that_fits_or_of_which_a_storage_cannot_tell_is_not_refused(free, size):
     require_room(disk(free), "rows", size)
+    assert shortage_of(disk(free), "rows", size) is None
 
 
 def test_a_disk_that_is_nearly_full_is_warned_of(caplog):

@@ -35,6 +35,7 @@ from airflow_provider_statecheck.state.backends import (
     ArrowStateBackend,
     FsStateBackend,
     MemoryStateBackend,
+    SnapshotMode,
     load_state_backend,
     restoring,
 )
@@ -84,6 +85,23 @@ def test_checkpoint_of_the_filesystem_backend_owns_all_its_files() -> None:
     assert not uris(first) & uris(second)
 
 
+@pytest.mark.parametrize("mode", SnapshotMode)
+@pytest.mark.parametrize("earlier", SnapshotMode)
+def test_each_mode_reads_the_snapshots_of_each_other(earlier: SnapshotMode, mode: SnapshotMode) -> None:
+    keyed = harness(ArrowStateBackend(mode=earlier))
+    handles = keyed.save(with_value(keyed, "x" * 5000))
+    assert bool(uris(*handles)) is (earlier is not SnapshotMode.INLINE)
+    keyed.backend = ArrowStateBackend(mode=mode)
+
+    assert read(keyed.open(handles)) == "x" * 5000
+
+
+@pytest.mark.parametrize("arguments", [{"mode": "full"}, {"mode": True}, {"max_state_size": 0}])
+def test_another_mode_and_a_limit_of_nothing_are_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(InvalidConfigurationError, match=f"Expected {next(iter(arguments))}"):
+        ArrowStateBackend(**arguments)
+
+
 def subtask(*handles: KeyedStateHandle) -> OperatorSubtaskState:
     return OperatorSubtaskState(managed_keyed=handles)
 
@@ -94,13 +112,20 @@ def uris(*handles: KeyedStateHandle) -> set[str]:
 
 
 @pytest.mark.parametrize("is_claimed", [True, False], ids=["claimed", "unclaimed"])
-@pytest.mark.parametrize(("before", "after"), [(True, False), (False, True), (False, False)])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (SnapshotMode.INCREMENTAL, SnapshotMode.FULL),
+        (SnapshotMode.FULL, SnapshotMode.INCREMENTAL),
+        (SnapshotMode.FULL, SnapshotMode.FULL),
+    ],
+)
 def test_no_snapshot_needs_the_files_of_a_checkpoint_that_is_deleted(
-    before: bool, after: bool, is_claimed: bool
+    before: SnapshotMode, after: SnapshotMode, is_claimed: bool
 ) -> None:
-    keyed = harness(ArrowStateBackend(incremental=before))
+    keyed = harness(ArrowStateBackend(mode=before))
     handles = keyed.save(with_value(keyed, "x" * 5000))
-    keyed.backend = ArrowStateBackend(incremental=after)
+    keyed.backend = ArrowStateBackend(mode=after)
     backend: Any = keyed.open(handles)
     if is_claimed:
         read(backend)
@@ -111,7 +136,7 @@ def test_no_snapshot_needs_the_files_of_a_checkpoint_that_is_deleted(
     for uri in uris(*handles):
         keyed.storage.delete_file(uri)
     later = keyed.save(backend)
-    assert bool(uris(*again) & uris(*later)) is after
+    assert bool(uris(*again) & uris(*later)) is (after is SnapshotMode.INCREMENTAL)
     for found in (keyed.open(again), keyed.open(later), backend):
         assert read(found) == "x" * 5000
 

@@ -83,8 +83,9 @@ class TestRangesOfSubtasks:
                 refuses()
 
     def test_the_bounds_themselves_are_allowed(self) -> None:
-        require_parallelism(1, 1)
-        require_parallelism(32768, 32768)
+        for bound in (1, 32768):
+            require_parallelism(bound, bound)
+            assert key_group_ranges(bound, bound)[-1] == KeyGroupRange(bound - 1, bound - 1)
 
     @pytest.mark.parametrize("index", [-1, 3])
     def test_subtask_out_of_bounds_is_refused(self, index: int) -> None:
@@ -345,7 +346,8 @@ class TestStateWithoutOperator:
         ids=["no entry", "empty entry", "finished"],
     )
     def test_empty_state_is_always_skipped(self, state: object) -> None:
-        validate_states([make_target("kept")], [state])  # type: ignore[list-item]
+        matched = validate_states([make_target("kept")], [state])  # type: ignore[list-item]
+        assert (matched.pairs, [target.uid for target in matched.new]) == ((), ["kept"])
 
     def test_state_of_a_coordinator_alone_counts(self) -> None:
         state = make_state("gone", coordinator_state=ByteStreamStateHandle("c", b"x"))
@@ -385,10 +387,12 @@ class TestAllOrNothing:
         "state", [make_full_state(), make_state(), make_state(is_fully_finished=True)], ids=["all", "none", "finished"]
     )
     def test_all_none_and_finished_are_allowed(self, state: object) -> None:
-        validate_states([make_target()], [state], all_or_nothing_state=True)  # type: ignore[list-item]
+        matched = validate_states([make_target()], [state], all_or_nothing_state=True)  # type: ignore[list-item]
+        assert [found for _, found in matched.pairs] == [state]
 
     def test_dropped_state_is_not_asked(self) -> None:
-        validate_states([], [self.SOME], all_or_nothing_state=True, allow_non_restored_state=True)
+        matched = validate_states([], [self.SOME], all_or_nothing_state=True, allow_non_restored_state=True)
+        assert matched.unmatched == (self.SOME,)
 
 
 class TestFinishedOperators:
@@ -396,7 +400,8 @@ class TestFinishedOperators:
 
     def test_finished_operator_behind_finished_ones_is_allowed(self) -> None:
         targets = [make_target("a"), make_target("b", upstream=("a",)), make_target("c", upstream=("b",))]
-        validate_states(targets, [make_state("a", is_fully_finished=True), self.FINISHED, make_full_state("c")])
+        states = [make_state("a", is_fully_finished=True), self.FINISHED, make_full_state("c")]
+        assert validate_states(targets, states).pairs == tuple(zip(targets, states, strict=True))
 
     def test_finished_operator_behind_a_running_one_is_refused(self) -> None:
         targets = [make_target("a"), make_target("b", upstream=("a",))]
@@ -409,7 +414,8 @@ class TestFinishedOperators:
             validate_states(targets, [self.FINISHED])
 
     def test_new_operator_behind_finished_ones_is_allowed(self) -> None:
-        validate_states([make_target("b"), make_target("new", upstream=("b",))], [self.FINISHED])
+        matched = validate_states([make_target("b"), make_target("new", upstream=("b",))], [self.FINISHED])
+        assert [target.uid for target in matched.new] == ["new"]
 
     def test_operator_that_is_not_restored_itself_is_judged_by_its_state(self) -> None:
         alone = [make_target("b", upstream=("a",))]
@@ -419,6 +425,6 @@ class TestFinishedOperators:
 
     def test_renamed_upstream_is_known_by_its_new_uid(self) -> None:
         targets = [make_target("new"), make_target("b", upstream=("new",))]
-        validate_states(
-            targets, [make_state("old", is_fully_finished=True), self.FINISHED], renamed_uids={"old": "new"}
-        )
+        states = [make_state("old", is_fully_finished=True), self.FINISHED]
+        matched = validate_states(targets, states, renamed_uids={"old": "new"})
+        assert [(target.uid, state.uid) for target, state in matched.pairs] == [("new", "old"), ("b", "b")]

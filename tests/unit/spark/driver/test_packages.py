@@ -40,7 +40,12 @@ def test_package_that_is_missing_on_the_driver_is_named_with_the_command_that_in
 
 
 def test_driver_with_all_packages_may_start() -> None:
+    needed = {*OF_EVERY_DRIVER, *OF_STAGES, *OF_METADATA}
+    check_driver_packages(*OF_STAGES, *OF_METADATA, is_installed=needed.__contains__)
     check_driver_packages(*OF_STAGES, *OF_METADATA)
+    for name in needed:
+        with pytest.raises(EnvironmentNotReadyError, match=f"found no {name};"):
+            check_driver_packages(*OF_STAGES, *OF_METADATA, is_installed=(needed - {name}).__contains__)
 
 
 @pytest.fixture

@@ -106,6 +106,8 @@ def reports_of(vertex: int, *subtasks: int) -> list[TaskReport]:
 )
 def test_reports_of_all_subtasks_of_a_key_or_of_none_are_enough(reported: list[TaskReport]) -> None:
     require_all_subtasks(reported, [FREE, KEYED], 3)
+    with pytest.raises(CoordinatorError, match="each of the 3 subtasks"):
+        require_all_subtasks([*reported, *reports_of(1, 0)], [FREE, KEYED], 3)
 
 
 @pytest.mark.parametrize("subtasks", [(0, 1), (0, 1, 1, 2), (1, 2, 3)])

@@ -91,7 +91,10 @@ def test_a_column_that_tables_lack_is_refused_by_name_and_type(part: t.DataType,
     ids=str,
 )
 def test_a_column_of_a_plain_type_is_stored(kind: t.DataType) -> None:
-    require_stored(arrow_schema(schema_of(kind)), "a table")
+    found = arrow_schema(schema_of(kind))
+    require_stored(found, "a table")
+    with pytest.raises(UnsupportedStateError, match="in column 'last';"):
+        require_stored(found.append(pa.field("last", pa.null())), "a table")
 
 
 def test_a_struct_without_fields_is_refused_by_name_and_type() -> None:

@@ -73,6 +73,8 @@ def columns_of(*files, is_case_sensitive=False):
 
 def test_files_of_the_same_columns_may_have_several_roots():
     columns_of((ROOT, f"{ROOT}/day=1/x"), ("s3://old", "s3://old/day=2/x"))
+    with pytest.raises(InvalidConfigurationError, match="same partition columns"):
+        columns_of((ROOT, f"{ROOT}/day=1/x"), ("s3://old", "s3://old/hour=2/x"))
 
 
 def test_columns_in_another_case_are_others_only_where_spark_tells_them_apart():

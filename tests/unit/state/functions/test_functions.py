@@ -102,6 +102,8 @@ class TestOptionalMethods:
     @pytest.mark.parametrize("function", [ByElement(), ByBatch(), Mixed()])
     def test_functions_with_either_method_are_taken(self, function: Any) -> None:
         require_keyed_process_function(function)
+        with pytest.raises(InvalidConfigurationError, match="an object of a KeyedProcessFunction"):
+            require_keyed_process_function(type(function))
 
     def test_nothing_is_emitted_at_the_end_unless_it_is_defined(self) -> None:
         assert ByElement().on_end_of_input(KeyedContext()) is None

@@ -11,6 +11,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandl
 from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.storage.failures import RetryPolicy
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.pointers import StateCopies
 from airflow_provider_statecheck.storage.uris import open_filesystem
 from airflow_provider_statecheck.storage.views.state_files import discard_state, read_state
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
@@ -70,6 +71,15 @@ def test_the_server_copies(s3: CheckpointStorage, object_store: ObjectStore) -> 
     assert toolset.can_fast_duplicate(original)
     object_store.faults.clear()
     (copy,) = toolset.duplicate([original])
+    assert object_store.faults.count("GET") == 0
+    assert isinstance(copy, FileStateHandle)
+    assert read_state(s3, copy) == b"x" * 1000
+
+
+def test_the_server_copies_the_state_of_a_savepoint(s3: CheckpointStorage, object_store: ObjectStore) -> None:
+    original = save(make_access(s3).create_task_owned_state_stream(), b"x" * 1000)
+    object_store.faults.clear()
+    copy = StateCopies(s3, f"{s3.base_uri}/savepoint-000000-000000000000", 1).of_stream(original)
     assert object_store.faults.count("GET") == 0
     assert isinstance(copy, FileStateHandle)
     assert read_state(s3, copy) == b"x" * 1000
