@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import random
+import re
 import ssl
 import sys
 import time
@@ -45,6 +46,11 @@ _TRANSIENT_CODES = frozenset(
         "XAmzContentSHA256Mismatch",
         "ServerBusy",
         "OperationTimedOut",
+        "NetworkConnection",  # the AWS SDK of PyArrow
+        "InternalFailure",
+        "Unavailable",  # Google's client of PyArrow
+        "DeadlineExceeded",
+        "ResourceExhausted",
     }
 )
 # Python has classes of its own for the errors of broken connections and time-outs.
@@ -69,7 +75,16 @@ _TRANSIENT_CLASSES = frozenset(
 )
 _NO_BUCKET_CODES = frozenset({"NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted"})
 _DENIED_CODES = frozenset(
-    {"AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "AllAccessDisabled"}
+    {
+        "AccessDenied",
+        "ExpiredToken",
+        "InvalidAccessKeyId",
+        "SignatureDoesNotMatch",
+        "InvalidToken",
+        "AllAccessDisabled",
+        "PermissionDenied",  # Google's client of PyArrow
+        "Unauthenticated",
+    }
 )
 _NO_CREDENTIALS_CLASSES = frozenset(
     {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "DefaultCredentialsError"}
@@ -77,7 +92,16 @@ _NO_CREDENTIALS_CLASSES = frozenset(
 _WRONG_REGION_CODES = frozenset(
     {"AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException"}
 )
+_CODE_OF_STATUS: Mapping[str | None, str] = {"301": "PermanentRedirect"}
+"""Codes of answers without a body, by status."""
 _FULL_ERRNO = frozenset({errno.ENOSPC, errno.EDQUOT})
+_SAID_BY_ARROW = re.compile(
+    r"AWS Error (?:UNKNOWN|(?P<aws>[A-Z_]+))(?: \(HTTP status (?P<status>\d{3})\))?"
+    r"(?:.*Unable to parse ExceptionName: (?P<unknown>\w+))?"
+    r"|google::cloud::Status\((?P<google>[A-Z_]+)|Azure Error: \[(?P<azure>\w+)\]",
+    re.DOTALL,
+)
+"""The code and the status in an error of PyArrow, whose only fact is its text."""
 _CHAIN_LIMIT = 20
 _HANDLED: ContextVar[BaseException | None] = ContextVar("_HANDLED", default=None)
 
@@ -267,8 +291,21 @@ def _code(error: BaseException) -> str | None:
     if isinstance(response, Mapping):
         found = response.get("Error", {}).get("Code")
     else:
-        found = getattr(error, "error_code", None)
+        found = getattr(error, "error_code", None) or _code_said_by_arrow(error)
     return None if found is None else str(getattr(found, "value", found))
+
+
+def _said_by_arrow(error: BaseException) -> dict[str, str | None]:
+    found = _SAID_BY_ARROW.search(str(error)) if type(error) is OSError else None
+    return {} if found is None else found.groupdict()
+
+
+def _code_said_by_arrow(error: BaseException) -> str | None:
+    said = _said_by_arrow(error)
+    words = said.get("aws") or said.get("google")
+    if words:
+        return "".join(word.capitalize() for word in words.split("_"))
+    return said.get("unknown") or said.get("azure") or _CODE_OF_STATUS.get(said.get("status"))
 
 
 def _status(error: BaseException) -> int | None:
@@ -276,7 +313,7 @@ def _status(error: BaseException) -> int | None:
     if isinstance(response, Mapping):
         return _as_status(response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
     named = (getattr(error, name, None) for name in ("status_code", "status", "code"))
-    candidates = [*named, getattr(response, "status_code", None)]
+    candidates = [*named, getattr(response, "status_code", None), _said_by_arrow(error).get("status")]
     return next((status for status in map(_as_status, candidates) if status is not None), None)
 
 
