@@ -25,7 +25,7 @@ from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.auto_snapshots import AutoSnapshots
 from airflow_provider_statecheck.spark.checkpoint_interval import Rhythm, pace_of
 from airflow_provider_statecheck.spark.driver.attempts import Handover, begin_submitted, open_attempt, take_handover
-from airflow_provider_statecheck.spark.driver.packages import check_driver_packages
+from airflow_provider_statecheck.spark.driver.packages import OF_HTTP, check_driver_packages
 from airflow_provider_statecheck.spark.endings import is_success, message_of
 from airflow_provider_statecheck.spark.item_loop import ItemLoop
 from airflow_provider_statecheck.spark.parts.parted_run import FAIL, PartedRun
@@ -494,7 +494,7 @@ class CurrentContext:
         """
         with self._lock:
             if self._context is None:
-                check_driver_packages()
+                check_driver_packages(*OF_HTTP)
                 # A call after a failed one must find the handover again.
                 self._handover = self._handover or take_handover()
                 session, attempt = begin_submitted(self._handover, spark)

@@ -192,6 +192,12 @@ def _certificates(value: Any) -> dict[str, Any]:
     return {} if value is True else {"tls_ca_file_path": str(value)}
 
 
+def _signature(value: Any) -> dict[str, Any]:
+    if value != "s3v4":
+        raise ValueError("PyArrow signs requests with s3v4 only; leave config_kwargs.signature_version out.")
+    return {}
+
+
 def _addressing(value: Any) -> dict[str, Any]:
     return {"force_virtual_addressing": True} if value == "virtual" else {}
 
@@ -232,6 +238,7 @@ class ArrowS3(ArrowStore):
         "config_kwargs.region_name": _as("region"),
         "config_kwargs.connect_timeout": _as("connect_timeout"),
         "config_kwargs.read_timeout": _as("request_timeout"),
+        "config_kwargs.signature_version": _signature,
         "config_kwargs.retries.max_attempts": _tries(1),
         "config_kwargs.retries.total_max_attempts": _tries(0),
         "config_kwargs.s3.addressing_style": _addressing,

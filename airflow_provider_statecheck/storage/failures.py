@@ -14,7 +14,7 @@ import re
 import ssl
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -196,6 +196,29 @@ def local_failures(path: object) -> Iterator[None]:
             raise StorageError(f"The storage failed at {path}: {str(error).rstrip('.')}.{advice(error)}") from error
 
 
+def repeated(
+    action: Callable[[], Result],
+    pauses_seconds: Iterable[float],
+    is_passing: Callable[[Exception, float], bool],
+    sleep: Callable[[float], None],
+) -> Result:
+    """
+    Call a function, and call it again after each pause while it raises an error that may pass.
+
+    :param pauses_seconds: Pauses in seconds; their number is the number of repetitions.
+    :param is_passing: Function that takes an error and the pause to come, logs it, and returns whether to repeat.
+    :raises Exception: the last error.
+    """
+    for pause in pauses_seconds:
+        try:
+            return action()
+        except Exception as error:
+            if not is_passing(error, pause):
+                raise
+        sleep(pause)
+    return action()
+
+
 def _jitter() -> float:
     # The pickle of random.random contains the state of the generator, and all tasks would retry at the same times.
     return random.random()  # noqa: S311 - not a secret
@@ -233,17 +256,15 @@ class RetryPolicy:
         :raises Exception: if the last error is not transient, or the attempts or the deadline are exhausted.
         """
         started = self.monotonic()
-        for number in range(1, self.attempts):
-            try:
-                return action()
-            except Exception as error:
-                pause = self.pause_after(number)
-                if not is_transient(error) or self.monotonic() - started + pause > self.deadline_seconds:
-                    raise
-                # Only the class, because messages of clients may contain signed URLs.
-                log.warning("Storage call on %s failed with %s; retrying in %.1f s", name, type(error).__name__, pause)
-                self.sleep(pause)
-        return action()
+
+        def is_passing(error: Exception, pause: float) -> bool:
+            if not is_transient(error) or self.monotonic() - started + pause > self.deadline_seconds:
+                return False
+            # Only the class, because messages of clients may contain signed URLs.
+            log.warning("Storage call on %s failed with %s; retrying in %.1f s", name, type(error).__name__, pause)
+            return True
+
+        return repeated(action, map(self.pause_after, range(1, self.attempts)), is_passing, self.sleep)
 
     def pause_after(self, number: int) -> float:
         """Return the pause in seconds after the attempt with this number, from 1."""

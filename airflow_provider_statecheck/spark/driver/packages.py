@@ -12,18 +12,26 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from importlib import metadata
-from pathlib import Path
 from typing import NamedTuple
 
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError
-from airflow_provider_statecheck.spark.driver.shipped_files import DISTRIBUTION, ShippedFile
+from airflow_provider_statecheck.spark.driver.shipped_files import DISTRIBUTION
 
-OF_EVERY_DRIVER = ("fsspec", "httpx", "numpy", "pyarrow", "pyspark", "tenacity")
-OF_STAGES = ("pandas",)
-"""Spark needs pandas to plan a function over Arrow tables."""
+OF_EVERY_DRIVER = ("fsspec", "pyarrow", "pyspark")
+OF_HTTP = ("httpx",)
+"""For a driver that reaches the coordinator over HTTP."""
+OF_STAGES = ("numpy", "pandas")
+"""State is assigned to key groups with NumPy, and Spark needs pandas to plan a function over Arrow tables."""
+OF_EXECUTOR_SNAPSHOTS = ("pandas",)
+"""For snapshots that Python on executors writes; Spark plans this function with pandas, too."""
 OF_METADATA = ("sqlalchemy",)
 """For the rows of a script with a metadata database of its own."""
 _OF_SPARK = "pyspark"
+_USES = {
+    "Applications and stages that an Airflow operator submits": OF_HTTP,
+    "Stages, on drivers and executors; snapshots that executors write need pandas on the driver": OF_STAGES,
+    "Scripts with metadata=": OF_METADATA,
+}
 _EXTRAS = ("s3", "gcs", "azure", "delta", "iceberg")
 """Extras for storages, sources and sinks."""
 _REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?P<range>[^;]*)(;.*extra == ['\"](?P<extra>[\w-]+)['\"])?")
@@ -49,14 +57,10 @@ def check_driver_packages(
         )
 
 
-def write_requirements(folder: Path) -> ShippedFile:
-    """
-    Write the requirements file of drivers and executors to a folder, and return it.
-
-    :raises EnvironmentNotReadyError: if the file cannot be written.
-    """
+def requirements_file() -> tuple[str, bytes]:
+    """Return the name and the content of the requirements file of drivers and executors."""
     name = f"{DISTRIBUTION}-{metadata.version(DISTRIBUTION)}-requirements.txt"
-    return ShippedFile.written(folder / name, "".join(f"{line}\n" for line in _lines()).encode())
+    return name, "".join(f"{line}\n" for line in _lines()).encode()
 
 
 class _Requirement(NamedTuple):
@@ -77,9 +81,10 @@ def _lines() -> Iterator[str]:
     spark = next(each.text for each in declared if each.name == _OF_SPARK)
     yield f"# Packages of drivers and executors for {DISTRIBUTION} {metadata.version(DISTRIBUTION)}."
     yield f"# The cluster has {spark}. Remove the mark from what your jobs use."
-    yield from _named(declared, {*OF_EVERY_DRIVER, *OF_STAGES} - {_OF_SPARK})
-    yield "# Scripts with metadata=:"
-    yield from _marked(_named(declared, OF_METADATA))
+    yield from _named(declared, set(OF_EVERY_DRIVER) - {_OF_SPARK})
+    for use, names in _USES.items():
+        yield f"# {use}:"
+        yield from _marked(_named(declared, names))
     for extra in _EXTRAS:
         yield f"# The extra {extra}:"
         yield from _marked(each.text for each in declared if each.extra == extra)

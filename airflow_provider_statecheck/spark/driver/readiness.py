@@ -12,7 +12,7 @@ import base64
 import csv
 import errno
 import hashlib
-import importlib
+import importlib.util
 import logging
 import os
 import re
@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, StorageError
-from airflow_provider_statecheck.spark.driver.session import runs_in_this_process
+from airflow_provider_statecheck.spark.driver.packages import OF_EXECUTOR_SNAPSHOTS, check_driver_packages
+from airflow_provider_statecheck.spark.driver.session import HadoopFilesystems, runs_in_this_process
 from airflow_provider_statecheck.spark.driver.shipped_files import ship_package
 from airflow_provider_statecheck.storage.failures import local_failures
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -70,15 +71,23 @@ def require_reachable(spark: SparkSession, storage: CheckpointStorage) -> None:
     """
     Check that every part of Spark can access the checkpoint directory.
 
-    :raises EnvironmentNotReadyError: if the directory is a local path that is not shared or not writable.
+    :raises EnvironmentNotReadyError: if the directory is a local path that is not shared or not writable, or the
+        driver lacks a package to have executors write there.
     :raises StorageError: if the disk of the directory is read-only.
     """
     if not storage.is_local:
-        return
-    if runs_in_this_process(spark):
+        _require_packages_of_executor_snapshots(spark, storage)
+    elif runs_in_this_process(spark):
         _require_writable(_local_path(storage.base_uri))
     else:
         require_shared_path(spark, storage.base_uri)
+
+
+def _require_packages_of_executor_snapshots(spark: SparkSession, storage: CheckpointStorage) -> None:
+    # Only where one is missing: a Spark Connect server is asked for its filesystems over the network.
+    is_complete = all(importlib.util.find_spec(name) for name in OF_EXECUTOR_SNAPSHOTS)
+    if not is_complete and HadoopFilesystems().spark_uri(spark, storage.base_uri) is None:
+        check_driver_packages(*OF_EXECUTOR_SNAPSHOTS)
 
 
 def _local_path(base_uri: str) -> Path:

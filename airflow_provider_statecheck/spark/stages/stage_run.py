@@ -32,7 +32,7 @@ from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_interval import Pace, pace_of
 from airflow_provider_statecheck.spark.connectors.source import SizeUnit
 from airflow_provider_statecheck.spark.driver.attempts import begin_submitted, open_attempt, take_handover
-from airflow_provider_statecheck.spark.driver.packages import OF_STAGES, check_driver_packages
+from airflow_provider_statecheck.spark.driver.packages import OF_HTTP, OF_STAGES, check_driver_packages
 from airflow_provider_statecheck.spark.driver.session import TaggedJobs, run_interruptibly, tasks_at_once
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings, StageSettings
 from airflow_provider_statecheck.spark.endings import message_of
@@ -478,7 +478,7 @@ def main() -> None:
     :raises EnvironmentNotReadyError: if no Airflow operator submitted this driver, or a package is missing.
     :raises InvalidConfigurationError: if there is no such stage.
     """
-    check_driver_packages(*OF_STAGES)
+    check_driver_packages(*OF_HTTP, *OF_STAGES)
     handover = take_handover()
     spark, attempt = begin_submitted(handover)
     stage = _load_or_fail(sys.argv[1], handover.driver.parallelism, attempt)

@@ -103,7 +103,12 @@ class TestOptionsOfS3:
         assert s3(**options)["scheme"] == "http"
 
     def test_deadlines_and_addresses_are_kept(self) -> None:
-        config = {"connect_timeout": 5, "read_timeout": 2, "s3": {"addressing_style": "virtual"}}
+        config = {
+            "signature_version": "s3v4",
+            "connect_timeout": 5,
+            "read_timeout": 2,
+            "s3": {"addressing_style": "virtual"},
+        }
         found = s3(config_kwargs={**config, "retries": {"total_max_attempts": 2}})
         assert (found["connect_timeout"], found["request_timeout"]) == (5.0, 2.0)
         assert found["force_virtual_addressing"]
@@ -118,6 +123,7 @@ class TestOptionsOfS3:
             ({"s3_additional_kwargs": {"ServerSideEncryption": "aws:kms"}}, "has no s3_additional_kwargs;"),
             ({"requester_pays": True, "version_aware": True}, "has no requester_pays, version_aware;"),
             ({"config_kwargs": {"proxies": {"https": "p"}}}, "has no config_kwargs.proxies;"),
+            ({"config_kwargs": {"signature_version": "s3"}}, "signs requests with s3v4 only"),
             ({"client_kwargs": {"verify": False}}, "verifies certificates always"),
             ({"endpoint_url": "store:9000"}, "Expected endpoint_url to be a URL"),
             ({"session": SECRET, "secret": SECRET}, "has no session;"),
@@ -155,7 +161,7 @@ class TestOptionsOfOtherStores:
 class TestErrors:
     def test_a_condition_is_unsupported_and_writes_nothing(self) -> None:
         with pytest.raises(UnsupportedConditionError) as caught:
-            ArrowS3(**REGION).pipe_file("bucket/f", b"x", mode="create")
+            ArrowS3(client_kwargs={"region_name": "eu-north-1"}).pipe_file("bucket/f", b"x", mode="create")
         assert is_unsupported(caught.value)
 
     def test_a_missing_bucket_is_told_apart(self) -> None:
