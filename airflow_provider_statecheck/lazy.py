@@ -1,7 +1,8 @@
 """
-PyArrow and NumPy, loaded when code first uses them.
+PyArrow, NumPy and HTTPX, loaded when code first uses them.
 
-A Dag file loads modules that need both only at run time, and parsing it must not load either.
+A Dag file loads modules that need PyArrow and NumPy only at run time, and parsing it must not load either. A cluster
+may lack HTTPX, because only drivers that reach the coordinator over HTTP need it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["np", "pa", "parquet", "pc"]
+__all__ = ["httpx", "np", "pa", "parquet", "pc"]
 
 
 class _LazyModule:
@@ -34,11 +35,13 @@ class _LazyModule:
 
 
 if TYPE_CHECKING:
+    import httpx
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
     from pyarrow import parquet
 else:
+    httpx = _LazyModule("httpx")
     np = _LazyModule("numpy")
     pa = _LazyModule("pyarrow")
     pc = _LazyModule("pyarrow.compute")

@@ -455,8 +455,10 @@ def _packaging_command() -> ActionCommand:
             nargs="?",
             default=".",
             metavar="DIRECTORY",
-            help="Directory for the two files; missing directories are created (default: .)",
+            help="Directory for the two files: a path, or a URI of a storage such as s3://lake/packages; missing "
+            "directories are created (default: .)",
         ),
+        ARG_STORAGE,
     )
 
 

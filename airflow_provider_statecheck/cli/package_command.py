@@ -6,22 +6,23 @@ from argparse import Namespace
 from pathlib import Path
 
 from airflow_provider_statecheck.checkpoint.ids import is_uri
+from airflow_provider_statecheck.checkpoint.masking import require_no_credentials
 from airflow_provider_statecheck.cli.output import Exit, command, print_rows
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.driver.readiness import write_requirements
-from airflow_provider_statecheck.spark.driver.shipped_files import write_package
-from airflow_provider_statecheck.storage.uris import redact
+from airflow_provider_statecheck.hooks.connection import pointer_storage_opener
+from airflow_provider_statecheck.spark.driver.packages import requirements_file
+from airflow_provider_statecheck.spark.driver.shipped_files import ShippedFile, package_file, publish
 
 
 @command
 def package(args: Namespace) -> Exit:
     """Write this package as a zip file, and the requirements file of drivers and executors."""
+    files = {"package": package_file(), "requirements": requirements_file()}
     if is_uri(args.directory):
-        raise InvalidConfigurationError(
-            f"Expected a directory of this machine, found {redact(args.directory)}; write the files to a local "
-            "directory and copy them there."
-        )
-    folder = Path(args.directory)
-    files = {"package": write_package(folder), "requirements": write_requirements(folder)}
-    print_rows([{"file": name, "path": str(file.path)} for name, file in files.items()], args.output)
+        require_no_credentials("DIRECTORY", args.directory)
+        storage = pointer_storage_opener(args.storage_conn_id, args.directory)(args.directory)
+        written = {use: publish(storage, name, data) for use, (name, data) in files.items()}
+    else:
+        folder = Path(args.directory)
+        written = {use: str(ShippedFile.written(folder / name, data).path) for use, (name, data) in files.items()}
+    print_rows([{"file": use, "path": path} for use, path in written.items()], args.output)
     return Exit.DONE

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-import httpx
-
 from airflow_provider_statecheck.checkpoint.codec import encode, read_reply
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, AttemptRef, RegisterAttempt
@@ -30,9 +28,11 @@ from airflow_provider_statecheck.exceptions import (
     TokenExpiredError,
 )
 from airflow_provider_statecheck.gateway.verbs import MOUNT_PATH, STAGE_CALLS, VERSION_PATH, Verb, decode_error
+from airflow_provider_statecheck.lazy import httpx
 from airflow_provider_statecheck.storage.uris import redact
 
-_TIMEOUT = httpx.Timeout(30.0, connect=5.0)
+_TIMEOUT_SECONDS = 30.0
+_CONNECT_TIMEOUT_SECONDS = 5.0
 _LONGEST_WAIT_SECONDS = 120.0
 """Time after which a thread obtains a token of its own, if another thread does not return with one."""
 
@@ -48,7 +48,7 @@ class HttpClient:
 
     def __init__(self, base_url: str, client: httpx.Client | None = None) -> None:
         self.base_url = root_url(base_url)
-        self._client = client or httpx.Client(timeout=_TIMEOUT)
+        self._client = client or httpx.Client(timeout=httpx.Timeout(_TIMEOUT_SECONDS, connect=_CONNECT_TIMEOUT_SECONDS))
 
     def call(self, verb: Verb, token: str, *arguments: Any, **named: Any) -> Any:
         """

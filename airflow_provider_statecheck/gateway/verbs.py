@@ -5,8 +5,6 @@ The methods of an interface are the table of its calls: a call has the name, the
 description of its method. Calls in :data:`_READS` read rows by a path, all others send a message to the path of their
 name. The HTTP clients and the routes of the server are made from these tables, so a new call is one method of the
 interface and one of the coordinator.
-
-Functions import tenacity, so that a driver without it reaches the check that names a missing package.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, make_dataclass, replace
 from functools import cached_property, partial
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Protocol, TypeVar, cast, get_args, get_origin, get_type_hints
 from urllib.parse import quote, urlencode
 
 from airflow_provider_statecheck.checkpoint.codec import encode, read_reply
@@ -43,9 +41,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, OnOverlap, RowsVersion
 from airflow_provider_statecheck.checkpoint.store import JobReads
 from airflow_provider_statecheck.exceptions import ConcurrentAttemptError, CoordinatorError, StateCheckError
-
-if TYPE_CHECKING:
-    from tenacity import RetryCallState
+from airflow_provider_statecheck.storage.failures import repeated
 
 _READS = {
     "jobs": "jobs",
@@ -380,30 +376,14 @@ def repeat(
     :param pauses_seconds: Pause before each retry, in seconds; their number is the number of retries.
     :param sleep: Function that sleeps for a number of seconds.
     """
-    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_chain, wait_fixed, wait_none
-
-    # One object for all calls would share its state with a call that a signal handler makes in between.
-    retries = Retrying(
-        retry=retry_if_exception(_is_retryable),
-        wait=wait_chain(*map(wait_fixed, pauses_seconds), wait_none()),
-        stop=stop_after_attempt(len(pauses_seconds) + 1),
-        sleep=sleep,
-        before_sleep=_warn,
-        reraise=True,
-    )
-    return retries(call)
+    return repeated(call, pauses_seconds, _is_retryable, sleep)
 
 
-def _is_retryable(error: BaseException) -> bool:
-    return isinstance(error, CoordinatorError) and error.retryable
-
-
-def _warn(state: RetryCallState) -> None:
-    log.warning("Retrying the call of the coordinator in %s s: %s", state.upcoming_sleep, _error_of(state))
-
-
-def _error_of(state: RetryCallState) -> BaseException | None:
-    return None if state.outcome is None else state.outcome.exception()
+def _is_retryable(error: Exception, pause: float) -> bool:
+    if not (isinstance(error, CoordinatorError) and error.retryable):
+        return False
+    log.warning("Retrying the call of the coordinator in %s s: %s", pause, error)
+    return True
 
 
 Register = Callable[[RegisterAttempt], AttemptGrant]
@@ -421,8 +401,6 @@ def registering(register: Register, on_overlap: OnOverlap, sleep: Callable[[floa
     :param on_overlap: Behaviour while another attempt of the operator runs.
     :param sleep: Function that sleeps for a number of seconds.
     """
-    from tenacity import Retrying, retry_if_exception_type, wait_fixed
-
     if on_overlap is not OnOverlap.WAIT:
         return register
 
@@ -430,19 +408,15 @@ def registering(register: Register, on_overlap: OnOverlap, sleep: Callable[[floa
         request = replace(request, waits=True)
         logged = ""
 
-        def log_new_holder(state: RetryCallState) -> None:
+        def is_waited_for(error: Exception, _: float) -> bool:
             nonlocal logged
-            busy = _error_of(state)
-            if isinstance(busy, ConcurrentAttemptError) and busy.holder != logged:
-                logged = busy.holder
-                log.info("Operator %r of job %r: waiting for %s", request.uid, request.job_name, busy.holder)
+            if not isinstance(error, ConcurrentAttemptError):
+                return False
+            if error.holder != logged:
+                logged = error.holder
+                log.info("Operator %r of job %r: waiting for %s", request.uid, request.job_name, logged)
+            return True
 
-        waits = Retrying(
-            retry=retry_if_exception_type(ConcurrentAttemptError),
-            wait=wait_fixed(_PAUSE_SECONDS),
-            sleep=sleep,
-            before_sleep=log_new_holder,
-        )
-        return waits(register, request)
+        return repeated(partial(register, request), itertools.repeat(_PAUSE_SECONDS), is_waited_for, sleep)
 
     return registered

@@ -9,8 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, cast, overload
 from urllib.parse import quote, urlencode
 
-import httpx
-
 from airflow_provider_statecheck.checkpoint.codec import read_reply
 from airflow_provider_statecheck.checkpoint.ids import given_job_id
 from airflow_provider_statecheck.exceptions import (
@@ -23,6 +21,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.gateway.http import AsyncHttpClient, HttpClient, root_url
 from airflow_provider_statecheck.gateway.time_travel import AsOf
 from airflow_provider_statecheck.gateway.verbs import MAX_BODY_BYTES
+from airflow_provider_statecheck.lazy import httpx
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.queryable.answers import decode_reply
 from airflow_provider_statecheck.queryable.immutable_states import immutable_state

@@ -26,7 +26,7 @@ from airflow_provider_statecheck.spark.auto_snapshots import AutoSnapshots
 from airflow_provider_statecheck.spark.checkpoint_interval import Rhythm, pace_of
 from airflow_provider_statecheck.spark.driver.attempts import DriverHandover, begin_submitted, open_attempt
 from airflow_provider_statecheck.spark.driver.mailbox import find_handover
-from airflow_provider_statecheck.spark.driver.readiness import check_driver_packages
+from airflow_provider_statecheck.spark.driver.packages import check_driver_packages
 from airflow_provider_statecheck.spark.endings import is_success, message_of
 from airflow_provider_statecheck.spark.item_loop import ItemLoop
 from airflow_provider_statecheck.spark.parts.parted_run import FAIL, PartedRun

@@ -10,10 +10,11 @@ from __future__ import annotations
 import errno
 import logging
 import random
+import re
 import ssl
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -46,6 +47,11 @@ _TRANSIENT_CODES = frozenset(
         "XAmzContentSHA256Mismatch",
         "ServerBusy",
         "OperationTimedOut",
+        "NetworkConnection",  # the AWS SDK of PyArrow
+        "InternalFailure",
+        "Unavailable",  # Google's client of PyArrow
+        "DeadlineExceeded",
+        "ResourceExhausted",
     }
 )
 # Python has classes of its own for the errors of broken connections and time-outs.
@@ -70,7 +76,16 @@ _TRANSIENT_CLASSES = frozenset(
 )
 _NO_BUCKET_CODES = frozenset({"NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted"})
 _DENIED_CODES = frozenset(
-    {"AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "AllAccessDisabled"}
+    {
+        "AccessDenied",
+        "ExpiredToken",
+        "InvalidAccessKeyId",
+        "SignatureDoesNotMatch",
+        "InvalidToken",
+        "AllAccessDisabled",
+        "PermissionDenied",  # Google's client of PyArrow
+        "Unauthenticated",
+    }
 )
 _NO_CREDENTIALS_CLASSES = frozenset(
     {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "DefaultCredentialsError"}
@@ -78,7 +93,16 @@ _NO_CREDENTIALS_CLASSES = frozenset(
 _WRONG_REGION_CODES = frozenset(
     {"AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException"}
 )
+_CODE_OF_STATUS: Mapping[str | None, str] = {"301": "PermanentRedirect"}
+"""Codes of answers without a body, by status."""
 _FULL_ERRNO = frozenset({errno.ENOSPC, errno.EDQUOT})
+_SAID_BY_ARROW = re.compile(
+    r"AWS Error (?:UNKNOWN|(?P<aws>[A-Z_]+))(?: \(HTTP status (?P<status>\d{3})\))?"
+    r"(?:.*Unable to parse ExceptionName: (?P<unknown>\w+))?"
+    r"|google::cloud::Status\((?P<google>[A-Z_]+)|Azure Error: \[(?P<azure>\w+)\]",
+    re.DOTALL,
+)
+"""The code and the status in an error of PyArrow, whose only fact is its text."""
 _HANDLED: ContextVar[BaseException | None] = ContextVar("_HANDLED", default=None)
 
 
@@ -172,6 +196,29 @@ def local_failures(path: object) -> Iterator[None]:
             raise StorageError(f"The storage failed at {path}: {str(error).rstrip('.')}.{advice(error)}") from error
 
 
+def repeated(
+    action: Callable[[], Result],
+    pauses_seconds: Iterable[float],
+    is_passing: Callable[[Exception, float], bool],
+    sleep: Callable[[float], None],
+) -> Result:
+    """
+    Call a function, and call it again after each pause while it raises an error that may pass.
+
+    :param pauses_seconds: Pauses in seconds; their number is the number of repetitions.
+    :param is_passing: Function that takes an error and the pause to come, logs it, and returns whether to repeat.
+    :raises Exception: the last error.
+    """
+    for pause in pauses_seconds:
+        try:
+            return action()
+        except Exception as error:
+            if not is_passing(error, pause):
+                raise
+        sleep(pause)
+    return action()
+
+
 def _jitter() -> float:
     # The pickle of random.random contains the state of the generator, and all tasks would retry at the same times.
     return random.random()  # noqa: S311 - not a secret
@@ -209,17 +256,15 @@ class RetryPolicy:
         :raises Exception: if the last error is not transient, or the attempts or the deadline are exhausted.
         """
         started = self.monotonic()
-        for number in range(1, self.attempts):
-            try:
-                return action()
-            except Exception as error:
-                pause = self.pause_after(number)
-                if not is_transient(error) or self.monotonic() - started + pause > self.deadline_seconds:
-                    raise
-                # Only the class, because messages of clients may contain signed URLs.
-                log.warning("Storage call on %s failed with %s; retrying in %.1f s", name, type(error).__name__, pause)
-                self.sleep(pause)
-        return action()
+
+        def is_passing(error: Exception, pause: float) -> bool:
+            if not is_transient(error) or self.monotonic() - started + pause > self.deadline_seconds:
+                return False
+            # Only the class, because messages of clients may contain signed URLs.
+            log.warning("Storage call on %s failed with %s; retrying in %.1f s", name, type(error).__name__, pause)
+            return True
+
+        return repeated(action, map(self.pause_after, range(1, self.attempts)), is_passing, self.sleep)
 
     def pause_after(self, number: int) -> float:
         """Return the pause in seconds after the attempt with this number, from 1."""
@@ -262,8 +307,21 @@ def _code(error: BaseException) -> str | None:
     if isinstance(response, Mapping):
         found = response.get("Error", {}).get("Code")
     else:
-        found = getattr(error, "error_code", None)
+        found = getattr(error, "error_code", None) or _code_said_by_arrow(error)
     return None if found is None else str(getattr(found, "value", found))
+
+
+def _said_by_arrow(error: BaseException) -> dict[str, str | None]:
+    found = _SAID_BY_ARROW.search(str(error)) if type(error) is OSError else None
+    return {} if found is None else found.groupdict()
+
+
+def _code_said_by_arrow(error: BaseException) -> str | None:
+    said = _said_by_arrow(error)
+    words = said.get("aws") or said.get("google")
+    if words:
+        return "".join(word.capitalize() for word in words.split("_"))
+    return said.get("unknown") or said.get("azure") or _CODE_OF_STATUS.get(said.get("status"))
 
 
 def _status(error: BaseException) -> int | None:
@@ -271,7 +329,7 @@ def _status(error: BaseException) -> int | None:
     if isinstance(response, Mapping):
         return _as_status(response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
     named = (getattr(error, name, None) for name in ("status_code", "status", "code"))
-    candidates = [*named, getattr(response, "status_code", None)]
+    candidates = [*named, getattr(response, "status_code", None), _said_by_arrow(error).get("status")]
     return next((status for status in map(_as_status, candidates) if status is not None), None)
 
 

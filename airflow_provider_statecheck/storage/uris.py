@@ -9,6 +9,7 @@ Options of filesystems may contain credentials. Messages are therefore redacted 
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -27,6 +28,8 @@ from airflow_provider_statecheck.checkpoint.masking import (
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.storage.failures import advice
+
+log = logging.getLogger(__name__)
 
 LOCAL_SCHEMES = ("file", "local")
 URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
@@ -309,11 +312,9 @@ def open_filesystem(uri: str, options: dict[str, Any]) -> Any:
         invalid.
     :raises StorageError: if the filesystem cannot be reached.
     """
-    import fsspec
-
     require_known_filesystem(uri)
     try:
-        kind = fsspec.get_filesystem_class(scheme_of(uri))
+        kind = _filesystem_class(scheme_of(uri))
     except (ImportError, ValueError) as error:
         raise _not_installed(uri, error) from error
     try:
@@ -332,6 +333,40 @@ def open_filesystem(uri: str, options: dict[str, Any]) -> Any:
         raise StorageError(
             f"The filesystem of {redact(uri)!r} cannot be opened: {reason}.{advice(error)}"
         ) from harmless(error, options)
+
+
+def _filesystem_class(scheme: str) -> Any:
+    """
+    Return the fsspec filesystem of a scheme: that of the store's own package, else one that PyArrow serves.
+
+    :raises ImportError: if there is neither.
+    :raises ValueError: if there is neither, and the package would have declared the scheme.
+    """
+    import fsspec
+
+    try:
+        return fsspec.get_filesystem_class(scheme)
+    except (ImportError, ValueError):
+        kind = arrow_store(scheme)
+        if kind is None:
+            raise
+        return kind
+
+
+@lru_cache
+def arrow_store(scheme: str) -> Any:
+    """Return the filesystem that PyArrow serves for a scheme, ``None`` if it has none; the first call logs it."""
+    from airflow_provider_statecheck.storage.arrow_stores import STORES
+
+    kind = STORES.get(scheme)
+    if kind is not None:
+        log.info(
+            "PyArrow serves %s://, because %s is not installed. It has no conditional create, so each write looks for "
+            "the file first.",
+            scheme,
+            kind.package,
+        )
+    return kind
 
 
 def serves(filesystem: Any, base_uri: str, uri: str) -> bool:

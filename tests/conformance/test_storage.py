@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,12 @@ from airflow_provider_statecheck.testing.storage_contract import StorageContract
 from tests.object_store import ObjectStore
 
 MIB = 2**20
+
+
+def hide_package(package: str, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the fsspec package of a store one that is not installed."""
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(_registry, scheme, raising=False)
 
 
 class ArrowFiles(ArrowFSWrapper):  # type: ignore[misc]
@@ -65,6 +72,17 @@ class TestS3(StorageContract):
     @pytest.fixture
     def storage_options(self, object_store: ObjectStore) -> dict[str, Any]:
         return object_store.storage_options
+
+
+class TestS3ThroughArrow(TestS3):
+    """Where s3fs is not installed."""
+
+    tells_other_bytes = False
+
+    @pytest.fixture
+    def base_uri(self, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> str:
+        hide_package("s3fs", "s3", monkeypatch)
+        return f"s3://{object_store.bucket}/arrow with space"
 
 
 @pytest.mark.soak

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StorageError
+from airflow_provider_statecheck.storage.arrow_stores import ArrowS3
 from airflow_provider_statecheck.storage.failures import RetryPolicy
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.object_store import KEY, SECRET, Fault, ObjectStore, running_object_store
@@ -230,6 +231,26 @@ class TestDeleting:
         assert not storage.exists(checkpoint)
 
 
+def calls_fail_for_the_bucket(storage: CheckpointStorage) -> None:
+    uri = f"s3://no-such-bucket-here/ck/{'a' * 32}/chk-1"
+    storage = storage.allowing(uri)
+    for call in (
+        storage.read_bytes,
+        storage.exists,
+        storage.size,
+        storage.list_files,
+        storage.list_directories,
+        storage.delete_directory,
+        storage.delete_file,
+        lambda u: storage.read_range(u, 0, 1),
+        lambda u: storage.write_bytes(u, b"x"),
+        lambda u: storage.write_bytes(u, b"x", overwrite=True),
+    ):
+        with pytest.raises(StorageError, match="bucket does not exist") as caught:
+            call(uri)
+        assert not isinstance(caught.value, CheckpointNotFoundError)
+
+
 class TestPermanentFaults:
     def test_denied_fails_at_once_and_says_what_to_check(
         self, storage: CheckpointStorage, checkpoint: str, store: ObjectStore, pauses: list[float]
@@ -243,21 +264,103 @@ class TestPermanentFaults:
         assert pauses == []
 
     def test_a_missing_bucket_is_not_a_missing_file(self, storage: CheckpointStorage, pauses: list[float]) -> None:
-        uri = f"s3://no-such-bucket-here/ck/{'a' * 32}/chk-1"
-        storage = storage.allowing(uri)
-        for call in (
-            storage.read_bytes,
-            storage.exists,
-            storage.size,
-            storage.list_files,
-            storage.list_directories,
-            storage.delete_directory,
-            storage.delete_file,
-            lambda u: storage.read_range(u, 0, 1),
-            lambda u: storage.write_bytes(u, b"x"),
-            lambda u: storage.write_bytes(u, b"x", overwrite=True),
-        ):
-            with pytest.raises(StorageError, match="bucket does not exist") as caught:
-                call(uri)
+        calls_fail_for_the_bucket(storage)
+        assert pauses == []
+
+
+class TestThroughArrow:
+    """PyArrow in place of s3fs; its client reports causes only in the text of its errors."""
+
+    @pytest.fixture
+    def storage(self, store: ObjectStore, pauses: list[float]) -> CheckpointStorage:
+        options = store.storage_options
+        retries = RetryPolicy(attempts=ATTEMPTS, first_pause_seconds=0.01, sleep=pauses.append)
+        filesystem = ArrowS3(**options, skip_instance_cache=True)
+        return CheckpointStorage(filesystem, f"s3://{store.bucket}/ck", options=options, retries=retries)
+
+    @pytest.mark.parametrize("fault", [fault for fault in PASSING if fault is not Fault.STALLED])
+    @pytest.mark.parametrize("overwrite", [False, True])
+    def test_a_write_is_repeated_until_it_is_done(
+        self, storage: CheckpointStorage, checkpoint: str, store: ObjectStore, fault: Fault, overwrite: bool
+    ) -> None:
+        store.faults.inject(fault, method="PUT", times=ATTEMPTS - 1)
+        storage.write_bytes(f"{checkpoint}/f", b"state", overwrite=overwrite)
+        assert storage.read_bytes(f"{checkpoint}/f") == b"state"
+        assert store.faults.count("PUT") > 1 or (fault is Fault.REPLY_LOST and not overwrite)
+
+    @pytest.mark.parametrize("fault", [*(fault for fault in PASSING if fault is not Fault.STALLED), Fault.CUT_SHORT])
+    def test_reads_and_lists_are_repeated(
+        self, storage: CheckpointStorage, checkpoint: str, file: str, store: ObjectStore, fault: Fault
+    ) -> None:
+        for read, expected in [
+            (lambda: storage.read_bytes(file), b"state"),
+            (lambda: storage.read_range(file, 1, 3), b"ta"),
+            (lambda: storage.size(file), 5),
+            (lambda: storage.exists(file), True),
+            (lambda: storage.list_files(checkpoint), {"there": 5}),
+            (lambda: storage.list_directories(checkpoint.rpartition("/")[0]), ["chk-1"]),
+        ]:
+            for skipped in (0, 1):  # a read asks for the size first
+                store.faults.clear()
+                store.faults.inject(fault, method="GET|HEAD", skip=skipped)
+                assert read() == expected
+
+    @pytest.mark.parametrize("fault", [fault for fault in PASSING if fault is not Fault.STALLED])
+    def test_deletes_are_repeated(
+        self, storage: CheckpointStorage, checkpoint: str, file: str, store: ObjectStore, fault: Fault
+    ) -> None:
+        store.faults.inject(fault, method="DELETE|POST")
+        storage.delete_file(file)
+        assert not storage.exists(file)
+        storage.write_bytes(file, b"state")
+        store.faults.inject(fault, method="POST")
+        storage.delete_directory(checkpoint)
+        assert storage.list_files(checkpoint) == {}
+
+    @pytest.mark.parametrize("fault", [fault for fault in PASSING if fault is not Fault.STALLED])
+    def test_a_store_that_stays_away_is_an_error_and_never_a_missing_file(
+        self, storage: CheckpointStorage, checkpoint: str, file: str, store: ObjectStore, fault: Fault
+    ) -> None:
+        store.faults.inject(fault, times=1000)
+        for call in (storage.read_bytes, storage.exists, storage.list_files, storage.delete_directory):
+            with pytest.raises(StorageError) as caught:
+                call(checkpoint if call is storage.delete_directory else file)
             assert not isinstance(caught.value, CheckpointNotFoundError)
+            assert caught.value.retryable
+
+    def test_a_large_file_with_a_broken_part_is_whole_or_not_there(
+        self, storage: CheckpointStorage, checkpoint: str, store: ObjectStore
+    ) -> None:
+        large = bytes(25 * 2**20)
+        store.faults.inject(Fault.INTERNAL_ERROR, method="PUT", key="partNumber=2", times=ATTEMPTS)
+        with pytest.raises(StorageError):
+            storage.write_bytes(f"{checkpoint}/f", large)
+        assert not storage.exists(f"{checkpoint}/f")
+        storage.write_bytes(f"{checkpoint}/f", large)
+        assert storage.size(f"{checkpoint}/f") == len(large)
+
+    def test_a_small_file_is_written_in_one_request(
+        self, storage: CheckpointStorage, checkpoint: str, store: ObjectStore
+    ) -> None:
+        storage.write_bytes(f"{checkpoint}/f", b"state", overwrite=True)
+        assert [method for method, _ in store.faults.requests] == ["PUT"]
+
+    def test_denied_fails_at_once_and_says_what_to_check(
+        self, storage: CheckpointStorage, checkpoint: str, store: ObjectStore, pauses: list[float]
+    ) -> None:
+        store.faults.inject(Fault.DENIED, times=100)
+        for call in (
+            lambda: storage.write_bytes(f"{checkpoint}/f", b"x", overwrite=True),
+            lambda: storage.exists(f"{checkpoint}/f"),
+            lambda: storage.list_files(checkpoint),
+            lambda: storage.delete_file(f"{checkpoint}/f"),
+        ):
+            with pytest.raises(StorageError, match="Check the credentials") as caught:
+                call()
+            assert KEY not in str(caught.value)
+            assert SECRET not in str(caught.value)
+        assert pauses == []
+
+    def test_a_missing_bucket_is_not_a_missing_file(self, storage: CheckpointStorage, pauses: list[float]) -> None:
+        calls_fail_for_the_bucket(storage)
         assert pauses == []

@@ -35,12 +35,8 @@ from airflow_provider_statecheck.gateway.time_travel import find_fork_source, fo
 from airflow_provider_statecheck.gateway.verbs import StageGateway
 from airflow_provider_statecheck.settings import SCRIPTS, settings_in
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.driver.readiness import (
-    OF_METADATA,
-    check_driver_packages,
-    make_ready,
-    require_reachable,
-)
+from airflow_provider_statecheck.spark.driver.packages import OF_HTTP, OF_METADATA, check_driver_packages
+from airflow_provider_statecheck.spark.driver.readiness import make_ready, require_reachable
 from airflow_provider_statecheck.spark.driver.session import give_workers_this_python, mask_settings
 from airflow_provider_statecheck.spark.driver.settings import (
     OPTIONS,
@@ -130,14 +126,18 @@ def take_handover(environment: MutableMapping[str, str] | None = None) -> Handov
     Read the handover and remove it from the environment, which child processes inherit.
 
     :param environment: Environment variables, by default those of this process.
-    :raises EnvironmentNotReadyError: if there is no handover, or it has another version.
+    :raises EnvironmentNotReadyError: if there is no handover, or it has another version, or the driver lacks a package
+        to reach the coordinator.
     """
-    text = (os.environ if environment is None else environment).pop(HANDOVER_VARIABLE, None)
+    variables = os.environ if environment is None else environment
+    text = variables.get(HANDOVER_VARIABLE)
     if not text:
         raise EnvironmentNotReadyError(
             "Expected a driver that CheckpointedSparkSubmitOperator submitted, found a process without a handover; "
             "submit the application with that Airflow operator, or use StageContext.open outside of Airflow."
         )
+    check_driver_packages(*OF_HTTP)
+    del variables[HANDOVER_VARIABLE]
     try:
         return decode(Handover, json.loads(text))
     except ValueError:

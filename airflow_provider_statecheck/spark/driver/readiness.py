@@ -4,9 +4,6 @@ Checks before a stage starts: versions, packages and a shared checkpoint directo
 A local checkpoint directory must be the same directory for three parties: this process, which writes ``_metadata``; the
 Spark server or driver, which lists directories and commits; and the executors, which write the data. Otherwise the
 snapshots would be lost.
-
-The requirements file of clusters has the names and version ranges with which this distribution was built. Spark itself
-belongs to the cluster.
 """
 
 from __future__ import annotations
@@ -15,30 +12,31 @@ import base64
 import csv
 import errno
 import hashlib
-import importlib
 import importlib.util
 import logging
 import os
 import re
 import shutil
 import subprocess
-import sys
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, StorageError
+from airflow_provider_statecheck.spark.driver.packages import OF_EXECUTOR_SNAPSHOTS, check_driver_packages
 from airflow_provider_statecheck.spark.driver.session import runs_in_this_process
-from airflow_provider_statecheck.spark.driver.shipped_files import DISTRIBUTION, ShippedFile, ship_package
+from airflow_provider_statecheck.spark.driver.shipped_files import ship_package
+from airflow_provider_statecheck.spark.snapshots.dataframes import HadoopFilesystems
 from airflow_provider_statecheck.storage.failures import local_failures
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
 
 log = logging.getLogger(__name__)
 
@@ -74,15 +72,23 @@ def require_reachable(spark: SparkSession, storage: CheckpointStorage) -> None:
     """
     Check that every part of Spark can access the checkpoint directory.
 
-    :raises EnvironmentNotReadyError: if the directory is a local path that is not shared or not writable.
+    :raises EnvironmentNotReadyError: if the directory is a local path that is not shared or not writable, or the
+        driver lacks a package to have executors write there.
     :raises StorageError: if the disk of the directory is read-only.
     """
     if not storage.is_local:
-        return
-    if runs_in_this_process(spark):
+        _require_packages_of_executor_snapshots(spark, storage)
+    elif runs_in_this_process(spark):
         _require_writable(_local_path(storage.base_uri))
     else:
         require_shared_path(spark, storage.base_uri)
+
+
+def _require_packages_of_executor_snapshots(spark: SparkSession, storage: CheckpointStorage) -> None:
+    # Only where one is missing: a Spark Connect server is asked for its filesystems over the network.
+    is_complete = all(importlib.util.find_spec(name) for name in OF_EXECUTOR_SNAPSHOTS)
+    if not is_complete and HadoopFilesystems().spark_uri(spark, storage.base_uri) is None:
+        check_driver_packages(*OF_EXECUTOR_SNAPSHOTS)
 
 
 def _local_path(base_uri: str) -> Path:
@@ -297,78 +303,3 @@ def _check_java(text: str | None) -> None:
         raise EnvironmentNotReadyError(
             f"Expected Java {OLDEST_JAVA} or newer, found Java {found.group(1)}; set JAVA_HOME to a newer version."
         )
-
-
-OF_EVERY_DRIVER = ("fsspec", "httpx", "numpy", "pyarrow", "pyspark", "tenacity")
-OF_STAGES = ("pandas",)
-"""Spark needs pandas to plan a function over Arrow tables."""
-OF_METADATA = ("sqlalchemy",)
-"""For the rows of a script with a metadata database of its own."""
-_OF_SPARK = "pyspark"
-_EXTRAS = ("s3", "gcs", "azure", "delta", "iceberg")
-"""Extras for storages, sources and sinks."""
-_REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?P<range>[^;]*)(;.*extra == ['\"](?P<extra>[\w-]+)['\"])?")
-
-
-def check_driver_packages(
-    *more: str, is_installed: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None
-) -> None:
-    """
-    Check that the packages of a driver are installed.
-
-    :param more: Packages that this driver needs in addition, such as :data:`OF_STAGES`.
-    :param is_installed: Function that returns whether a package can be imported.
-    :raises EnvironmentNotReadyError: if a package is missing.
-    """
-    needed = (*OF_EVERY_DRIVER, *more)
-    missing = [name for name in needed if not is_installed(name)]
-    if missing:
-        raise EnvironmentNotReadyError(
-            f"Expected the packages {', '.join(needed)} in the driver's Python {sys.executable}, found no "
-            f"{', no '.join(missing)}; run pip install {' '.join(missing)} there, or install the requirements file "
-            "that 'airflow statecheck package' writes."
-        )
-
-
-def write_requirements(folder: Path) -> ShippedFile:
-    """
-    Write the requirements file of drivers and executors to a folder, and return it.
-
-    :raises EnvironmentNotReadyError: if the file cannot be written.
-    """
-    name = f"{DISTRIBUTION}-{metadata.version(DISTRIBUTION)}-requirements.txt"
-    return ShippedFile.written(folder / name, "".join(f"{line}\n" for line in _lines()).encode())
-
-
-class _Requirement(NamedTuple):
-    name: str
-    text: str
-    extra: str | None
-
-
-def _requirements() -> Iterator[_Requirement]:
-    for text in metadata.requires(DISTRIBUTION) or ():
-        found = _REQUIREMENT.match(text)
-        if found is not None:
-            yield _Requirement(found["name"], f"{found['name']}{found['range']}".strip(), found["extra"])
-
-
-def _lines() -> Iterator[str]:
-    declared = list(_requirements())
-    spark = next(each.text for each in declared if each.name == _OF_SPARK)
-    yield f"# Packages of drivers and executors for {DISTRIBUTION} {metadata.version(DISTRIBUTION)}."
-    yield f"# The cluster has {spark}. Remove the mark from what your jobs use."
-    yield from _named(declared, {*OF_EVERY_DRIVER, *OF_STAGES} - {_OF_SPARK})
-    yield "# Scripts with metadata=:"
-    yield from _marked(_named(declared, OF_METADATA))
-    for extra in _EXTRAS:
-        yield f"# The extra {extra}:"
-        yield from _marked(each.text for each in declared if each.extra == extra)
-
-
-def _named(declared: Iterable[_Requirement], names: Iterable[str]) -> Iterator[str]:
-    return (each.text for each in declared if each.extra is None and each.name in names)
-
-
-def _marked(lines: Iterable[str]) -> Iterator[str]:
-    return (f"# {line}" for line in lines)

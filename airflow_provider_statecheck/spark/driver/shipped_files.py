@@ -1,9 +1,10 @@
 """
 The files of this package that a cluster executes.
 
-The package is shipped to executors as a reproducible zip file with a digest in its name, because Spark rejects a file
-with a known name and different content. Files in a directory that others can write to are replaced unless they have the
-expected content, and a driver in cluster mode verifies them when it starts; see :mod:`~.cluster_start`.
+The package has what drivers and executors import, and nothing that needs Airflow. It is shipped to executors as a
+reproducible zip file with a digest in its name, because Spark rejects a file with a known name and different content.
+Files in a directory that others can write to are replaced unless they have the expected content, and a driver in
+cluster mode verifies them when it starts; see :mod:`~.cluster_start`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import zipfile
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
@@ -27,8 +29,14 @@ from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+
 DISTRIBUTION = "airflow-provider-statecheck"
 _ROOT = Path(__file__).parents[2]
+_FOLDERS = ("checkpoint", "gateway", "metadata", "queryable", "spark", "state", "storage")
+"""Subpackages that drivers and executors import."""
+_OF_AIRFLOW = ("configuration.py", "get_provider_info.py", "metadata/db_manager.py", "metadata/migrations/")
+"""Files that only processes of Airflow import, by the beginning of their path."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _STAGE_APPLICATION = b"""from airflow_provider_statecheck.spark.stages.stage_run import main
 
@@ -82,16 +90,33 @@ def _package_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def write_package(folder: Path) -> ShippedFile:
-    """
-    Write this package as a zip file to a folder, and return it.
+    """Write this package as a zip file to a folder, and return it."""
+    name, data = package_file()
+    return ShippedFile.written(folder / name, data)
 
-    If this process imported the package from a zip file, the written file is a copy of it with the same name.
+
+def package_file() -> tuple[str, bytes]:
+    """
+    Return the name and the content of this package as a zip file.
+
+    If this process imported the package from a zip file, it is a copy of it with the same name.
     """
     if _ROOT.parent.is_file():
-        return ShippedFile.written(folder / _ROOT.parent.name, _ROOT.parent.read_bytes())
+        return _ROOT.parent.name, _ROOT.parent.read_bytes()
     data = package_bytes()
-    digest = hashlib.sha256(data).hexdigest()
-    return ShippedFile.written(folder / f"{_ROOT.name}-{version(DISTRIBUTION)}-{digest}.zip", data)
+    return f"{_ROOT.name}-{version(DISTRIBUTION)}-{hashlib.sha256(data).hexdigest()}.zip", data
+
+
+def publish(storage: CheckpointStorage, name: str, data: bytes) -> str:
+    """
+    Write a file into the directory of a storage, unless it has this content there, and return its URI.
+
+    :raises StorageError: if the storage fails.
+    """
+    uri = f"{storage.base_uri}/{name}"
+    if storage.size_or_none(uri) != len(data) or storage.read_bytes(uri) != data:
+        storage.write_bytes(uri, data, overwrite=True)
+    return uri
 
 
 def write_launcher_jar(folder: Path) -> ShippedFile:
@@ -131,8 +156,10 @@ def _write(path: Path, data: bytes) -> None:
 @cache
 def package_bytes() -> bytes:
     """Return this package as a zip file; equal files give equal bytes."""
-    files = sorted(path for path in _ROOT.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    return _archive({path.relative_to(_ROOT.parent).as_posix(): path.read_bytes() for path in files})
+    files = [*_ROOT.glob("*.py"), *chain.from_iterable((_ROOT / folder).rglob("*.py") for folder in _FOLDERS)]
+    named = {path.relative_to(_ROOT).as_posix(): path for path in files}
+    shipped = sorted(name for name in named if not name.startswith(_OF_AIRFLOW))
+    return _archive({f"{_ROOT.name}/{name}": named[name].read_bytes() for name in shipped})
 
 
 def _archive(entries: dict[str, bytes]) -> bytes:

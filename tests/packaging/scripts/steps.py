@@ -1,7 +1,12 @@
-"""A script with steps for ``spark-submit``, which fails at its second item when it runs for the first time."""
+"""
+A script with steps for ``spark-submit``, which fails at its second item when it runs for the first time.
+
+Its arguments are a directory, and the URI and the options of another storage for its checkpoints.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -9,7 +14,8 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_statecheck import StageContext
 
-WORK = Path(sys.argv[1])
+WORK, *STORE = Path(sys.argv[1]), *sys.argv[2:]
+BASE, OPTIONS = (STORE[0], json.loads(STORE[1])) if STORE else (str(WORK / "checkpoints"), None)
 
 
 def note(what: str) -> None:
@@ -32,7 +38,7 @@ def numbers():
 
 
 with StageContext.open(
-    spark, job="steps", checkpoint_dir=str(WORK / "checkpoints"), metadata=f"sqlite:///{WORK}/state.db"
+    spark, job="steps", checkpoint_dir=BASE, storage_options=OPTIONS, metadata=f"sqlite:///{WORK}/state.db"
 ) as checkpoint:
     found = checkpoint.snapshot("numbers", numbers)
     for item in checkpoint.each("items", ["a", "b"]):
@@ -41,4 +47,4 @@ with StageContext.open(
             fail_once()
         checkpoint.state[item] = found.count()
     note(f"result {sum(checkpoint.state.values())}")
-assert "airflow" not in sys.modules
+assert not {"airflow", "tenacity", "httpx", "s3fs"} & set(sys.modules)

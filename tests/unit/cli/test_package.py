@@ -31,10 +31,21 @@ def test_the_files_are_written_to_the_working_directory_by_default(
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_uri_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_uri_is_a_directory_of_a_storage(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "lake" / "packages"
+    found = rows(run("package", folder.as_uri(), "-o", "json"))
+    assert [row["path"] for row in found] == [each.as_uri() for each in sorted(folder.iterdir(), reverse=True)]
+    assert rows(run("package", folder.as_uri(), "-o", "json")) == found
+    local = rows(run("package", str(tmp_path / "local"), "-o", "json"))
+    assert [Path(row["path"]).read_bytes() for row in local] == [
+        (folder / Path(row["path"]).name).read_bytes() for row in found
+    ]
+
+
+def test_a_uri_with_credentials_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     outcome = run("package", "s3://key:secret@lake/packages")
-    assert (outcome.status, "copy them there" in outcome.err, "secret" in outcome.err) == (2, True, False)
+    assert (outcome.status, "credentials" in outcome.err, "secret" in outcome.err) == (2, True, False)
     assert list(tmp_path.iterdir()) == []
 
 

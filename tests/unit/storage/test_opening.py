@@ -11,7 +11,7 @@ from fsspec.registry import _registry
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.uris import EXTRAS, conceal, open_filesystem, redact, secrets_in
+from airflow_provider_statecheck.storage.uris import conceal, open_filesystem, redact, secrets_in
 
 
 class HostedFileSystem(MemoryFileSystem):  # type: ignore[misc]
@@ -35,21 +35,6 @@ class HostedFileSystem(MemoryFileSystem):  # type: ignore[misc]
 @pytest.fixture(autouse=True)
 def hosted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(_registry, "hosted", HostedFileSystem)
-
-
-@pytest.mark.parametrize(
-    ("scheme", "module"),
-    [("s3", "s3fs"), ("s3a", "s3fs"), ("gs", "gcsfs"), ("gcs", "gcsfs"), ("abfs", "adlfs"), ("abfss", "adlfs")],
-)
-def test_missing_package_is_answered_with_the_extra_that_brings_it(
-    scheme: str, module: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(_registry, scheme, raising=False)
-    monkeypatch.setitem(sys.modules, module, None)
-    expected = rf"pip install 'airflow-provider-statecheck\[{EXTRAS[scheme]}\]'"
-    with pytest.raises(InvalidConfigurationError, match=expected) as caught:
-        CheckpointStorage.open(f"{scheme}://key:secret@bucket/ck")
-    assert "secret" not in str(caught.value)
 
 
 def test_missing_package_without_an_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from airflow_provider_statecheck.spark.connectors.custom.data_frame_source impor
 from airflow_provider_statecheck.spark.context import CurrentContext, StageContext
 from airflow_provider_statecheck.spark.driver import attempts
 from airflow_provider_statecheck.spark.driver.attempts import HANDOVER_VARIABLE, Handover, take_handover
-from airflow_provider_statecheck.spark.driver.readiness import OF_EVERY_DRIVER, OF_METADATA, OF_STAGES
+from airflow_provider_statecheck.spark.driver.packages import OF_EVERY_DRIVER, OF_HTTP, OF_METADATA, OF_STAGES
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings, StageSettings
 from airflow_provider_statecheck.spark.stages import stage_run
 from airflow_provider_statecheck.spark.stages.stage import Count, Stage
@@ -130,7 +130,7 @@ def test_modules_that_make_the_check_load_none_of_these_packages() -> None:
     loaded = modules_loaded_by(
         "import airflow_provider_statecheck.spark.context, airflow_provider_statecheck.spark.stages.stage_run"
     )
-    assert not loaded.intersection((*OF_EVERY_DRIVER, *OF_STAGES, *OF_METADATA))
+    assert not loaded.intersection((*OF_EVERY_DRIVER, *OF_HTTP, *OF_STAGES, *OF_METADATA))
 
 
 @pytest.mark.parametrize(

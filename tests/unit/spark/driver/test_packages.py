@@ -14,12 +14,13 @@ from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError
 from airflow_provider_statecheck.spark.connectors.custom.data_frame_source import DataFrameSource
 from airflow_provider_statecheck.spark.context import CurrentContext, StageContext
 from airflow_provider_statecheck.spark.driver.attempts import HANDOVER_VARIABLE
-from airflow_provider_statecheck.spark.driver.readiness import (
+from airflow_provider_statecheck.spark.driver.packages import (
     OF_EVERY_DRIVER,
+    OF_HTTP,
     OF_METADATA,
     OF_STAGES,
     check_driver_packages,
-    write_requirements,
+    requirements_file,
 )
 from airflow_provider_statecheck.spark.stages import stage_run
 from airflow_provider_statecheck.spark.stages.stage import Count, Stage
@@ -35,17 +36,12 @@ DAYS = Stage("days").source(DataFrameSource([1], lambda spark, _: spark.range(1)
 
 
 def test_package_that_is_missing_on_the_driver_is_named_with_the_command_that_installs_it() -> None:
-    with pytest.raises(EnvironmentNotReadyError, match=r"found no httpx, no pyarrow; run pip install httpx pyarrow "):
-        check_driver_packages(is_installed=lambda name: name not in ("httpx", "pyarrow"))
+    with pytest.raises(EnvironmentNotReadyError, match=r"found no fsspec, no pyarrow; run pip install fsspec pyarrow "):
+        check_driver_packages(is_installed=lambda name: name not in ("fsspec", "pyarrow"))
 
 
 def test_driver_with_all_packages_may_start() -> None:
-    needed = {*OF_EVERY_DRIVER, *OF_STAGES, *OF_METADATA}
-    check_driver_packages(*OF_STAGES, *OF_METADATA, is_installed=needed.__contains__)
-    check_driver_packages(*OF_STAGES, *OF_METADATA)
-    for name in needed:
-        with pytest.raises(EnvironmentNotReadyError, match=f"found no {name};"):
-            check_driver_packages(*OF_STAGES, *OF_METADATA, is_installed=(needed - {name}).__contains__)
+    check_driver_packages(*OF_HTTP, *OF_STAGES, *OF_METADATA)
 
 
 @pytest.fixture
@@ -77,6 +73,7 @@ def _script_of_a_stage(**where: Any) -> None:
     ("start", "missing"),
     [
         *((start, "pyarrow") for start in (_submitted_steps, _submitted_stage, _script_of_steps, _script_of_a_stage)),
+        *((start, "httpx") for start in (_submitted_steps, _submitted_stage)),
         *((start, "pandas") for start in (_submitted_stage, _script_of_a_stage)),
         *((start, "sqlalchemy") for start in (_script_of_steps, _script_of_a_stage)),
     ],
@@ -102,12 +99,12 @@ class TestRequirements:
     """The file that ``airflow statecheck package`` writes."""
 
     @pytest.fixture
-    def lines(self, tmp_path: Path) -> list[str]:
-        return write_requirements(tmp_path).path.read_text().splitlines()
+    def lines(self) -> list[str]:
+        return requirements_file()[1].decode().splitlines()
 
     def test_has_the_ranges_that_are_declared_of_all_that_drivers_need_but_spark(self, lines: list[str]) -> None:
         found = {each.name: each.specifier for each in map(Requirement, _plain(lines))}
-        assert found == {name: DECLARED[name] for name in {*OF_EVERY_DRIVER, *OF_STAGES} - {"pyspark"}}
+        assert found == {name: DECLARED[name] for name in set(OF_EVERY_DRIVER) - {"pyspark"}}
 
     def test_names_the_range_of_spark_that_the_cluster_has(self, lines: list[str]) -> None:
         [declared] = [
@@ -122,9 +119,18 @@ class TestRequirements:
         offered = map(Requirement, (line.removeprefix("# ") for line in lines[start : start + len(EXTRAS[extra])]))
         assert {(each.name, each.specifier) for each in offered} == EXTRAS[extra]
 
-    def test_offers_what_a_database_of_a_script_needs_as_a_remark(self, lines: list[str]) -> None:
-        [line] = [line for line in lines if "sqlalchemy" in line]
-        assert Requirement(line.removeprefix("# ")).specifier == DECLARED["sqlalchemy"]
+    @pytest.mark.parametrize(
+        ("use", "names"),
+        [("that an Airflow operator submits", OF_HTTP), ("Stages", OF_STAGES), ("metadata=", OF_METADATA)],
+    )
+    def test_offers_what_some_drivers_need_as_remarks(self, lines: list[str], use: str, names: tuple[str, ...]) -> None:
+        [start] = [number for number, line in enumerate(lines, start=1) if line.startswith("#") and use in line]
+        offered = map(Requirement, (line.removeprefix("# ") for line in lines[start : start + len(names)]))
+        assert {each.name: each.specifier for each in offered} == {name: DECLARED[name] for name in names}
+
+
+def test_two_packages_are_enough_for_a_driver_that_uses_none_of_the_others() -> None:
+    check_driver_packages(is_installed=lambda name: name in ("fsspec", "pyarrow", "pyspark"))
 
 
 def _plain(lines: list[str]) -> list[str]:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import io
 import subprocess
 import sys
+import uuid
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from airflow_provider_statecheck.spark.driver import shipped_files
-from airflow_provider_statecheck.spark.driver.shipped_files import ship_package, write_launcher_jar, write_package
+from airflow_provider_statecheck.spark.driver.shipped_files import (
+    package_file,
+    publish,
+    ship_package,
+    write_launcher_jar,
+    write_package,
+)
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 
 def test_package_has_the_hash_of_its_bytes_in_its_name_and_may_be_read_by_workers_of_another_user(
@@ -22,8 +35,8 @@ def test_package_has_the_hash_of_its_bytes_in_its_name_and_may_be_read_by_worker
     assert path.stat().st_mode & 0o777 == 0o644
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
-    assert {"airflow_provider_statecheck/py.typed", "airflow_provider_statecheck/metadata/alembic.ini"} <= set(names)
-    assert [name for name in names if "__pycache__" in name] == []
+    assert {"airflow_provider_statecheck/__init__.py", "airflow_provider_statecheck/spark/context.py"} <= set(names)
+    assert [name for name in names if not name.endswith(".py")] == []
 
 
 def test_equal_files_give_equal_bytes(tmp_path: Path) -> None:
@@ -50,6 +63,79 @@ assert airflow_provider_statecheck.__file__.startswith({str(path)!r})
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def shipped() -> dict[str, ast.Module]:
+    """The modules of the package, parsed."""
+    with zipfile.ZipFile(io.BytesIO(package_file()[1])) as archive:
+        names = archive.namelist()
+        return {name.removesuffix(".py").replace("/", "."): ast.parse(archive.read(name)) for name in names}
+
+
+def _imported_by(module: ast.Module) -> Iterator[str]:
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield str(node.module)
+
+
+def test_nothing_in_it_needs_airflow(shipped: dict[str, ast.Module]) -> None:
+    needed = {name.partition(".")[0] for module in shipped.values() for name in _imported_by(module)}
+    assert not needed & {"airflow", "alembic", "fastapi", "jinja2", "uvicorn"}
+    assert "pyspark" in needed
+
+
+def test_each_module_that_it_imports_of_this_package_is_in_it(shipped: dict[str, ast.Module]) -> None:
+    known = {name.removesuffix(".__init__") for name in shipped}
+    of_airflow = {"hooks", "operators", "sensors"}  # names in airflow_provider_statecheck that only Airflow uses
+    needed = {
+        name
+        for path, module in shipped.items()
+        for name in _imported_by(module)
+        if name.startswith("airflow_provider_statecheck.")
+        and not (path.count(".") == 1 and name.split(".")[1] in of_airflow)
+    }
+    assert needed - known == set()
+
+
+def test_a_copy_is_a_copy_of_the_file_that_it_was_imported_from(tmp_path: Path) -> None:
+    path = write_package(tmp_path).path
+    script = f"""
+import sys
+sys.path.insert(0, {str(path)!r})
+from pathlib import Path
+from airflow_provider_statecheck.spark.driver.shipped_files import write_package
+print(write_package(Path("copies")).path)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert (tmp_path / done.stdout.strip()).read_bytes() == path.read_bytes()
+    assert Path(done.stdout.strip()).name == path.name
+
+
+class TestOnAStorage:
+    @pytest.fixture
+    def storage(self) -> CheckpointStorage:
+        return CheckpointStorage.open(f"memory://{uuid.uuid4().hex}/packages")
+
+    def test_is_written_once_for_each_content(
+        self, storage: CheckpointStorage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        name, data = package_file()
+        uri = publish(storage, name, data)
+        assert uri == f"{storage.base_uri}/{name}"
+        assert storage.read_bytes(uri) == data
+        writes: list[str] = []
+        monkeypatch.setattr(CheckpointStorage, "write_bytes", lambda _, where, *given, **named: writes.append(where))
+        assert publish(storage, name, data) == uri
+        assert writes == []
+
+    @pytest.mark.parametrize("found", [b"", b"other", b"PK\x03"])
+    def test_what_another_has_written_in_its_place_is_replaced(self, storage: CheckpointStorage, found: bytes) -> None:
+        storage.write_bytes(f"{storage.base_uri}/package.zip", found)
+        publish(storage, "package.zip", b"PK\x04")
+        assert storage.read_bytes(f"{storage.base_uri}/package.zip") == b"PK\x04"
 
 
 def test_launcher_is_a_jar_without_a_class(tmp_path: Path) -> None:

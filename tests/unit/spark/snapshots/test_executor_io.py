@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import sys
 
 import pyarrow as pa
+import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
+from fsspec.registry import _registry
 
 from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
@@ -65,7 +68,9 @@ def test_a_missing_file_is_told(files):
 
 
 def test_a_missing_package_is_told_with_its_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    monkeypatch.delitem(_registry, "gs", raising=False)
+    monkeypatch.delattr(pyarrow.fs, "GcsFileSystem")  # as in a build of PyArrow without Google's client
     local = tmp_path / "local"
     local.write_bytes(b"")
     with pytest.raises(InvalidConfigurationError, match=r"airflow-provider-statecheck\[gcs\]"):
