@@ -168,16 +168,16 @@ class ObjectStore:
 @contextmanager
 def running_object_store() -> Iterator[ObjectStore]:
     """Run the server and the proxy, with one bucket."""
-    with _running_server() as port, _running_proxy(port) as (proxy_port, faults):
+    with running_server(_SERVER) as port, _running_proxy(port) as (proxy_port, faults):
         urls = f"http://127.0.0.1:{proxy_port}", f"http://127.0.0.1:{port}"
         bucket = ObjectStore(*urls, "", faults).make_bucket()
         yield ObjectStore(*urls, bucket, faults)
 
 
 @contextmanager
-def _running_server() -> Iterator[int]:
-    # It ends with its standard input, whatever becomes of this process.
-    command = [sys.executable, "-W", "ignore", "-c", _SERVER]
+def running_server(program: str) -> Iterator[int]:
+    """Run a server that prints its port, and ends with its standard input, whatever becomes of this process."""
+    command = [sys.executable, "-W", "ignore", "-c", program]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
         try:
             assert process.stdout is not None

@@ -12,6 +12,7 @@ text of its errors, which :mod:`~.failures` reads.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
@@ -113,8 +114,12 @@ class ArrowStore(ArrowFSWrapper):  # type: ignore[misc]
         if mode == "create":
             raise UnsupportedConditionError(f"PyArrow has no conditional create for {path}")
         data = py_buffer(value)  # first, because a stream that an exception closes publishes what it has
-        with self.fs.open_output_stream(self._strip_protocol(path), compression=None) as stream:
-            stream.write(data)
+        try:
+            with self.fs.open_output_stream(self._strip_protocol(path), compression=None) as stream:
+                stream.write(data)
+        except FileNotFoundError:
+            self._require_bucket(path)
+            raise
 
     def cp_file(self, path1: str, path2: str, **_: Any) -> None:
         """Copy an object within the store."""
@@ -266,6 +271,10 @@ def _token(value: Any) -> dict[str, Any]:
     return {"anonymous": True}
 
 
+_GOOGLE_RETRIES = timedelta(seconds=30)
+"""Time that Google's client retries by itself; its default is 15 minutes."""
+
+
 class ArrowGcs(ArrowStore):
     """Google Cloud Storage through PyArrow, with the options of gcsfs."""
 
@@ -282,7 +291,20 @@ class ArrowGcs(ArrowStore):
         """Return PyArrow's filesystem."""
         from pyarrow.fs import GcsFileSystem
 
-        return GcsFileSystem(**arguments)
+        return GcsFileSystem(retry_time_limit=_GOOGLE_RETRIES, **arguments)
+
+    def ls(self, path: str, detail: bool = False, **_: Any) -> list[Any]:
+        """Return the entries of a directory; PyArrow leaves out directories that have no object of their own."""
+        root = self._strip_protocol(path)
+        entries: dict[str, dict[str, Any]] = {}
+        for name, entry in self.find(root, withdirs=True, detail=True).items():
+            first, slash, _ = name.removeprefix(root).lstrip("/").partition("/")
+            if first:
+                child = f"{root}/{first}"
+                entries[child] = {"name": child, "size": 0, "type": "directory"} if slash else entry
+        if not entries:
+            entries[root] = self.info(root)
+        return list(entries.values()) if detail else list(entries)
 
 
 class ArrowAzure(ArrowStore):

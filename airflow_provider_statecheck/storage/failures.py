@@ -207,7 +207,7 @@ def repeated(
 
     :param pauses_seconds: Pauses in seconds; their number is the number of repetitions.
     :param is_passing: Function that takes an error and the pause to come, logs it, and returns whether to repeat.
-    :raises Exception: the last error.
+    :raises Exception: if the last error does not pass, or the pauses are used up; this is that error.
     """
     for pause in pauses_seconds:
         try:

@@ -18,7 +18,7 @@ from airflow_provider_statecheck.storage.arrow_stores import (
     MissingBucketError,
     UnsupportedConditionError,
 )
-from airflow_provider_statecheck.storage.failures import is_missing_bucket, is_unsupported
+from airflow_provider_statecheck.storage.failures import RetryPolicy, is_missing_bucket, is_unsupported
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import EXTRAS, arrow_store, open_filesystem, serves
 
@@ -143,6 +143,10 @@ class TestOptionsOfOtherStores:
     def test_google_finds_the_credentials_of_the_machine(self) -> None:
         found = ArrowGcs(token="google_default", project="lake", skip_instance_cache=True)
         assert found.fs.project_id == "lake"
+
+    def test_google_is_given_up_by_its_client_before_the_storage_gives_up(self) -> None:
+        found = ArrowGcs(token="anon", skip_instance_cache=True).fs.__reduce__()[1][0]
+        assert found["retry_time_limit"].total_seconds() < RetryPolicy().deadline_seconds
 
     def test_google_takes_no_other_token(self) -> None:
         with pytest.raises(ValueError, match="GOOGLE_APPLICATION_CREDENTIALS") as caught:
