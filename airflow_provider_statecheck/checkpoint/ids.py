@@ -193,7 +193,7 @@ ALIGNED_UID = "(aligned)"
 Uid of the operator that stands for the whole job: leaders of its aligned checkpoints and savepoints register as it.
 """
 ALIGNED_OPERATOR_ID = operator_id_of(ALIGNED_UID)
-"""Operator id of the rows of the whole job; see :attr:`OfOperator.is_of_job` and the look-ups in ``store.py``."""
+"""Operator id of the rows of the whole job; see :attr:`OfOperator.is_of_job`, and ``…_of_job`` in ``store.py``."""
 
 
 class OfOperator:

@@ -355,6 +355,12 @@ class JobTransaction(Protocol):
     def open_requests(self, operator_id: OperatorId) -> list[CheckpointRequest]:
         """Return the open requests to an operator, oldest first."""
 
+    def checkpoints_of_job(self) -> list[CheckpointRecord]:
+        """Return the aligned checkpoints and the savepoints of the whole job whose files may exist, oldest first."""
+
+    def requests_of_job(self) -> list[CheckpointRequest]:
+        """Return the open requests for aligned checkpoints and savepoints of the whole job, oldest first."""
+
     def ended_requests(self, operator_id: OperatorId, before: datetime, limit: int | None) -> tuple[str, ...]:
         """Return the keys of at most `limit` requests to an operator that ended before a time."""
 
@@ -541,13 +547,3 @@ def operator_of_job(tx: JobTransaction) -> OperatorRecord:
     return tx.operator(ALIGNED_OPERATOR_ID) or OperatorRecord(
         job_id=tx.job.job_id, operator_id=ALIGNED_OPERATOR_ID, uid=ALIGNED_UID, epoch=0, generation=1
     )
-
-
-def checkpoints_of_job(tx: JobTransaction) -> Sequence[CheckpointRecord]:
-    """Return the aligned checkpoints and the savepoints of the whole job whose files may exist, oldest first."""
-    return tx.open_checkpoints(ALIGNED_OPERATOR_ID)
-
-
-def requests_of_job(tx: JobTransaction) -> Sequence[CheckpointRequest]:
-    """Return the open requests for aligned checkpoints and savepoints of the whole job."""
-    return tx.open_requests(ALIGNED_OPERATOR_ID)

@@ -31,7 +31,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     RequestStatus,
 )
 from airflow_provider_statecheck.checkpoint.retention import open_effects, protected_checkpoints, subsumed_by_retention
-from airflow_provider_statecheck.checkpoint.store import JobTransaction, checkpoints_of_job, requests_of_job
+from airflow_provider_statecheck.checkpoint.store import JobTransaction
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
 
 log = logging.getLogger(__name__)
@@ -418,7 +418,7 @@ def _stop_of(tx: JobTransaction, operator: OperatorRecord) -> CheckpointRecord |
 
 
 def _suspending(tx: JobTransaction) -> Iterator[CheckpointRecord]:
-    for request in requests_of_job(tx):
+    for request in tx.requests_of_job():
         is_stop = request.properties.snapshot_type is CheckpointType.SAVEPOINT_SUSPEND
         # The requests of a coordinator in a program have no requester, and stop the tasks of that program only.
         if is_stop and request.requested_by and request.checkpoint_id is not None:
@@ -435,7 +435,7 @@ def suspended_with(checkpoints: Iterable[CheckpointRecord]) -> list[CheckpointRe
 
 def job_suspended_with(tx: JobTransaction) -> list[CheckpointRecord]:
     """Return the complete savepoints with which a user suspended the whole job."""
-    taken = suspended_with(checkpoints_of_job(tx))
+    taken = suspended_with(tx.checkpoints_of_job())
     requested = {r.checkpoint_id for r in tx.view().requests if r.requested_by} if taken else set()
     return [c for c in taken if c.checkpoint_id in requested]
 

@@ -37,7 +37,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     OperatorRecord,
     RequestStatus,
 )
-from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction, JobView, requests_of_job
+from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction, JobView
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     ConcurrentAttemptError,
@@ -295,7 +295,7 @@ def _waiting_need(view: JobView, operator: OperatorRecord, pointer: str) -> str 
 
 def _require_none_of_job(tx: JobTransaction) -> None:
     # The pins of a second one would replace those of the first.
-    for request in requests_of_job(tx):
+    for request in tx.requests_of_job():
         raise ConcurrentAttemptError(
             f"Expected no savepoint of the whole job {tx.job.name!r} in progress, found request {request.request_key} "
             f"of {request.requested_at.isoformat(timespec='seconds')}; wait until it has ended. If its command was "

@@ -439,6 +439,12 @@ class SqlJobTransaction:
         rows = (r for r in self._rows.held(REQUESTS) if r.operator_id == operator_id and r.status.is_open)
         return sorted(rows, key=lambda r: (r.requested_at, r.request_key))
 
+    def checkpoints_of_job(self) -> list[CheckpointRecord]:
+        return self.open_checkpoints(ALIGNED_OPERATOR_ID)
+
+    def requests_of_job(self) -> list[CheckpointRequest]:
+        return self.open_requests(ALIGNED_OPERATOR_ID)
+
     def ended_requests(self, operator_id: OperatorId, before: datetime, limit: int | None) -> tuple[str, ...]:
         query = statements.ended_requests(operator_id, before, limit)
         return tuple(self._rows.values(REQUESTS, "request_key", query))

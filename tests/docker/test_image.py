@@ -170,7 +170,9 @@ def test_the_examples_data_can_be_made(image):
 
 
 def test_spark_is_on_the_path(image):
-    assert "Usage: Master" in image.run("spark-class", "org.apache.spark.deploy.master.Master", "--help")
+    said = image.run("sh", "-c", "spark-class org.apache.spark.deploy.master.Master --help 2>&1")
+
+    assert "Usage: Master" in said
 
 
 @pytest.mark.parametrize("module", ["s3fs", "psycopg2", "asyncpg", "pyspark"])

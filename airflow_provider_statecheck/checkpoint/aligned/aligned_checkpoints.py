@@ -55,7 +55,7 @@ from airflow_provider_statecheck.checkpoint.savepoint_restore import (
     require_claimable,
     require_unclaimed,
 )
-from airflow_provider_statecheck.checkpoint.store import JobTransaction, StoredJobs, requests_of_job
+from airflow_provider_statecheck.checkpoint.store import JobTransaction, StoredJobs
 from airflow_provider_statecheck.exceptions import HandleExistsError, HandleNotFoundError, ResourceVersionError
 
 
@@ -136,7 +136,7 @@ class AlignedCheckpoints(StoredJobs):
                 is_periodic=is_periodic,
                 requested_at=tx.now,
             )
-            refused = decider.admit(requests_of_job(tx), new)
+            refused = decider.admit(tx.requests_of_job(), new)
             if new not in refused:
                 tx.save_request(new)
             reason = CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS

@@ -49,9 +49,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandl
 from airflow_provider_statecheck.checkpoint.statistics import truncated_cause
 from airflow_provider_statecheck.checkpoint.store import (
     JobTransaction,
-    checkpoints_of_job,
     operator_of_job,
-    requests_of_job,
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
@@ -109,7 +107,7 @@ def _new_attempt(tx: JobTransaction, operator: OperatorRecord, request: TakeLead
 
 def of_status(tx: JobTransaction, status: CheckpointStatus) -> list[CheckpointRecord]:
     """Return the aligned checkpoints with a status whose files exist, oldest first."""
-    return [c for c in checkpoints_of_job(tx) if c.status is status]
+    return [c for c in tx.checkpoints_of_job() if c.status is status]
 
 
 def is_triggered(acknowledgements: Iterable[AcknowledgementRecord]) -> bool:
@@ -120,9 +118,9 @@ def is_triggered(acknowledgements: Iterable[AcknowledgementRecord]) -> bool:
 def choose(tx: JobTransaction, decider: CheckpointRequestDecider, cleanings: int) -> Choice:
     """Return the decision on the queue, without any effect."""
     pending = of_status(tx, CheckpointStatus.PENDING)
-    completed = (c.completed_at for c in checkpoints_of_job(tx) if c.completed_at is not None)
+    completed = (c.completed_at for c in tx.checkpoints_of_job() if c.completed_at is not None)
     return decider.choose(
-        requests_of_job(tx),
+        tx.requests_of_job(),
         is_triggering=not all(is_triggered(tx.acknowledgements(c.checkpoint_id)) for c in pending),
         pending_count=len(pending) + len(of_status(tx, CheckpointStatus.FINALIZING)),
         cleanings=cleanings,
@@ -133,7 +131,7 @@ def choose(tx: JobTransaction, decider: CheckpointRequestDecider, cleanings: int
 
 def begin(tx: JobTransaction, leader: AttemptRecord, message: BeginCheckpoint) -> CheckpointRecord | None:
     """Add a pending checkpoint with the rows of its awaited acknowledgements, and start its request."""
-    for each in requests_of_job(tx):
+    for each in tx.requests_of_job():
         if each.request_key == message.request_key and each.checkpoint_id is not None:
             begun = tx.checkpoint(each.checkpoint_id)
             return begun if begun is not None and begun.finalizer == message.coordinator else None
@@ -322,7 +320,7 @@ def abort(tx: JobTransaction, message: AbortCheckpoints) -> list[CheckpointRecor
         return before
     if message.scope in (AbortScope.REQUEST, AbortScope.QUEUED, AbortScope.EVERYTHING):
         _fail_queued(tx, message)
-    chosen = [c for c in checkpoints_of_job(tx) if _includes(tx, message, c)]
+    chosen = [c for c in tx.checkpoints_of_job() if _includes(tx, message, c)]
     keyed = [replace(c, finalizer=message.abort_key) for c in chosen]
     return [rows.abort(tx, c, message.reason, _failure_message(tx, message, c)) for c in keyed]
 
@@ -330,12 +328,12 @@ def abort(tx: JobTransaction, message: AbortCheckpoints) -> list[CheckpointRecor
 def _aborted_before(tx: JobTransaction, message: AbortCheckpoints) -> list[CheckpointRecord]:
     # The files may be deleted before a delayed message arrives; then only the view contains the rows.
     is_frequent = message.scope in _FREQUENT
-    known = checkpoints_of_job(tx) if is_frequent else tx.view().checkpoints
+    known = tx.checkpoints_of_job() if is_frequent else tx.view().checkpoints
     return [c for c in known if c.status is CheckpointStatus.ABORTED and c.finalizer == message.abort_key]
 
 
 def _fail_queued(tx: JobTransaction, message: AbortCheckpoints) -> None:
-    for request in requests_of_job(tx):
+    for request in tx.requests_of_job():
         is_included = message.scope is AbortScope.EVERYTHING or request.request_key == message.request_key
         if is_included and request.status is RequestStatus.QUEUED:
             rows.fail_request(tx, request, message.reason, message.message)
