@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,16 @@ from airflow_provider_statecheck.gateway.mailbox.box import Mailbox
 from airflow_provider_statecheck.gateway.mailbox.driver import MailboxGateway
 from airflow_provider_statecheck.gateway.mailbox.relay import MailboxRelay
 from airflow_provider_statecheck.gateway.verbs import STAGE_CALLS, StageGateway
+from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.storage.failures import RetryPolicy
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.uris import open_filesystem
 from tests.conformance.databases import OnSqlite
 from tests.conformance.test_coordinator import SqlContract
+from tests.object_store import Fault, ObjectStore
 
 PATIENCE_SECONDS = 600.0
+FAULTS = [Fault.SLOW_DOWN, Fault.REPLY_LOST, Fault.INTERNAL_ERROR, Fault.DROPPED, Fault.CUT_SHORT]
 
 
 class AnyDriverGateway:
@@ -70,9 +77,33 @@ class MailboxContract(OnSqlite, SqlContract):
     @pytest.fixture
     def coordinator(self, engine: Any, clock: Any, liveness: Any, dags: Any, storage: CheckpointStorage) -> Any:
         self.database = engine
-        from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-
         return AnyDriverGateway(AttemptCoordinator(SqlJobStore(engine, clock), liveness, dags), storage)
 
 
 class TestOnLocalFiles(MailboxContract): ...
+
+
+@pytest.mark.soak
+class TestOnS3(MailboxContract):
+    @pytest.fixture
+    def storage(self, object_store: ObjectStore, tmp_path: Path) -> CheckpointStorage:
+        object_store.faults.clear()
+        return CheckpointStorage.open(f"s3://{object_store.bucket}/{uuid.uuid4().hex}", **object_store.storage_options)
+
+
+@pytest.mark.soak
+class TestOnAnS3ThatFailsEveryFewRequests(TestOnS3):
+    """Each request of a kind fails in turn, before or after it has an effect."""
+
+    @pytest.fixture
+    def storage(self, object_store: ObjectStore, tmp_path: Path) -> Iterator[CheckpointStorage]:
+        object_store.faults.clear()
+        for number, fault in enumerate(FAULTS * 10):
+            object_store.faults.inject(fault, key="/mail/", skip=3 * number + 2)
+        uri = f"s3://{object_store.bucket}/{uuid.uuid4().hex}"
+        options = object_store.storage_options
+        filesystem = open_filesystem(uri, options | {"skip_instance_cache": True})
+        filesystem.retries = 1
+        retries = RetryPolicy(attempts=4, first_pause_seconds=0.0, sleep=lambda _: None)
+        yield CheckpointStorage(filesystem, uri, options=options, retries=retries)
+        object_store.faults.clear()

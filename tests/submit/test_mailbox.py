@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,28 @@ class IsolatedPipeline(Pipeline):
         """Return what is left of mailboxes."""
         return [path for path in (self.work / "checkpoints").rglob("*") if "mail" in path.parts and path.is_file()]
 
+    def waiting(self, verb: str) -> bool:
+        """Return whether a call waits for its answer."""
+        texts = {path.name: path.read_text() for path in self.mail() if path.parent.name == "calls"}
+        answered = {path.name for path in self.mail() if path.parent.name == "answers"}
+        return any(f'"{verb}"' in text for name, text in texts.items() if name not in answered)
+
+
+class SupervisedPipeline(IsolatedPipeline):
+    """One task whose driver runs in a cluster that starts it again."""
+
+    def _operator(self) -> dict[str, Any]:
+        found = super()._operator()
+        return {**found, "conf": {**found["conf"], "spark.driver.supervise": "true"}}
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a process has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
 
 def test_driver_without_a_network_that_is_killed_goes_on_in_its_retry(pipeline) -> None:
     stage: IsolatedPipeline = pipeline("local", "kill driver", IsolatedPipeline)
@@ -60,3 +83,49 @@ def test_driver_without_a_network_that_is_killed_goes_on_in_its_retry(pipeline) 
     assert attempts[1].restored_from == 2
     assert "retains checkpoint 2: 1 snapshot, 1 finished item" in first
     assert stage.mail() == []
+
+
+@pytest.mark.soak
+def test_task_that_dies_leaves_a_driver_whose_calls_the_retry_carries_out_before_it_submits_again(pipeline) -> None:
+    """A driver in client mode that outlives its task: what it has written is kept, and then it is shut out."""
+    stage: IsolatedPipeline = pipeline("local", "wait", IsolatedPipeline)
+    task = stage.start()
+    stage.wait_until((stage.work / "trouble-a").exists)
+    driver = int((stage.work / "trouble-a").read_text())
+    os.kill(task.pid, signal.SIGKILL)
+    stage.finish(task)
+    stage.go("a")
+    stage.wait_until(lambda: stage.waiting("trigger"))
+
+    retry = stage.start()
+    stage.go("b", "c")
+    assert stage.finish(retry) == 0, stage.output
+    assert "calls of the driver of the earlier try were carried out" in stage.output
+    stage.wait_until(lambda: has_ended(driver))
+    assert (stage.work / "result").read_text() == "300"
+    assert [a.status for a in stage.job().attempts] == [AttemptStatus.FENCED, AttemptStatus.FINISHED]
+
+
+@pytest.mark.soak
+def test_driver_that_spark_starts_again_restores_within_one_try(pipeline, cluster) -> None:
+    stage: SupervisedPipeline = pipeline("cluster", "kill driver", SupervisedPipeline)
+    assert stage.run() == 0, stage.output
+    assert stage.computed() == RESUMED
+    assert (stage.work / "result").read_text() == "300"
+    attempts = stage.job().attempts
+    assert [a.status for a in attempts] == [AttemptStatus.FENCED, AttemptStatus.FINISHED]
+    assert attempts[1].restored_from == 2
+    assert stage.mail() == []
+
+
+@pytest.mark.soak
+def test_task_that_is_told_to_end_closes_the_attempt_and_leaves_no_mailbox(pipeline) -> None:
+    stage: IsolatedPipeline = pipeline("local", "wait", IsolatedPipeline)
+    task = stage.start()
+    stage.wait_until((stage.work / "trouble-a").exists)
+    os.killpg(task.pid, signal.SIGTERM)
+    assert stage.finish(task) != 0
+    assert [a.status for a in stage.job().attempts] == [AttemptStatus.FAILED]
+    assert stage.mail() == []
+    stage.go("b", "c")
+    assert stage.run() == 0, stage.output

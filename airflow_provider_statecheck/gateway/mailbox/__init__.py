@@ -1,1 +1,1 @@
-"""Gateway through files of the checkpoint storage, for drivers that reach the storage and nothing else."""
+"""Gateway through files of the checkpoint storage, for drivers that reach nothing else."""

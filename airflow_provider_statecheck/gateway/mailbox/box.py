@@ -1,5 +1,5 @@
 """
-Files of a mailbox: the calls of a driver, their answers, the handover, and which attempts may still call.
+Files of a mailbox: calls of a driver, their answers, the handover, and the newest attempt.
 
 ::
 

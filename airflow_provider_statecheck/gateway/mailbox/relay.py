@@ -1,5 +1,5 @@
 """
-The other end of a mailbox: carries the calls of a driver to the coordinator, and the answers back.
+The task's end of a mailbox: carries calls to the coordinator, and answers back.
 
 A relay keeps nothing that another one needs: one that takes over reads the calls without an answer, and a call that is
 carried out twice takes effect once. Every process that can write to the storage can write calls. A relay therefore
