@@ -29,8 +29,9 @@ def main(arguments: list[str] | None = None) -> int:
                 results[cell.name] = run(cell, python.result())
             except InterpreterMissing as error:
                 not_run[cell.name] = str(error)
-    if not given.short:
-        record({name: result for name, result in results.items() if not result.failed})
+                continue
+            if not given.short and not results[cell.name].failed:
+                record({cell.name: results[cell.name]})  # at once: a run may be interrupted
     return _summary(cells, results, not_run)
 
 
