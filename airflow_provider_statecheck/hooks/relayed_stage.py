@@ -15,13 +15,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.printable import counted
 from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus, OnOverlap
-from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StateCheckError
+from airflow_provider_statecheck.exceptions import (
+    CheckpointNotFoundError,
+    CorruptStateError,
+    StateCheckError,
+    StorageError,
+)
 from airflow_provider_statecheck.gateway.mailbox.box import Mailbox, Pace
-from airflow_provider_statecheck.gateway.mailbox.relay import MailboxRelay, is_mailbox_of
+from airflow_provider_statecheck.gateway.mailbox.relay import MailboxRelay, NotCarriedError, is_mailbox_of
 from airflow_provider_statecheck.hooks.submitted_stage import SubmittedStage
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.driver.mailbox import MailboxContent
+from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
@@ -95,11 +102,17 @@ class RelayedStage(SubmittedStage):
     @override
     def _continue(self, running: AttemptRecord) -> None:
         super()._continue(running)
-        relay = self._relay_of(running)
+        try:
+            relay = self._relay_of(running)
+        except StorageError as error:
+            # A driver with a token needs no mailbox, and its task no access to the storage.
+            log.warning("A mailbox of the driver, if it has one, waits for the next try: %s", error)
+            return
         if relay is not None:
             self._start(relay)
 
     def _start(self, relay: MailboxRelay) -> None:
+        log.info("The driver calls through the mailbox %s, which this task relays.", redact(relay.mailbox.uri))
         self._relaying = self._looking(relay)
         self._relaying.start()
 
@@ -107,14 +120,24 @@ class RelayedStage(SubmittedStage):
         """Carry out what the driver of an earlier try has written, so that nothing of it is lost."""
         running = self._adopted()
         relay = None if running is None else self._relay_of(running)
-        if relay is not None and (carried := relay.carry()):
-            log.info("%s calls of the driver of the earlier try were carried out.", carried)
+        if relay is None:
+            return
+        try:
+            carried = relay.carry()
+        except NotCarriedError as error:
+            # It is of no driver of this task, and waiting would not change that.
+            log.warning("A call in the mailbox of the earlier try was not carried out: %s", error)
+        else:
+            log.info("%s of the driver of the earlier try were carried out.", counted(carried, "call"))
 
     def _relay_of(self, running: AttemptRecord) -> MailboxRelay | None:
         for mailbox in reversed(self._mailboxes_up_to(AttemptRef.of(running))):
             try:
                 opened_by = MailboxContent.of(mailbox).registration.attempt_key
             except CheckpointNotFoundError:
+                continue
+            except CorruptStateError as error:
+                log.warning("A mailbox of an earlier try is left as it is: %s", error)
                 continue
             if is_mailbox_of(mailbox, opened_by, running.attempt_key):
                 return self._relay(mailbox, opened_by, AttemptRef.of(running))
@@ -155,6 +178,7 @@ class RelayThread:
         self.has_carried_all = False
         """Whether the last look, after the end of the driver, has carried all calls."""
         self._relay = relay
+        self._logged = ""
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="statecheck-mailbox")
 
@@ -177,5 +201,7 @@ class RelayThread:
             return self._relay.carry()
         except Exception as error:
             # The thread must not end before the driver, whatever an answer of a server or a storage is.
-            log.warning("Calls of the driver wait in the mailbox: %s", error)
+            if str(error) != self._logged:
+                log.warning("Calls of the driver wait in the mailbox: %s", error)
+            self._logged = str(error)
             return None

@@ -22,6 +22,7 @@ from airflow_provider_statecheck.hooks.submitted_stage import DriverAccess
 from airflow_provider_statecheck.spark.driver.mailbox import MailboxContent, MailboxHandover
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.testing.faults import FaultPlan, faulty_storage
 from tests.messages import ManualClock, make_acknowledgement, make_owner, make_registration
 from tests.sqlite_rows import new_store
 
@@ -40,7 +41,7 @@ class Task:
 
     def __init__(self, folder: Path) -> None:
         self.gateway: Any = Gateway(new_store(ManualClock()))
-        self.storage = CheckpointStorage.open(str(folder))
+        self.storage: Any = CheckpointStorage.open(str(folder))
         self.relays: list[MailboxRelay] = []
 
     def begin(self, number: int = 1) -> RelayedStage:
@@ -122,6 +123,28 @@ def test_retry_completes_what_the_dead_driver_had_acknowledged(task: Task) -> No
     assert [c.status for c in view.checkpoints] == [CheckpointStatus.COMPLETED]
     assert view.attempts[-1].restored_from == 1
     assert Mailbox.at(uri, {}).fenced() == Fence(epoch=2, is_closed=True)
+
+
+def test_forged_call_does_not_keep_a_retry_from_its_start(task: Task) -> None:
+    uri = task.begin().open_mailbox()
+    task.driver(uri)
+    message = {"attempt": encode(ref_of(task, 99)), "checkpoint_ids": []}
+    Mailbox.at(uri, {}).post(CallName(2, "f" * 32), {"verb": "confirm_discards", "message": message})
+    assert task.begin(2).open_mailbox().endswith("/2")
+
+
+def test_handover_that_was_changed_does_not_keep_a_retry_from_its_start(task: Task, caplog) -> None:
+    uri = task.begin().open_mailbox()
+    task.storage.write_bytes(f"{uri}/handover.json", b"{}", overwrite=True)
+    assert task.begin(2).open_mailbox().endswith("/2")
+    assert "is left as it is" in caplog.text
+
+
+def test_driver_with_a_token_is_adopted_by_a_task_without_access_to_the_storage(task: Task) -> None:
+    task.begin().register()
+    task.storage = faulty_storage(task.storage, FaultPlan(point=1, times=99))
+    task.begin(2).adopt_running()
+    assert [each.owner.label for each in task.gateway.describe(job_id_of("sales")).attempts] == ["try 2"]
 
 
 def test_retry_that_reconnects_carries_on_the_calls_of_the_driver(task: Task) -> None:
