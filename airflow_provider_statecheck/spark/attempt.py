@@ -82,8 +82,8 @@ class StageAttempt:
     :param storage_config: Settings of the checkpoint storage, which the driver and the tasks use.
     :param on_overlap: Policy if an attempt of another run has the operator.
     :param pause: Waits for a number of seconds while the job stops with a savepoint; until :meth:`release` by default.
-    :param require_open: Raises ``StaleAttemptError`` if the attempt is known to be replaced; called before the metadata
-        of a checkpoint is written.
+    :param require_open: For a coordinator whose answers take seconds: raises ``StaleAttemptError`` if the attempt is
+        known to be replaced; called before the metadata of a checkpoint is written.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class StageAttempt:
         on_overlap: OnOverlap = OnOverlap.FAIL,
         monotonic: Callable[[], float] = time.monotonic,
         pause: Callable[[float], object] | None = None,
-        require_open: Callable[[], None] = lambda: None,
+        require_open: Callable[[], None] | None = None,
     ) -> None:
         self._gateway = gateway
         self._require_open = require_open
@@ -200,6 +200,11 @@ class StageAttempt:
             self._documents.remember(restored.checkpoint.checkpoint_id, restored.document)
             self.latest = restored.checkpoint
         self._discard(self.grant.effects, frozenset(h.uri for h in restored.document.snapshots))
+
+    @property
+    def answers_late(self) -> bool:
+        """Whether an answer of the coordinator takes seconds, so that a stage computes on where the order allows it."""
+        return self._require_open is not None
 
     def require_current(self) -> None:
         """
@@ -417,7 +422,8 @@ class StageAttempt:
 
     def _complete(self, pending: PendingCheckpoint, content: CheckpointContent) -> tuple[CheckpointRecord, OpenEffects]:
         content, told = self.work.added_to(content)
-        self._require_open()
+        if self._require_open is not None:
+            self._require_open()
         try:
             message = self._files.write(pending, content)
         except StateCheckError as error:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 from airflow_provider_statecheck.checkpoint.codec import require, require_count
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, OnClear
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.auto_snapshots import AutoSnapshots
 from airflow_provider_statecheck.spark.checkpoint_interval import Rhythm, pace_of
@@ -417,6 +417,7 @@ class StageContext:
         self._finish()
 
     def _finish(self, message: str = "") -> None:
+        self._steps.settle()
         if not self._steps.is_saved():
             self.checkpoint()
         self._steps.note_restored()
@@ -429,12 +430,21 @@ class StageContext:
 
         :param error: Cause of the failure.
         """
+        self._settle_before(error)
         damaged = self._steps.snapshots.damage_behind(error)
         for uri, problem in damaged.items():
             log.error("Snapshot %s is damaged; the next try recomputes it: %s", redact(uri), problem)
         self._steps.note_restored()
         self._attempt.fail(error, tuple(damaged))
         self._close()
+
+    def _settle_before(self, error: BaseException) -> None:
+        # A checkpoint that is about to complete saves work; whatever fails in it must not hide the cause.
+        try:
+            self._steps.settle()
+        except StateCheckError as settling:
+            if settling is not error:
+                log.warning("The last checkpoint failed: %s", settling)
 
     def kept(self) -> str:
         """Return a line about the checkpoint that a retry restores."""

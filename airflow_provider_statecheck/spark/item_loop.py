@@ -110,10 +110,10 @@ class ItemLoop:
             self._steps.finish_item(self._loop, item_key, monotonic() - began, basis)
             self._release_memory(scope)
             if rhythm.is_time():
-                self._steps.checkpoint()
+                self._steps.checkpoint_after_work()
                 rhythm.taken()
         if rhythm.unsaved:
-            self._steps.checkpoint()
+            self._steps.checkpoint_after_work()
 
     def _salted(self) -> AbstractContextManager[None]:
         # The steps inside follow the version; the body's code as such is left to their own fingerprints.

@@ -200,7 +200,7 @@ class RefiningLoop:
         self._steps.iterations.record(self._loop, Iteration(number, is_converged))
         self._drop_steps(number)
         self._unpin()
-        self._steps.checkpoint()
+        self._steps.checkpoint_after_work()
         log.info("Loop %s: snapshot of step %s of %s written.", self._name, number, self._refinement.steps)
 
     def _read(self, live: LiveSnapshot) -> DataFrame:

@@ -14,6 +14,7 @@ from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError, UnsupportedStateError
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.background_checkpoints import BackgroundCheckpoints, Capture
 from airflow_provider_statecheck.spark.checkpoint_interval import Pace
 from airflow_provider_statecheck.spark.checkpoint_writer import CheckpointContent
 from airflow_provider_statecheck.spark.fingerprint import step_fingerprint
@@ -135,9 +136,11 @@ class StageCheckpointer:
         self.unsaved_seconds = 0.0
         """Measured or estimated time to write them."""
         self._saved = self._content() if restored else ((), _EMPTY_STATE)
+        self._background = BackgroundCheckpoints(self._take_capture)
 
     def checkpoint(self) -> CheckpointRecord | None:
         """Take a checkpoint; return ``None`` if it failed and the failure is tolerated."""
+        self.settle()
         if not self._copy_borrowed():
             return None
         content, before = self._content(), self.costs.spent_seconds
@@ -147,6 +150,51 @@ class StageCheckpointer:
             self._saved, self.unsaved_bytes, self.unsaved_seconds = content, 0, 0.0
             self.pace.completed(self.costs.spent_seconds - before)
         return completed
+
+    def checkpoint_after_work(self) -> None:
+        """
+        Take a checkpoint of what has just been finished.
+
+        Where the answers of the coordinator take seconds, the stage computes on meanwhile. If it must end because of
+        the checkpoint, the next checkpoint says so.
+        """
+        if not self._attempt.answers_late:
+            self.checkpoint()
+        elif self._copy_borrowed():
+            self._take_back()
+            content = self._content()
+            capture = Capture(
+                content=self._checkpoint_content(content[1]),
+                compared=content,
+                unsaved_bytes=self.unsaved_bytes,
+                unsaved_seconds=self.unsaved_seconds,
+            )
+            self.unsaved_bytes, self.unsaved_seconds = 0, 0.0
+            self._background.offer(capture)
+            self.pace.completed()
+
+    def settle(self) -> None:
+        """
+        Wait for the checkpoints that are taken while the stage computes on.
+
+        :raises StaleAttemptError: if a newer attempt has taken over.
+        :raises CheckpointDeclinedError: if more checkpoints failed than are tolerated.
+        :raises StoppedWithSavepointError: if a stop with a savepoint was requested.
+        """
+        with self.costs.timed():
+            self._background.settle()
+        self._take_back()
+
+    def _take_back(self) -> None:
+        for capture in self._background.withdraw():
+            self.unsaved_bytes += capture.unsaved_bytes
+            self.unsaved_seconds += capture.unsaved_seconds
+
+    def _take_capture(self, capture: Capture) -> bool:
+        completed = self._attempt.take_checkpoint(capture.content)
+        if completed is not None:
+            self._saved = capture.compared
+        return completed is not None
 
     def _checkpoint_content(self, state: dict[str, Any]) -> CheckpointContent:
         snapshots = self.snapshots.handles
@@ -387,7 +435,7 @@ class StageSteps(StageCheckpointer):
     def save(self, step: StepKey, written: Written) -> DataFrame:
         """Take a checkpoint that references a written step, and return the step, read from its snapshot."""
         self.iterations.forget(step)
-        self.checkpoint()
+        self.checkpoint_after_work()
         self.report(step, written.live, is_restored=False, write_seconds=written.seconds)
         return self.read(written.live)
 

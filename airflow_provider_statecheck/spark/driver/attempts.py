@@ -64,8 +64,11 @@ class Connection(NamedTuple):
     """Connection of a submitted driver to the coordinator."""
 
     gateway: StageGateway
-    require_open: Callable[[], None]
-    """Raises ``StaleAttemptError`` if the attempt is known to be replaced, without a call of the coordinator."""
+    require_open: Callable[[], None] | None = None
+    """
+    Raises ``StaleAttemptError`` if the attempt is known to be replaced, without a call of the coordinator; ``None`` if
+    each call is answered at once.
+    """
 
 
 class DriverHandover(Protocol):
@@ -102,7 +105,7 @@ class Handover:
 
         remember_secrets([self.token])
         http = HttpGateway(HttpClient(self.url), GivenToken(self.token))
-        return Connection(retrying(http, OUTAGE_PAUSES_SECONDS), _always_open)
+        return Connection(retrying(http, OUTAGE_PAUSES_SECONDS))
 
     def environment(self) -> dict[str, str]:
         """
@@ -170,17 +173,13 @@ def repeat_registration(spark: SparkSession, handover: DriverHandover) -> StageA
     return attempt_of(gateway, storage, handover.registration, handover.driver, require_open=require_open)
 
 
-def _always_open() -> None:
-    """Do nothing: over HTTP, each call tells whether the attempt was replaced."""
-
-
 def attempt_of(
     gateway: StageGateway,
     storage: CheckpointStorage,
     registration: RegisterAttempt,
     driver: DriverSettings,
     on_overlap: OnOverlap = OnOverlap.FAIL,
-    require_open: Callable[[], None] = _always_open,
+    require_open: Callable[[], None] | None = None,
 ) -> StageAttempt:
     """Register an attempt with the settings of its driver."""
     return StageAttempt(

@@ -64,9 +64,10 @@ class IncrementLoop:
     """
     Runs the increments of an attempt.
 
-    A separate thread writes the metadata, acknowledges and commits, while the next increment runs. Checkpoints complete
-    in order, and their content does not depend on the success of earlier ones. If that thread fails, it cancels the job
-    of the running increment.
+    A separate thread writes the metadata, acknowledges and commits, while the next increment runs. It also triggers
+    checkpoints if answers take seconds; the first increment that starts after an answer ends with the checkpoint.
+    Checkpoints complete in order, and their content does not depend on the success of earlier ones. If that thread
+    fails, it cancels the job of the running increment.
 
     :param pace: Decides which increments end with a checkpoint; the last one always does.
     :param restored_seconds: Time of the increments of this run before the restored checkpoint.
@@ -105,6 +106,8 @@ class IncrementLoop:
         self._uid = attempt.registration.uid
         self._completing = ThreadPoolExecutor(1, thread_name_prefix="statecheck-checkpoint")
         self._completion: Future[None] | None = None
+        self._beginning: Future[PendingCheckpoint | None] | None = None
+        """Trigger of the next checkpoint, if its answer takes seconds."""
         self._unsaved_bytes = 0
         self._unsaved_seconds = 0.0
         self._restored_seconds = self._run_seconds = restored_seconds
@@ -146,8 +149,7 @@ class IncrementLoop:
         if self._completion is not None and self._completion.done():
             self._wait()
         with self._costs.timed():
-            is_due = is_end or self._pace.allows()
-            pending = self._attempt.begin_checkpoint(LONGEST_INCREMENT_SECONDS) if is_due else None
+            pending = self._begun(is_end=is_end) if is_end or self._pace.allows() else None
         begin, moment = self._monotonic(), self._moment(pending, is_end=is_end)
         reports = self._run_or_raise_completion_error(frame, moment)
         self._wait()
@@ -169,6 +171,17 @@ class IncrementLoop:
         if pending is not None:
             self._complete(pending, self._monotonic() - begin)
         return rows
+
+    def _begun(self, *, is_end: bool) -> PendingCheckpoint | None:
+        """Return the checkpoint that the increment is to end with; ``None`` if it is not triggered yet."""
+        if self._beginning is None:
+            if is_end or not self._attempt.answers_late:
+                return self._attempt.begin_checkpoint(LONGEST_INCREMENT_SECONDS)
+            self._beginning = self._completing.submit(self._attempt.begin_checkpoint, LONGEST_INCREMENT_SECONDS)
+        if not is_end and not self._beginning.done():
+            return None
+        beginning, self._beginning = self._beginning, None
+        return beginning.result()
 
     def _finish_broadcasts(self) -> None:
         self._broadcasts.finish()
