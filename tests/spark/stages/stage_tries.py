@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,8 @@ class StageTries:
     spark: SparkSession
     folder: Path
     clock: Any = field(default_factory=ManualClock)
+    require_open: Callable[[], None] | None = None
+    """Given for a coordinator whose answers take seconds, as through a mailbox."""
 
     def __post_init__(self) -> None:
         self.storage = CheckpointStorage.open(f"file://{self.folder}/checkpoints")
@@ -67,7 +70,9 @@ class StageTries:
         """Begin a try."""
         values = {"job_name": JOB, "uid": "stage", "storage_base": self.storage.base_uri} | changes
         registration, config = make_registration(**values), (settings or DriverSettings()).storage_config
-        return StageAttempt(self.coordinator, self.storage, registration, storage_config=config)
+        return StageAttempt(
+            self.coordinator, self.storage, registration, storage_config=config, require_open=self.require_open
+        )
 
     def savepoint(self, **request: Any) -> str:
         """Take a savepoint of the stage, which does not run, and return its pointer."""
