@@ -439,7 +439,7 @@ class StageContext:
         self._close()
 
     def _settle_before(self, error: BaseException) -> None:
-        # A checkpoint that is about to complete saves work; whatever fails in it must not hide the cause.
+        # A checkpoint that is about to complete saves work, and its error must not hide the cause.
         try:
             self._steps.settle()
         except StateCheckError as settling:
