@@ -211,9 +211,9 @@ def asked(served: ServedStage, method: str, *arguments: Any, token: str | None =
     return asyncio.run(ask())
 
 
-NAMES = st.text(st.sampled_from("./ab%\\?#;[]\n\té😀\x7f\u2028\ud800") | st.characters(), max_size=8)
+ANY_TEXT = st.text(st.sampled_from("./ab%\\?#;[]\n\té😀\x7f\u2028\ud800") | st.characters(), max_size=8)
 # Hypothesis also draws strings that the modules contain, and the stage has a state of this name.
-NAMES = NAMES.filter(lambda name: name != "balances")
+NAMES = ANY_TEXT.filter(lambda name: name != "balances")
 
 
 def test_any_name_that_a_state_can_have_reaches_the_server(served: ServedStage) -> None:
