@@ -1,4 +1,4 @@
-"""Checkpoints that a thread takes while the stage computes on, for coordinators whose answers take seconds."""
+"""Checkpoints that a thread takes while the stage computes on, where answers take seconds."""
 
 from __future__ import annotations
 
