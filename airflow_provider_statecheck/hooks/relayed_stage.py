@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_LONGEST_LOOK_SECONDS = 3.0
+"""Of the five that Airflow leaves to a task that it ends."""
+
 
 class RelayedStage(SubmittedStage):
     """
@@ -85,10 +88,12 @@ class RelayedStage(SubmittedStage):
         return mailbox.uri
 
     @override
-    def close(self, status: AttemptStatus, message: str = "", gateway: StageGateway | None = None) -> None:
-        super().close(status, message, gateway)
-        if self._attempt is not None and self._relaying is not None and self._relaying.has_carried_all:
+    def close(self, status: AttemptStatus, message: str = "", gateway: StageGateway | None = None) -> bool:
+        is_closed = super().close(status, message, gateway)
+        # The driver of an attempt that is not closed may live, and the next try reconnect to it.
+        if is_closed and self._attempt is not None and self._relaying is not None and self._relaying.has_carried_all:
             self._remove_mailboxes(self._attempt)
+        return is_closed
 
     @contextmanager
     def relaying(self) -> Iterator[None]:
@@ -122,13 +127,14 @@ class RelayedStage(SubmittedStage):
         relay = None if running is None else self._relay_of(running)
         if relay is None:
             return
+        carried = 0
         try:
-            carried = relay.carry()
+            while found := relay.carry():
+                carried += found
         except NotCarriedError as error:
             # It is of no driver of this task, and waiting would not change that.
             log.warning("A call in the mailbox of the earlier try was not carried out: %s", error)
-        else:
-            log.info("%s of the driver of the earlier try were carried out.", counted(carried, "call"))
+        log.info("%s of the driver of the earlier try were carried out.", counted(carried, "call"))
 
     def _relay_of(self, running: AttemptRecord) -> MailboxRelay | None:
         for mailbox in reversed(self._mailboxes_up_to(AttemptRef.of(running))):
@@ -189,6 +195,8 @@ class RelayThread:
     def stop(self) -> None:
         """Carry out what is left, and end."""
         self._stopped.set()
+        # A look of the thread after the last one could begin an attempt that nobody closes.
+        self._thread.join(_LONGEST_LOOK_SECONDS)
         self.has_carried_all = self._look() is not None
 
     def _run(self) -> None:

@@ -149,15 +149,16 @@ class SubmittedStage:
         newest = self._newest_attempt()
         return newest is None or newest.owner.clear_marker != self.registration.owner.clear_marker
 
-    def close(self, status: AttemptStatus, message: str = "", gateway: StageGateway | None = None) -> None:
+    def close(self, status: AttemptStatus, message: str = "", gateway: StageGateway | None = None) -> bool:
         """
         Close the attempt with the end of the task, also if its driver has reported another end.
 
         :param gateway: Gateway after the end of the driver's access; by default that of the access.
+        :return: Whether this task has closed it.
         :raises OpenCommitError: if the task succeeded and the sink has uncommitted output.
         """
         if self._attempt is None:
-            return
+            return False
         end = FinishAttempt(attempt=self._attempt, status=status, message=message, is_of_task=True)
         try:
             (gateway or self._gateway).finish(end)
@@ -168,6 +169,9 @@ class SubmittedStage:
         except StateCheckError as error:
             # The result of the driver decides the state of the task; the next registration fences this attempt.
             log.warning("The attempt could not be closed, the next one will replace it: %s", error)
+        else:
+            return True
+        return False
 
     def require_end(self) -> None:
         """

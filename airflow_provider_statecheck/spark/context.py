@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 from airflow_provider_statecheck.checkpoint.codec import require, require_count
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, OnClear
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.auto_snapshots import AutoSnapshots
 from airflow_provider_statecheck.spark.checkpoint_interval import Rhythm, pace_of
@@ -439,10 +439,12 @@ class StageContext:
         self._close()
 
     def _settle_before(self, error: BaseException) -> None:
-        # A checkpoint that is about to complete saves work, and its error must not hide the cause.
+        # A checkpoint that is about to complete saves work, and its error must not hide the cause. The savepoint with
+        # which the job stops is not waited for.
+        self._attempt.release()
         try:
             self._steps.settle()
-        except StateCheckError as settling:
+        except Exception as settling:
             if settling is not error:
                 log.warning("The last checkpoint failed: %s", settling)
 

@@ -161,8 +161,8 @@ class StageCheckpointer:
         if not self._attempt.answers_late:
             self.checkpoint()
         elif self._copy_borrowed():
-            self._take_back()
             content = self._content()
+            self._take_back()
             capture = Capture(
                 content=self._checkpoint_content(content[1]),
                 compared=content,

@@ -165,7 +165,11 @@ class ArrowStore(ArrowFSWrapper):  # type: ignore[misc]
         bucket = self._strip_protocol(path).partition("/")[0]
         if bucket in self._found_buckets:
             return
-        if self.fs.get_file_info(bucket).type.name == "NotFound":
+        try:
+            found = self.fs.get_file_info(bucket)
+        except OSError:
+            return  # the right to ask for a bucket is another one than those for its objects
+        if found.type.name == "NotFound":
             raise MissingBucketError(f"the bucket {bucket} does not exist")
         self._found_buckets.add(bucket)
 

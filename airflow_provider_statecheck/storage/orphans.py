@@ -59,6 +59,8 @@ _MOST_RECORDED = 50_000
 """Largest number of orphans in the record of a job; the others are recorded when these are deleted."""
 _LARGEST_RECORD = 32 * 1024 * 1024
 """Largest size in bytes of a record that is read."""
+_MAILBOXES_STAY = timedelta(hours=6)
+"""Time from the end of an attempt to the deletion of its mailbox, which a driver that is started again looks for."""
 _ENDED = (CheckpointStatus.ABORTED, CheckpointStatus.SUBSUMED)
 
 
@@ -288,12 +290,16 @@ class OrphanSearch:
         yield from (f"{directory}/{name}" for name in names if self._is_closed(operator, name))
 
     def _closed_mailboxes(self, operator: OperatorRecord) -> Iterator[str]:
-        # A driver that was started again has a later attempt than its mailbox.
-        if self._view.has_open_attempt(operator):
+        # A driver that was started again has a later attempt than its mailbox, and its platform takes a while.
+        if self._view.has_open_attempt(operator) or self._has_just_ended(operator):
             return
         root = mailboxes_uri(self._base, self._job_id, operator.operator_id)
         names = self._storage.list_directories(root)
         yield from (f"{root}/{name}" for name in names if name.isdecimal() and int(name) <= operator.epoch)
+
+    def _has_just_ended(self, operator: OperatorRecord) -> bool:
+        ends = (a.ended_at for a in self._view.attempts if a.operator_id == operator.operator_id)
+        return any(ended is not None and self._view.read_at - ended < _MAILBOXES_STAY for ended in ends)
 
     def _is_closed(self, operator: OperatorRecord, name: str) -> bool:
         epoch = epoch_of(name)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,22 @@ from airflow_provider_statecheck import StageContext
 
 WORK, TROUBLE = Path(sys.argv[1]), sys.argv[2]
 LIMIT_SECONDS = 300
+
+
+class Completed(logging.Handler):
+    """Notes the checkpoint with the first item, which may complete while the second one is worked on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_an_item = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Look for the line of that checkpoint."""
+        if "completed in" in record.getMessage() and "1 finished item" in record.getMessage():
+            self.has_an_item.set()
+
+
+completed = Completed()
 
 
 def note(what: str) -> None:
@@ -41,6 +59,7 @@ def trouble(item: str) -> None:
         wait_for(f"go-{item}")
     elif item == "b" and TROUBLE != "none":
         once.touch()
+        assert completed.has_an_item.wait(LIMIT_SECONDS)
         if TROUBLE == "kill driver":
             os.kill(os.getpid(), signal.SIGKILL)
         if TROUBLE == "kill jvm":
@@ -56,6 +75,7 @@ def main() -> None:
     spark: Any = SparkSession.builder.getOrCreate()
     (WORK / "package").write_text(airflow_provider_statecheck.__file__)
     (WORK / "page").write_text(spark.sparkContext.uiWebUrl or "")
+    logging.getLogger("airflow_provider_statecheck").addHandler(completed)
     with StageContext.current(spark) as checkpoint:
         assert StageContext.current() is checkpoint
         assert "SPARK_STATECHECK_HANDOVER" not in os.environ

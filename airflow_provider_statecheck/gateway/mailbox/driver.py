@@ -37,6 +37,7 @@ class MailboxGateway:
     :param patience_seconds: Longest time to wait for an answer.
     :param sleep: Function that sleeps for a number of seconds.
     :param monotonic: Clock in seconds.
+    :param started_ns: Time at which the process began, in nanoseconds since 1970; by default now.
     """
 
     def __init__(
@@ -46,15 +47,18 @@ class MailboxGateway:
         *,
         sleep: Sleep = time.sleep,
         monotonic: Callable[[], float] = time.monotonic,
+        started_ns: int | None = None,
     ) -> None:
+        started_ns = time.time_ns() if started_ns is None else started_ns
         self._box = mailbox
         self._patience_seconds = patience_seconds
         self._sleep = sleep
         self._monotonic = monotonic
-        self.instance = new_key()
-        # A handler of a signal may call while its thread is in a call.
+        # A relay that finds two processes that begin takes them in the order of their starts.
+        self.instance = f"{started_ns:016x}"[-16:] + new_key()[:16]
+        # A handler of a signal may call while its thread is in a call, and so may other threads.
         self._numbers = itertools.count(1)
-        self._unread: set[int] = set()
+        self._read: set[int] = set()
         self._epoch: int | None = None
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -101,16 +105,16 @@ class MailboxGateway:
     def _call(self, verb: Verb, *arguments: Any, **named: Any) -> Any:
         message = verb.message_of(*arguments, **named)
         name = CallName(next(self._numbers), self.instance)
-        self._unread.add(name.number)
         try:
             answer = self._sent(verb, name, message)
         finally:
-            self._unread.discard(name.number)
+            self._read.add(name.number)
         return _reply_of(verb, answer)
 
     def _sent(self, verb: Verb, name: CallName, message: Any) -> Any:
-        # What was read before the oldest call that waits may be deleted.
-        call = {"verb": verb.name, "message": encode(message), "read_before": min(self._unread)}
+        # What was read before the oldest call that waits may be deleted. A number counts from when it was drawn.
+        read_before = next(number for number in itertools.count(1) if number not in self._read)
+        call = {"verb": verb.name, "message": encode(message), "read_before": read_before}
         deadline = self._monotonic() + self._patience_seconds
         self._until(deadline, partial(self._is_posted, name, call), verb)
         return self._until(deadline, partial(self._box.answer, name), verb)

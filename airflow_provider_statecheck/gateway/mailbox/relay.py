@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 _CALLS = {name: verb for name, verb in STAGE_CALLS.items() if name not in ("adopt", "jobs")}
 """Calls of a driver; its task adopts attempts, and a driver reads its own job only."""
 _REGISTER = "register"
+_BEGIN = 1
+"""Number of the call with which a driver process begins."""
 _MOST_AT_ONCE = 256
 """Most calls of one look; a driver waits for the answer of each."""
 
@@ -78,6 +80,7 @@ class MailboxRelay:
         self._registered = registered
         self._answered: set[CallName] = set()
         self._unreadable: dict[CallName, int] = {}
+        self._left: set[CallName] = set()
         self._read_before: dict[str, int] = {}
         self._lock = threading.Lock()
 
@@ -86,22 +89,38 @@ class MailboxRelay:
         Carry out the calls without an answer, and delete those whose answer was read.
 
         :return: The number of calls that were answered.
+        :raises NotCarriedError: if there are calls, and this relay carries none of them.
         :raises StateCheckError: if the storage or the coordinator fails; the calls stay for the next time.
         """
         with self._lock:
             listing = self.mailbox.listing()
-            waiting = sorted(self._open(listing), key=_turn)[:_MOST_AT_ONCE]
-            carried = [self._carry(name, listing) for name in waiting]
+            # Calls that were left to another relay must not keep those behind them from being carried.
+            waiting = sorted(self._open(listing), key=lambda name: (name in self._left, _turn(name)))[:_MOST_AT_ONCE]
+            carried = self._carried(waiting, listing)
+            self._left = {name for name, found in carried.items() if isinstance(found, NotCarriedError)}
             self._forget_read(listing)
-        # One call that fails must not keep the others from being carried.
-        failures = [each for each in carried if isinstance(each, StateCheckError)]
-        if failures:
-            raise failures[0]
-        return carried.count(True)
+        outcomes = list(carried.values())
+        failures = sorted((each for each in outcomes if isinstance(each, StateCheckError)), key=_is_failure)
+        if failures and (_is_failure(failures[-1]) or True not in outcomes):
+            raise failures[-1]
+        return outcomes.count(True)
+
+    def _carried(self, waiting: Iterable[CallName], listing: Listing) -> dict[CallName, bool | StateCheckError]:
+        """Return the outcome of each call; one that fails does not keep the others from being carried."""
+        carried: dict[CallName, bool | StateCheckError] = {}
+        for name in waiting:
+            if name.number == _BEGIN and any(map(_is_failure, carried.values())):
+                # A new process makes the calls of the earlier one void, and one of these is still to be carried.
+                break
+            carried[name] = self._carry(name, listing)
+        return carried
 
     def _open(self, listing: Listing) -> Iterator[CallName]:
         # A listing may be older than the answers of this relay.
         self._answered &= listing.calls.keys()
+        self._unreadable = {name: size for name, size in self._unreadable.items() if name in listing.calls}
+        instances = {name.instance for name in listing.calls}
+        self._read_before = {name: before for name, before in self._read_before.items() if name in instances}
         for name, size in listing.calls.items():
             if name in listing.answers or name in self._answered or self._unreadable.get(name) == size:
                 continue
@@ -119,6 +138,9 @@ class MailboxRelay:
             return False
         except StateCheckError as error:
             return error
+        except Exception as error:
+            # Such as a text that cannot be sent, in a call that no driver has written.
+            return NotCarriedError(f"Call {name.file} could not be carried out: {type(error).__name__}: {error}")
         self._answered.add(name)
         return True
 
@@ -138,7 +160,8 @@ class MailboxRelay:
             # The task of this relay may have been replaced; the one that replaced it may carry the call.
             raise NotCarriedError(str(error)) from error
         except StateCheckError as error:
-            if error.retryable or isinstance(error, NotCarriedError):
+            # A plain error of the coordinator is one of the way to it, such as an answer of a proxy.
+            if error.retryable or type(error) in (CoordinatorError, NotCarriedError):
                 raise
             return {"error": encode_error(error)}
 
@@ -195,7 +218,11 @@ class MailboxRelay:
 
 def _turn(name: CallName) -> tuple[bool, CallName]:
     # A new instance begins last, as its attempt makes the calls of the earlier one void.
-    return name.number == 1, name
+    return name.number == _BEGIN, name
+
+
+def _is_failure(outcome: bool | StateCheckError) -> bool:
+    return isinstance(outcome, StateCheckError) and not isinstance(outcome, NotCarriedError)
 
 
 def is_mailbox_of(mailbox: Mailbox, opened_by: str, attempt_key: str) -> bool:

@@ -27,6 +27,7 @@ from tests.unit.storage.keyed_files import exclusive_file, keyed, take
 from tests.unit.written_stage import JOB, WrittenStage, collect
 
 _WRITERS = {
+    "gateway/mailbox/box.py",
     "maintenance/gc.py",  # passes deletions on and counts them
     "spark/snapshots/live_snapshots.py",
     "state/writing/canonical.py",

@@ -225,13 +225,16 @@ def test_orphans_of_ended_attempts_go(stage):
     assert list(collect(stage).deleted) == [orphan.uri]
 
 
-def test_mailboxes_go_when_the_newest_attempt_of_their_operator_has_ended(stage):
+def test_mailboxes_go_hours_after_the_newest_attempt_of_their_operator_has_ended(stage):
+    """A driver that its platform starts again looks for its mailbox after its attempt has ended."""
     ended, running = stage.run(), stage.attempt("other")
     later = replace(ended.grant.attempt, epoch=ended.grant.attempt.epoch + 1)
     boxes = [Mailbox(stage.storage, ref) for ref in (ended.grant.attempt, later, running.grant.attempt)]
     for box in boxes:
         box.open({})
         box.post(CallName(1, "a" * 32), {})
+    collect(stage)
+    stage.clock.advance(6 * 3600)
     collect(stage, dry_run=True)
     assert [box.is_open for box in boxes] == [True, True, True]
     collect(stage)

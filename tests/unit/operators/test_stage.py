@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +24,7 @@ from airflow_provider_statecheck.exceptions import (
     StateMigrationError,
     StorageError,
 )
-from airflow_provider_statecheck.hooks import submitted_stage
+from airflow_provider_statecheck.hooks import relayed_stage, submitted_stage
 from airflow_provider_statecheck.operators import checkpointed
 from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOperator, CheckpointedStageOperator
 from airflow_provider_statecheck.operators.spark_submit import CheckpointedStageSubmitOperator
@@ -184,7 +184,11 @@ class FailedStage:
     def failure(self) -> str:
         return self._reason
 
-    def close(self, *_: object) -> None: ...
+    def close(self, *_: object) -> bool:
+        return True
+
+    def relaying(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def log_checkpoints(self) -> None: ...
 
@@ -205,7 +209,7 @@ def end_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str],
     """Execute an operator whose driver fails with a reason, and return the error of the task."""
 
     def end_with(reason: str) -> BaseException:
-        monkeypatch.setattr(submitted_stage, "SubmittedStage", lambda *_: FailedStage(reason))
+        monkeypatch.setattr(relayed_stage, "RelayedStage", lambda *_, **__: FailedStage(reason))
         with pytest.raises((RuntimeError, AirflowFailException)) as raised:
             make_submit(package_dir=str(tmp_path)).execute({"task_state_store": None})  # type: ignore[typeddict-item]
         return raised.value
@@ -213,7 +217,7 @@ def end_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str],
     def fail(*_: object) -> None:
         raise RuntimeError("spark-submit ended with 1")
 
-    prepared = SimpleNamespace(registration=SimpleNamespace(owner=None), driver=None, on_overlap=None)
+    prepared = SimpleNamespace(registration=SimpleNamespace(owner=None), driver=None, on_overlap=None, storage=None)
     monkeypatch.setattr(CheckpointedStageSubmitOperator, "prepare", lambda *_: prepared)
     monkeypatch.setattr(submitted_stage, "driver_access", lambda _: nullcontext())
     monkeypatch.setattr(SparkSubmitOperator, "execute", fail)
