@@ -17,7 +17,7 @@ import airflow_provider_statecheck
 from airflow_provider_statecheck import StageContext
 
 WORK, TROUBLE = Path(sys.argv[1]), sys.argv[2]
-LIMIT_SECONDS = 300
+LIMIT_SECONDS = 200
 
 
 class Completed(logging.Handler):
@@ -76,6 +76,7 @@ def main() -> None:
     (WORK / "package").write_text(airflow_provider_statecheck.__file__)
     (WORK / "page").write_text(spark.sparkContext.uiWebUrl or "")
     logging.getLogger("airflow_provider_statecheck").addHandler(completed)
+    logging.getLogger("airflow_provider_statecheck").setLevel(logging.INFO)
     with StageContext.current(spark) as checkpoint:
         assert StageContext.current() is checkpoint
         assert "SPARK_STATECHECK_HANDOVER" not in os.environ
