@@ -46,7 +46,7 @@ class BackgroundCheckpoints:
         """
         Take a checkpoint of a capture, without waiting for it.
 
-        :raises StateCheckError: that of an earlier checkpoint, if the stage must end with it.
+        :raises StateCheckError: if the stage must end because of an earlier checkpoint.
         """
         with self._lock:
             self._waiting = capture

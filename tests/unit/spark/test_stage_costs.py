@@ -260,7 +260,7 @@ class Saving:
 
     def drop_scope(self, _: object) -> None: ...
 
-    def checkpoint(self) -> None:
+    def checkpoint_after_work(self) -> None:
         self.saved.append(self.iterations.loops[LOOP].number)
         self.pace.completed()
 

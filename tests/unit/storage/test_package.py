@@ -35,6 +35,7 @@ _KNOWN = {
     ("gateway/in_process.py", "import_module"): "modules of this package",
     ("spark/driver/readiness.py", "import_module"): "PySpark",
     ("spark/driver/readiness.py", "util.find_spec"): "libraries",
+    ("spark/driver/packages.py", "util.find_spec"): "libraries",
     ("spark/connectors/sql/limits.py", "import_module"): "psycopg2",
     ("storage/views/checkpoint_storages.py", "import_module"): "a name in a setting",
     ("spark/stages/planning.py", "import_module"): "the stage that an operator names",
