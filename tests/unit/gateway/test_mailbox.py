@@ -18,6 +18,7 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import (
     AccessDeniedError,
     CommitStateUnknownError,
+    CoordinatorError,
     CoordinatorUnavailableError,
     InvalidConfigurationError,
     StaleAttemptError,
@@ -196,6 +197,28 @@ class TestInstances:
         answer = mail.box.answer(CallName(9, "f" * 32))
         assert "reply" in answer
 
+    def test_of_two_processes_that_wait_the_one_that_started_first_begins_first(self, mail: Mail) -> None:
+        later, earlier = (
+            MailboxGateway(mail.box, 60.0, started_ns=started).instance for started in (2 * 10**18, 10**18)
+        )
+        for instance in (later, earlier):
+            mail.box.post(CallName(1, instance), json.loads(forged_call("register", REQUEST)))
+        mail.relay.carry()
+        assert mail.box.first_instance(later) == earlier
+
+    def test_process_does_not_begin_before_a_call_of_the_earlier_one_that_fails(self, mail: Mail) -> None:
+        first, second = mail.begun(), mail.driver()
+        message = {"attempt": encode(mail.attempt), "checkpoint_ids": []}
+        earlier, begin = CallName(2, first.instance), CallName(1, second.instance)
+        mail.box.post(earlier, {"verb": "confirm_discards", "message": message})
+        mail.box.post(begin, json.loads(forged_call("register", REQUEST)))
+        relay = mail.new_relay(faulty_gateway(mail.coordinator, FaultPlan(point=1)))
+        with pytest.raises(CommitStateUnknownError):
+            relay.carry()
+        assert mail.box.answer(begin) is None
+        assert relay.carry() == 2
+        assert "reply" in mail.box.answer(earlier)
+
 
 class TestRelay:
     @pytest.mark.parametrize(
@@ -263,6 +286,7 @@ class TestRelay:
         [
             AccessDeniedError("Expected the token of the task that runs, found that of an earlier try."),
             CoordinatorUnavailableError("Expected the api-server, found none."),
+            CoordinatorError("Expected an answer of the coordinator, found a page of a proxy."),
         ],
     )
     def test_call_whose_outcome_is_unknown_is_left_without_an_answer(self, mail: Mail, error: StateCheckError) -> None:
@@ -302,6 +326,32 @@ class TestRelay:
         with pytest.raises(StateCheckError, match="registered by another task"):
             mail.relay.carry()
         assert mail.new_relay(mail.coordinator, later).carry() == 1
+
+    def test_call_that_cannot_be_sent_does_not_hold_up_the_others(self, mail: Mail) -> None:
+        class Sending:
+            def confirm_discards(self, **arguments: Any) -> None:
+                mail.coordinator.confirm_discards(**arguments)
+
+            def describe(self, **_: Any) -> None:
+                raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
+
+        mail.begun()
+        mail.box.post(CallName(0, "f" * 32), json.loads(forged_call("describe", {"job_id": mail.attempt.job_id})))
+        message = {"attempt": encode(mail.attempt), "checkpoint_ids": []}
+        mail.box.post(CallName(2, "a" * 32), {"verb": "confirm_discards", "message": message})
+        assert mail.new_relay(Sending()).carry() == 1
+
+    def test_any_number_of_calls_that_are_left_to_others_does_not_hold_up_the_driver(self, mail: Mail) -> None:
+        driver = mail.begun()
+        message = {"attempt": encode(replace(mail.attempt, epoch=99)), "checkpoint_ids": []}
+        for number in range(2, 302):
+            mail.box.post(CallName(number, "0" * 32), {"verb": "confirm_discards", "message": message})
+        name = CallName(400, driver.instance)
+        mail.box.post(name, json.loads(forged_call("describe", {"job_id": mail.attempt.job_id})))
+        with pytest.raises(StateCheckError, match="registered by another task"):
+            mail.relay.carry()
+        assert mail.relay.carry() == 1
+        assert mail.box.answer(name) is not None
 
     def test_two_relays_give_one_answer(self, mail: Mail) -> None:
         driver = mail.begun()

@@ -13,7 +13,7 @@ from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinato
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, TriggerCheckpoint
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus
-from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.exceptions import CoordinatorError, StorageError
 from airflow_provider_statecheck.gateway.mailbox.box import CallName, Fence, Mailbox
 from airflow_provider_statecheck.gateway.mailbox.driver import MailboxGateway
 from airflow_provider_statecheck.gateway.mailbox.relay import MailboxRelay
@@ -125,6 +125,23 @@ def test_retry_completes_what_the_dead_driver_had_acknowledged(task: Task) -> No
     assert Mailbox.at(uri, {}).fenced() == Fence(epoch=2, is_closed=True)
 
 
+def test_retry_that_cannot_complete_what_was_acknowledged_does_not_begin(task: Task, monkeypatch) -> None:
+    uri = task.begin().open_mailbox()
+    written_acknowledgement(task, uri, task.driver(uri), ref_of(task, 1))
+    message = {"attempt": encode(ref_of(task, 99)), "checkpoint_ids": []}
+    Mailbox.at(uri, {}).post(CallName(2, "f" * 32), {"verb": "confirm_discards", "message": message})
+
+    def fail(*_: object) -> None:
+        raise CoordinatorError("Expected an answer of the coordinator, found a page of a proxy.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(task.gateway, "acknowledge", fail)
+        with pytest.raises(CoordinatorError):
+            task.begin(2).open_mailbox()
+    task.begin(3).open_mailbox()
+    assert task.gateway.describe(job_id_of("sales")).attempts[-1].restored_from == 1
+
+
 def test_forged_call_does_not_keep_a_retry_from_its_start(task: Task) -> None:
     uri = task.begin().open_mailbox()
     task.driver(uri)
@@ -198,6 +215,18 @@ def test_mailboxes_of_all_tries_go_with_the_attempt(task: Task, status: AttemptS
 def test_mailbox_whose_calls_could_not_be_carried_stays(task: Task) -> None:
     stage = task.begin()
     uri = stage.open_mailbox()
+    stage.close(AttemptStatus.FAILED)
+    assert Mailbox.at(uri, {}).is_open
+
+
+def test_mailbox_of_an_attempt_that_the_task_could_not_close_stays(task: Task, monkeypatch) -> None:
+    def fail(*_: object) -> None:
+        raise CoordinatorError("Expected an answer of the coordinator, found a page of a proxy.")
+
+    stage = task.begin()
+    with stage.relaying():
+        uri = stage.open_mailbox()
+    monkeypatch.setattr(task.gateway, "finish", fail)
     stage.close(AttemptStatus.FAILED)
     assert Mailbox.at(uri, {}).is_open
 

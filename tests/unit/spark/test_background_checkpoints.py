@@ -81,6 +81,29 @@ def test_an_item_that_was_finished_before_a_failure_is_not_worked_on_again(
     assert work(stage, fail_at_the_third_day) == ["d3", "d4", "d5"]
 
 
+def test_a_stage_that_fails_waits_for_no_savepoint_with_which_its_job_stops(stage: WrittenStage) -> None:
+    """The thread that waits for it is released first."""
+    attempt, released = stage.attempt(driver=LATE), threading.Event()
+    trigger, release = stage.coordinator.trigger, attempt.release
+
+    def trigger_once_released(request: Any) -> Any:
+        assert released.wait(LONGEST_WAIT)
+        return trigger(request)
+
+    def note_release() -> None:
+        released.set()
+        release()
+
+    stage.coordinator.trigger = trigger_once_released  # type: ignore[method-assign]
+    attempt.release = note_release  # type: ignore[method-assign]
+    with suppress(KeyError), StageContext(None, attempt) as checkpoint:  # type: ignore[arg-type]
+        for day in checkpoint.each("days", DAYS):
+            if day == "d2":
+                raise KeyError(day)
+    assert stage.last_attempt().status is AttemptStatus.FAILED
+    assert list(stage.statuses().values()) == ["completed"]
+
+
 def test_a_replaced_attempt_ends_with_the_checkpoint_after_it_was_replaced(
     stage: WrittenStage, late: LateAnswers
 ) -> None:

@@ -163,6 +163,19 @@ class TestOptionsOfOtherStores:
 
 
 class TestErrors:
+    def test_a_missing_file_is_told_without_the_right_to_ask_for_its_bucket(self, monkeypatch) -> None:
+        filesystem = ArrowS3(skip_instance_cache=True, client_kwargs={"region_name": "eu-north-1"})
+
+        class Denying:
+            def get_file_info(self, asked: Any) -> Any:
+                if asked == "bucket":
+                    raise OSError("AWS Error ACCESS_DENIED during HeadBucket operation")
+                return [pyarrow.fs.FileInfo(path, pyarrow.fs.FileType.NotFound) for path in asked]
+
+        monkeypatch.setattr(filesystem, "fs", Denying())
+        with pytest.raises(FileNotFoundError):
+            filesystem.info("bucket/ck/_metadata")
+
     def test_a_condition_is_unsupported_and_writes_nothing(self) -> None:
         with pytest.raises(UnsupportedConditionError) as caught:
             ArrowS3(client_kwargs={"region_name": "eu-north-1"}).pipe_file("bucket/f", b"x", mode="create")
