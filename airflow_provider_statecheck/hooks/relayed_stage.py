@@ -195,7 +195,7 @@ class RelayThread:
     def stop(self) -> None:
         """Carry out what is left, and end."""
         self._stopped.set()
-        # A look of the thread after the last one could begin an attempt that nobody closes.
+        # A look of the thread after the last one could begin an attempt that stays open.
         self._thread.join(_LONGEST_LOOK_SECONDS)
         self.has_carried_all = self._look() is not None
 
