@@ -79,7 +79,6 @@ DRIVERS = (
         f"tests/spark/test_{name}.py"
         for name in (
             "context",
-            "damaged_pages",
             "dataframe_snapshots",
             "executor_snapshots",
             "key_groups",
@@ -104,7 +103,6 @@ DRIVERS = (
             "order_of_rows",
             "refused_columns",
             "stage",
-            "stage_output_source",
             "state_as_data",
         )
     ),
