@@ -256,13 +256,13 @@ def begin_in_place(tx: JobTransaction, operator: OperatorRecord, action: ActionR
 
 
 def waiting_restore(tx: JobTransaction, operator: OperatorRecord) -> InPlaceRestore | None:
-    """Return the restore that the next attempt of an operator takes, or ``None``."""
+    """Return the restore that the next attempt of an operator takes, ``None`` without one; for a transaction."""
     action = _action(tx, operator)
     return None if action is None else action.restore
 
 
 def waiting_restore_in(view: JobView, operator: OperatorRecord) -> InPlaceRestore | None:
-    """Return the restore that the next attempt of an operator takes, or ``None``."""
+    """Return the restore that the next attempt of an operator takes, ``None`` without one; for a view of rows."""
     key = operator.in_place_restore
     return next((a.restore for a in view.actions if a.request_key == key), None)
 

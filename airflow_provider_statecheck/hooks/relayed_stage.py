@@ -97,7 +97,7 @@ class RelayedStage(SubmittedStage):
 
     @contextmanager
     def relaying(self) -> Iterator[None]:
-        """Relay the calls of the driver as long as the block runs, and what is left at its end."""
+        """Relay the calls of the driver while the block runs, and those that are left when it ends."""
         try:
             yield
         finally:

@@ -116,7 +116,7 @@ class Mailbox:
         return [cls(storage, ref) for ref in refs]
 
     def open(self, handover: Any) -> None:
-        """Write what a driver begins with, a message."""
+        """Write the handover, from which a driver begins."""
         self._storage.write_bytes(self._file("handover.json"), to_json(handover).encode())
 
     def handover(self) -> Any:
@@ -164,7 +164,7 @@ class Mailbox:
         return self._found(f"answers/{name.file}", MAX_ANSWER_BYTES)
 
     def forget(self, name: CallName) -> None:
-        """Delete a call whose answer was read, then the answer; without the call, nothing carries it out again."""
+        """Delete a call whose answer was read, then the answer, so that no relay carries out the call again."""
         for folder in ("calls", "answers"):
             self._storage.delete_file(self._file(f"{folder}/{name.file}"))
 

@@ -131,7 +131,9 @@ class TestDriver:
             return 1
 
         mail.relay.carry = publish  # type: ignore[method-assign]
+        before = len(mail.pauses)
         driver.confirm_discards(mail.attempt, ())
+        assert len(mail.pauses) == before + 1
 
     @pytest.mark.parametrize("is_closed", [True, False])
     def test_replaced_driver_is_told_by_a_file_before_it_writes_metadata(self, mail: Mail, is_closed: bool) -> None:

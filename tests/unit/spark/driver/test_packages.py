@@ -41,7 +41,14 @@ def test_package_that_is_missing_on_the_driver_is_named_with_the_command_that_in
 
 
 def test_driver_with_all_packages_may_start() -> None:
-    check_driver_packages(*OF_HTTP, *OF_STAGES, *OF_METADATA)
+    asked: list[str] = []
+
+    def is_installed(name: str) -> bool:
+        asked.append(name)
+        return True
+
+    check_driver_packages(*OF_HTTP, *OF_STAGES, *OF_METADATA, is_installed=is_installed)
+    assert asked == [*OF_EVERY_DRIVER, *OF_HTTP, *OF_STAGES, *OF_METADATA]
 
 
 @pytest.fixture
@@ -129,8 +136,12 @@ class TestRequirements:
         assert {each.name: each.specifier for each in offered} == {name: DECLARED[name] for name in names}
 
 
-def test_two_packages_are_enough_for_a_driver_that_uses_none_of_the_others() -> None:
-    check_driver_packages(is_installed=lambda name: name in ("fsspec", "pyarrow", "pyspark"))
+def test_two_packages_beside_spark_are_enough_for_a_driver_that_uses_none_of_the_others() -> None:
+    enough = {"fsspec", "pyarrow", "pyspark"}
+    check_driver_packages(is_installed=enough.__contains__)
+    for name in enough:
+        with pytest.raises(EnvironmentNotReadyError, match=f"found no {name};"):
+            check_driver_packages(is_installed=(enough - {name}).__contains__)
 
 
 def _plain(lines: list[str]) -> list[str]:
