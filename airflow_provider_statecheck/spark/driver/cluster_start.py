@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 STAGE_APPLICATION = "statecheck_stage.py"
 """Name of the application that runs a stage, which is part of this package."""
+STAGE_ARGUMENT = "--statecheck-stage"
+"""Location of the stage, for services whose arguments have names."""
 
 # The worker has copied the launcher to the driver's working directory before Java starts.
 _PROGRAM = """

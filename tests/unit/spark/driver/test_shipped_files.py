@@ -8,6 +8,7 @@ import io
 import subprocess
 import sys
 import uuid
+import venv
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,13 +16,17 @@ from typing import Any
 
 import pytest
 
+import airflow_provider_statecheck
 from airflow_provider_statecheck.spark.driver import shipped_files
 from airflow_provider_statecheck.spark.driver.shipped_files import (
     package_file,
     publish,
     ship_package,
+    stage_file,
+    wheel_file,
     write_launcher_jar,
     write_package,
+    write_stage_application,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
@@ -112,6 +117,39 @@ print(write_package(Path("copies")).path)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=True)
     assert (tmp_path / done.stdout.strip()).read_bytes() == path.read_bytes()
     assert Path(done.stdout.strip()).name == path.name
+
+
+class TestWheel:
+    def test_is_installed_without_anything_else_and_knows_its_version(self, tmp_path: Path) -> None:
+        name, data = wheel_file()
+        wheel = tmp_path / Path(name).name
+        wheel.write_bytes(data)
+        python = venv.EnvBuilder(symlinks=True).ensure_directories(tmp_path / "env").env_exe
+        venv.create(tmp_path / "env", symlinks=True)
+        pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index"]
+        subprocess.run([*pip, "--disable-pip-version-check", "-q", str(wheel)], check=True, cwd=tmp_path)
+        script = """
+from importlib.metadata import version
+import airflow_provider_statecheck.exceptions as found
+print(found.__file__, version("airflow-provider-statecheck"))
+"""
+        done = subprocess.run([python, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=True)
+        file, number = done.stdout.split()
+        assert file.startswith(str(tmp_path / "env"))
+        assert number == airflow_provider_statecheck.__version__
+
+    def test_has_the_files_of_the_zip_file_and_is_reproducible(self) -> None:
+        name, data = wheel_file()
+        with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(io.BytesIO(package_file()[1])) as package:
+            assert archive.namelist()[:-3] == package.namelist()
+        assert name == f"{hashlib.sha256(data).hexdigest()}/airflow_provider_statecheck-0.1.0-py3-none-any.whl"
+        assert wheel_file() == (name, data)
+
+
+def test_application_of_a_stage_is_a_file_of_its_own(tmp_path: Path) -> None:
+    name, data = stage_file()
+    assert name == f"{hashlib.sha256(data).hexdigest()}/statecheck_stage.py"
+    assert write_stage_application(tmp_path).read_bytes() == data
 
 
 class TestOnAStorage:

@@ -1,0 +1,1 @@
+"""Job specifications of services with a mailbox, this package, and for a stage its application."""
