@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
+from airflow_provider_statecheck.checkpoint.ids import packages_uri
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError
 
 if TYPE_CHECKING:
@@ -107,13 +108,37 @@ def package_file() -> tuple[str, bytes]:
     return f"{_ROOT.name}-{version(DISTRIBUTION)}-{hashlib.sha256(data).hexdigest()}.zip", data
 
 
-def publish(storage: CheckpointStorage, name: str, data: bytes) -> str:
+def published_package(storage: CheckpointStorage, directory: str | None = None) -> str:
     """
-    Write a file into the directory of a storage, unless it has this content there, and return its URI.
+    Write this package to a storage, unless it is there, and return its URI.
 
+    The name has the digest of the content, so that drivers of several versions find theirs side by side.
+
+    :param directory: URI of a directory, by default that for packages below the checkpoint directory.
     :raises StorageError: if the storage fails.
     """
-    uri = f"{storage.base_uri}/{name}"
+    return publish(storage, directory or packages_uri(storage.base_uri), *package_file())
+
+
+def published_stage_application(storage: CheckpointStorage, directory: str | None = None) -> str:
+    """
+    Write the application file that runs a stage to a storage, unless it is there, and return its URI.
+
+    :param directory: URI of a directory, by default that for packages below the checkpoint directory.
+    :raises StorageError: if the storage fails.
+    """
+    name = f"statecheck_stage-{hashlib.sha256(_STAGE_APPLICATION).hexdigest()}.py"
+    return publish(storage, directory or packages_uri(storage.base_uri), name, _STAGE_APPLICATION)
+
+
+def publish(storage: CheckpointStorage, directory: str, name: str, data: bytes) -> str:
+    """
+    Write a file to a storage, unless it has this content there, and return its URI.
+
+    :param directory: URI of the directory of the file.
+    :raises StorageError: if the storage fails.
+    """
+    uri, storage = f"{directory}/{name}", storage.allowing(directory)
     if storage.size_or_none(uri) != len(data) or storage.read_bytes(uri) != data:
         storage.write_bytes(uri, data, overwrite=True)
     return uri
