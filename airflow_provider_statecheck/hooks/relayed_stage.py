@@ -11,11 +11,11 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from airflow_provider_statecheck.checkpoint.masking import counted
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus, OnOverlap
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
@@ -26,12 +26,12 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.gateway.mailbox.box import Mailbox, Pace
 from airflow_provider_statecheck.gateway.mailbox.relay import MailboxRelay, NotCarriedError, is_mailbox_of
 from airflow_provider_statecheck.hooks.submitted_stage import SubmittedStage
+from airflow_provider_statecheck.hooks.transport import is_orm_open
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.driver.mailbox import MailboxContent
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
     from airflow_provider_statecheck.gateway.verbs import StageGateway
     from airflow_provider_statecheck.hooks.submitted_stage import DriverAccess
     from airflow_provider_statecheck.spark.driver.settings import DriverSettings
@@ -41,6 +41,22 @@ log = logging.getLogger(__name__)
 
 _LONGEST_LOOK_SECONDS = 3.0
 """Of the five that Airflow leaves to a task that it ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayAccess:
+    """What a process needs to relay the calls of a driver."""
+
+    registration: RegisterAttempt
+    """Registration of the attempt that opened the mailbox."""
+    opened: AttemptRef
+    """Attempt that opened the mailbox."""
+    newest: AttemptRef
+    """Newest attempt of the drivers of the mailbox."""
+    url: str | None = None
+    """Root URL of the coordinator's server, ``None`` to use Airflow's database."""
+    token: str | None = field(default=None, repr=False)
+    """Token of the newest attempt, which can begin no other one."""
 
 
 class RelayedStage(SubmittedStage):
@@ -67,6 +83,7 @@ class RelayedStage(SubmittedStage):
         self._storage = storage
         self._patience_seconds = patience_seconds
         self._looking = looking or RelayThread
+        self._relay: MailboxRelay | None = None
         self._relaying: Looking | None = None
 
     def open_mailbox(self) -> str:
@@ -76,6 +93,9 @@ class RelayedStage(SubmittedStage):
         :return: URI of the mailbox, which is no secret.
         :raises StorageError: if the storage fails.
         """
+        if self._relay is not None:
+            # The task was resumed after it had deferred without a driver, for instance until there is a cluster.
+            return self._relay.mailbox.uri
         self._drain()
         attempt = self._begin()
         for earlier in self._mailboxes_up_to(attempt):
@@ -84,8 +104,22 @@ class RelayedStage(SubmittedStage):
         MailboxContent(
             registration=self.registration, driver=self._driver, patience_seconds=self._patience_seconds
         ).open(mailbox)
-        self._start(self._relay(mailbox, self.registration.attempt_key, attempt))
+        self._start(self._relay_in(mailbox, self.registration.attempt_key, attempt))
         return mailbox.uri
+
+    def relay_access(self) -> RelayAccess | None:
+        """Return what another process needs to relay the calls of the driver, ``None`` without a mailbox."""
+        if self._relay is None:
+            return None
+        newest = self._relay.newest
+        is_local = is_orm_open()
+        return RelayAccess(
+            registration=self._relay.registration,
+            opened=self._relay.mailbox.attempt,
+            newest=newest,
+            url=None if is_local else self._access.url,
+            token=None if is_local else self._access.gateway.token_of(newest),
+        )
 
     @override
     def close(self, status: AttemptStatus, message: str = "", gateway: StageGateway | None = None) -> bool:
@@ -118,7 +152,7 @@ class RelayedStage(SubmittedStage):
 
     def _start(self, relay: MailboxRelay) -> None:
         log.info("The driver calls through the mailbox %s, which this task relays.", redact(relay.mailbox.uri))
-        self._relaying = self._looking(relay)
+        self._relay, self._relaying = relay, self._looking(relay)
         self._relaying.start()
 
     def _drain(self) -> None:
@@ -146,10 +180,10 @@ class RelayedStage(SubmittedStage):
                 log.warning("A mailbox of an earlier try is left as it is: %s", error)
                 continue
             if is_mailbox_of(mailbox, opened_by, running.attempt_key):
-                return self._relay(mailbox, opened_by, AttemptRef.of(running))
+                return self._relay_in(mailbox, opened_by, AttemptRef.of(running))
         return None
 
-    def _relay(self, mailbox: Mailbox, opened_by: str, attempt: AttemptRef) -> MailboxRelay:
+    def _relay_in(self, mailbox: Mailbox, opened_by: str, attempt: AttemptRef) -> MailboxRelay:
         registration = replace(self.registration, attempt_key=opened_by)
         return MailboxRelay(mailbox, self._gateway, registration, attempt, self._follow)
 
@@ -184,7 +218,6 @@ class RelayThread:
         self.has_carried_all = False
         """Whether the last look, after the end of the driver, has carried all calls."""
         self._relay = relay
-        self._logged = ""
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="statecheck-mailbox")
 
@@ -197,19 +230,9 @@ class RelayThread:
         self._stopped.set()
         # A look of the thread after the last one could begin an attempt that stays open.
         self._thread.join(_LONGEST_LOOK_SECONDS)
-        self.has_carried_all = self._look() is not None
+        self.has_carried_all = self._relay.look() is not None
 
     def _run(self) -> None:
         pace = Pace()
-        while not self._stopped.wait(pace.pause(is_busy=bool(self._look()))):
+        while not self._stopped.wait(pace.pause(is_busy=bool(self._relay.look()))):
             pass
-
-    def _look(self) -> int | None:
-        try:
-            return self._relay.carry()
-        except Exception as error:
-            # The thread must not end before the driver, whatever an answer of a server or a storage is.
-            if str(error) != self._logged:
-                log.warning("Calls of the driver wait in the mailbox: %s", error)
-            self._logged = str(error)
-            return None

@@ -15,10 +15,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.ids import OperatorId, job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, AttemptRef, FinishAttempt, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptOwner,
@@ -47,7 +47,7 @@ from airflow_provider_statecheck.spark.status_log import CheckpointLog
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.api.services import Services
-    from airflow_provider_statecheck.checkpoint.store import JobView, LatestCheckpoints
+    from airflow_provider_statecheck.checkpoint.store import JobView
     from airflow_provider_statecheck.gateway.http import HttpGateway
     from airflow_provider_statecheck.gateway.verbs import StageGateway
     from airflow_provider_statecheck.metadata.tables import Caller
@@ -85,7 +85,6 @@ class SubmittedStage:
         self._attempt: AttemptRef | None = None
         self._candidates: tuple[CheckpointRecord, ...] = ()
         self._checkpoints: DriverCheckpoints | None = None
-        self._followed_version: RowsVersion | None = None
 
     def register(self) -> Handover:
         """
@@ -230,8 +229,7 @@ class SubmittedStage:
         return retained_line(self.registration, latest or next(iter(self._candidates), None))
 
     def _followed(self, attempt: AttemptRef) -> DriverCheckpoints:
-        self._followed_version = None
-        return DriverCheckpoints(self._changed_view, attempt, self._log_of(attempt))
+        return DriverCheckpoints.of(self._gateway, self.registration, attempt)
 
     def _log_of(self, attempt: AttemptRef) -> CheckpointLog:
         return CheckpointLog(self.registration.job_name, self.registration.uid, attempt.epoch)
@@ -257,21 +255,6 @@ class SubmittedStage:
     def _view(self) -> JobView | None:
         try:
             return self._gateway.describe(job_id_of(self.registration.job_name))
-        except CheckpointNotFoundError:
-            return None
-
-    def _changed_view(self) -> JobView | None:
-        known = self._followed_version
-        # A view has up to a hundred checkpoints with their figures, and most polls find no new one.
-        if known is not None and self._latest(known) is None:
-            return None
-        view = self._view()
-        self._followed_version = None if view is None else view.job.rows_version
-        return view
-
-    def _latest(self, known: RowsVersion) -> LatestCheckpoints | None:
-        try:
-            return self._gateway.latest_checkpoints(job_id_of(self.registration.job_name), known)
         except CheckpointNotFoundError:
             return None
 
@@ -357,6 +340,31 @@ def serving(services: Services) -> Iterator[str]:
             thread.join()
 
 
+class ChangedViews:
+    """
+    Views of a job, each of which has up to a hundred checkpoints with their figures; most polls find no new one.
+
+    :param gateway: Gateway that reads the job.
+    """
+
+    def __init__(self, gateway: StageGateway, job_id: JobId) -> None:
+        self._gateway = gateway
+        self._job_id = job_id
+        self._known: RowsVersion | None = None
+
+    def __call__(self) -> JobView | None:
+        """Return the view, ``None`` if the job has no rows, or none that changed since the last call."""
+        try:
+            if self._known is not None and self._gateway.latest_checkpoints(self._job_id, self._known) is None:
+                return None
+            view = self._gateway.describe(self._job_id)
+        except CheckpointNotFoundError:
+            self._known = None
+            return None
+        self._known = view.job.rows_version
+        return view
+
+
 class DriverCheckpoints:
     """
     Log the checkpoints of an attempt from the rows of its job, in the same format as the driver.
@@ -373,6 +381,12 @@ class DriverCheckpoints:
         self._log = checkpoint_log
         self._logged: set[int] = set()
         self._restored: int | None = None
+
+    @classmethod
+    def of(cls, gateway: StageGateway, registration: RegisterAttempt, attempt: AttemptRef) -> Self:
+        """Return those of an attempt, whose job is read with ``gateway`` only if it has changed."""
+        checkpoint_log = CheckpointLog(registration.job_name, registration.uid, attempt.epoch)
+        return cls(ChangedViews(gateway, attempt.job_id), attempt, checkpoint_log)
 
     def skip(self) -> None:
         """Skip the checkpoints that an earlier try of the task logged."""

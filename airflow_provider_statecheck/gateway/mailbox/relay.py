@@ -78,11 +78,42 @@ class MailboxRelay:
         self._registration = registration
         self._newest = attempt
         self._registered = registered
+        self._logged = ""
         self._answered: set[CallName] = set()
         self._unreadable: dict[CallName, int] = {}
         self._left: set[CallName] = set()
         self._read_before: dict[str, int] = {}
         self._lock = threading.Lock()
+
+    @property
+    def registration(self) -> RegisterAttempt:
+        """The registration of the task, with the key of the attempt that opened the mailbox."""
+        return self._registration
+
+    @property
+    def newest(self) -> AttemptRef:
+        """The newest attempt of the drivers of this mailbox."""
+        return self._newest
+
+    @property
+    def has_waiting_driver(self) -> bool:
+        """Whether a new driver process waits to begin, which this relay may not let begin."""
+        return any(name.number == _BEGIN for name in self._left)
+
+    def look(self) -> int | None:
+        """
+        Carry out the calls as :meth:`carry`, but log what fails.
+
+        :return: The number of calls that were answered, ``None`` if calls may be left.
+        """
+        try:
+            return self.carry()
+        except Exception as error:
+            # What looks must not end before the driver, whatever an answer of a server or a storage is.
+            if str(error) != self._logged:
+                log.warning("Calls of the driver wait in the mailbox: %s", error)
+            self._logged = str(error)
+            return None
 
     def carry(self) -> int:
         """

@@ -235,10 +235,9 @@ def test_thread_looks_until_it_is_stopped_and_once_more(task: Task) -> None:
     looked, first = [], threading.Event()
 
     class Relay:
-        def carry(self) -> int:
+        def look(self) -> None:
             looked.append(1)
             first.set()
-            raise StorageError("Expected an answer of the storage, found none.")
 
     looking = RelayThread(Relay())  # type: ignore[arg-type]
     looking.start()
