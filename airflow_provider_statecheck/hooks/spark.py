@@ -30,11 +30,11 @@ from airflow_provider_statecheck.hooks.spark_settings import checked_settings, r
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.driver.cluster_start import STAGE_APPLICATION, arguments_of_python
 from airflow_provider_statecheck.spark.driver.mailbox import MAILBOX_PROPERTY
-from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, redact
+from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, hadoop_uri, redact
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.hooks.relayed_stage import RelayedStage
-
+    from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 PYTHON_RUNNER = "org.apache.spark.deploy.PythonRunner"
 _LOCAL_PREFIXES = ("file://", "local:", "file:")
@@ -70,6 +70,8 @@ class Shipping:
 
     scratch: Path
     """Temporary directory of the task, used in client mode."""
+    storage: CheckpointStorage
+    """Storage that writes to the shared directory."""
     shared: str
     """URI of a directory that every worker can read and that outlives the task, used in cluster mode."""
     is_package_shipped: bool = True
@@ -175,19 +177,30 @@ class CheckpointedSparkSubmitHook(SparkSubmitHook):
         if self._is_cluster and self._is_standalone:
             return self._for_cluster(application)
         if self._shipping.is_package_shipped:
-            self._ship_package()
+            package = self._package()
+            self._py_files = f"{self._py_files},{package}" if self._py_files else package
         return application
 
-    def _ship_package(self) -> None:
-        from airflow_provider_statecheck.spark.driver.shipped_files import write_package
+    def _package(self) -> str:
+        from airflow_provider_statecheck.spark.driver.shipped_files import published_package, write_package
 
+        if self._is_published:
+            return _known_to_spark(published_package(self._shipping.storage, self._shipping.shared))
+        self._require_uploads("this package", ", or install the package in the image and set ship_package=False")
+        return str(write_package(self._shipping.scratch).path)
+
+    @property
+    def _is_published(self) -> bool:
+        """Whether the driver loads the files of this package from the shared directory."""
+        return self._is_cluster and not self._is_standalone and hadoop_uri(self._shipping.shared) is not None
+
+    def _require_uploads(self, files: str, remedy: str = "") -> None:
         if self._is_cluster and str(self._connection["master"]).startswith("k8s://") and _UPLOADS not in self._conf:
             raise InvalidConfigurationError(
-                f"Expected {_UPLOADS} in conf, to which spark-submit uploads this package for a driver on Kubernetes, "
-                "found none; set it, or install the package in the image and set ship_package=False."
+                f"Expected {_UPLOADS} in conf, to which spark-submit uploads {files} for a driver on Kubernetes, "
+                f"found none, and {redact(self._shipping.shared)!r} as the directory for packages, which Spark does "
+                f"not read; set it, or package_dir to a directory such as s3://lake/packages{remedy}."
             )
-        package = str(write_package(self._shipping.scratch).path)
-        self._py_files = f"{self._py_files},{package}" if self._py_files else package
 
     def _for_cluster(self, application: str) -> str:
         from airflow_provider_statecheck.spark.driver.shipped_files import write_launcher_jar, write_package
@@ -230,11 +243,24 @@ class CheckpointedStageSubmitHook(CheckpointedSparkSubmitHook):
 
     @override
     def _prepare(self, application: str) -> str:
-        from airflow_provider_statecheck.spark.driver.shipped_files import write_stage_application
-
         if self._is_cluster and self._is_standalone:
             return super()._prepare(application)
-        return super()._prepare(str(write_stage_application(self._shipping.scratch)))
+        return super()._prepare(self._application())
+
+    def _application(self) -> str:
+        from airflow_provider_statecheck.spark.driver.shipped_files import (
+            published_stage_application,
+            write_stage_application,
+        )
+
+        if self._is_published:
+            return _known_to_spark(published_stage_application(self._shipping.storage, self._shipping.shared))
+        self._require_uploads("the application of the stage")
+        return str(write_stage_application(self._shipping.scratch))
+
+
+def _known_to_spark(uri: str) -> str:
+    return hadoop_uri(uri) or uri
 
 
 class ClusterPython(NamedTuple):

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.hooks.submitted_stage import DriverAccess, SubmittedStage
 
 
-_PACKAGES = "packages"
-
-
 class CheckpointedSparkSubmitOperator(SubmittedDriverMixin, SparkSubmitOperator):
     """
     Submit an application that saves its progress.
@@ -45,8 +42,10 @@ class CheckpointedSparkSubmitOperator(SubmittedDriverMixin, SparkSubmitOperator)
 
     :param ship_package: Add this package to the Python files of the application. Not needed if the cluster has it
         installed.
-    :param package_dir: For cluster mode: a directory shared by all workers for the added package. The default is below
-        ``checkpoint_dir`` if that is a local path. The driver verifies the files there before it uses them. (templated)
+    :param package_dir: For cluster mode: a directory for the added package, by default ``packages`` below
+        ``checkpoint_dir``. On a standalone cluster, a local path that all workers share; the driver verifies the files
+        there before it uses them. On YARN and Kubernetes, a URI of S3, Google Cloud Storage, Azure or HDFS, from which
+        Spark loads the package; with another one, ``spark-submit`` uploads the package itself. (templated)
     :param transport: How the driver calls the coordinator: ``http`` with a token of its attempt, or ``mailbox`` through
         files in ``checkpoint_dir``, which the task relays, so that the driver needs neither a network path nor a token.
         The default is ``mailbox`` in cluster mode on YARN and Kubernetes, and ``http`` elsewhere.
@@ -125,14 +124,19 @@ class CheckpointedSparkSubmitOperator(SubmittedDriverMixin, SparkSubmitOperator)
         return super()._stage_of(access, prepared)
 
     def _shipping_to(self, scratch: Path, prepared: PreparedStage) -> Shipping:
+        from airflow_provider_statecheck.checkpoint.ids import packages_uri
         from airflow_provider_statecheck.hooks.spark import Shipping
         from airflow_provider_statecheck.storage.uris import normalise_base
 
         require_not_missing("package_dir", self.package_dir)
         require_no_credentials("package_dir", str(self.package_dir or ""))
-        shared = normalise_base(self.package_dir or f"{prepared.storage.base_uri}/{_PACKAGES}", "package_dir")
+        storage = prepared.storage
         return Shipping(
-            scratch=scratch, shared=shared, is_package_shipped=self.ship_package, transport=self._transport()
+            scratch=scratch,
+            storage=storage,
+            shared=normalise_base(self.package_dir or packages_uri(storage.base_uri), "package_dir"),
+            is_package_shipped=self.ship_package,
+            transport=self._transport(),
         )
 
     def _transport(self) -> Transport | None:

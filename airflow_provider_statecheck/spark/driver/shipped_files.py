@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
+from airflow_provider_statecheck.checkpoint.ids import packages_uri
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError
 from airflow_provider_statecheck.spark.driver.cluster_start import STAGE_APPLICATION
 
@@ -138,13 +139,45 @@ def stage_file() -> tuple[str, bytes]:
     return f"{hashlib.sha256(_STAGE_APPLICATION).hexdigest()}/{STAGE_APPLICATION}", _STAGE_APPLICATION
 
 
-def publish(storage: CheckpointStorage, name: str, data: bytes) -> str:
+def published_package(storage: CheckpointStorage, directory: str | None = None) -> str:
     """
-    Write a file into the directory of a storage, unless it has this content there, and return its URI.
+    Write this package to a storage, unless it is there, and return its URI.
+
+    The name has the digest of the content, so that drivers of several versions find theirs side by side.
+
+    :param directory: URI of a directory, by default that for packages below the checkpoint directory.
+    :raises StorageError: if the storage fails.
+    """
+    return publish(storage, directory or packages_uri(storage.base_uri), *package_file())
+
+
+def published_wheel(storage: CheckpointStorage) -> str:
+    """
+    Write this package as a wheel to a storage, unless it is there, and return its URI.
 
     :raises StorageError: if the storage fails.
     """
-    uri = f"{storage.base_uri}/{name}"
+    return publish(storage, packages_uri(storage.base_uri), *wheel_file())
+
+
+def published_stage_application(storage: CheckpointStorage, directory: str | None = None) -> str:
+    """
+    Write the application file that runs a stage to a storage, unless it is there, and return its URI.
+
+    :param directory: URI of a directory, by default that for packages below the checkpoint directory.
+    :raises StorageError: if the storage fails.
+    """
+    return publish(storage, directory or packages_uri(storage.base_uri), *stage_file())
+
+
+def publish(storage: CheckpointStorage, directory: str, name: str, data: bytes) -> str:
+    """
+    Write a file to a storage, unless it has this content there, and return its URI.
+
+    :param directory: URI of the directory of the file.
+    :raises StorageError: if the storage fails.
+    """
+    uri, storage = f"{directory}/{name}", storage.allowing(directory)
     if storage.size_or_none(uri) != len(data) or storage.read_bytes(uri) != data:
         storage.write_bytes(uri, data, overwrite=True)
     return uri

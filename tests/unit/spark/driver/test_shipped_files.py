@@ -10,7 +10,7 @@ import sys
 import uuid
 import venv
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from airflow_provider_statecheck.spark.driver import shipped_files
 from airflow_provider_statecheck.spark.driver.shipped_files import (
     package_file,
     publish,
+    published_package,
+    published_stage_application,
     ship_package,
     stage_file,
     wheel_file,
@@ -161,19 +163,37 @@ class TestOnAStorage:
         self, storage: CheckpointStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         name, data = package_file()
-        uri = publish(storage, name, data)
+        uri = publish(storage, storage.base_uri, name, data)
         assert uri == f"{storage.base_uri}/{name}"
         assert storage.read_bytes(uri) == data
         writes: list[str] = []
         monkeypatch.setattr(CheckpointStorage, "write_bytes", lambda _, where, *given, **named: writes.append(where))
-        assert publish(storage, name, data) == uri
+        assert publish(storage, storage.base_uri, name, data) == uri
         assert writes == []
 
     @pytest.mark.parametrize("found", [b"", b"other", b"PK\x03"])
     def test_what_another_has_written_in_its_place_is_replaced(self, storage: CheckpointStorage, found: bytes) -> None:
         storage.write_bytes(f"{storage.base_uri}/package.zip", found)
-        publish(storage, "package.zip", b"PK\x04")
+        publish(storage, storage.base_uri, "package.zip", b"PK\x04")
         assert storage.read_bytes(f"{storage.base_uri}/package.zip") == b"PK\x04"
+
+    @pytest.mark.parametrize("is_elsewhere", [False, True])
+    @pytest.mark.parametrize("published", [published_package, published_stage_application])
+    def test_each_content_has_a_name_of_its_own_in_the_directory_for_packages(
+        self, storage: CheckpointStorage, published: Callable[..., str], is_elsewhere: bool
+    ) -> None:
+        directory = f"memory://{uuid.uuid4().hex}" if is_elsewhere else None
+        uri = published(storage, directory)
+        folder, _, name = uri.rpartition("/")
+        assert folder == (directory or f"{storage.base_uri}/packages")
+        found = CheckpointStorage.open(folder)
+        assert hashlib.sha256(found.read_bytes(uri)).hexdigest() in name
+        assert published(storage, directory) == uri
+        assert list(found.list_files(folder)) == [name]
+
+    def test_application_of_a_stage_is_that_of_client_mode(self, storage: CheckpointStorage, tmp_path: Path) -> None:
+        of_client_mode = write_stage_application(tmp_path).read_bytes()
+        assert storage.read_bytes(published_stage_application(storage)) == of_client_mode
 
 
 def test_launcher_is_a_jar_without_a_class(tmp_path: Path) -> None:
