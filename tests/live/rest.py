@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -93,6 +94,10 @@ class AirflowApi:
         """Discard the task state of a task, as a clear of Airflow 3.4 does by default."""
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/state-store"
         self._client.delete(f"/api/v2{path}").raise_for_status()
+
+    def add_connection(self, conn_id: str, extra: dict[str, Any]) -> None:
+        body = {"connection_id": conn_id, "conn_type": "generic", "extra": json.dumps(extra)}
+        self._send("POST", "/connections", body)
 
     def is_paused(self, dag_id: str) -> bool:
         return bool(self._send("GET", f"/dags/{dag_id}")["is_paused"])

@@ -24,6 +24,8 @@ class Pids:
     """The processes of a try: they are the tests' own, and each may be killed."""
 
     task: int
+    driver: int
+    """The process with Spark's session, which is the task itself unless it was submitted."""
     jvm: int
     supervisor: int
 
@@ -39,9 +41,13 @@ class StageRun:
         self.folder = deployment.folder / "control" / run_id
         self.folder.mkdir(parents=True)
 
+    @property
+    def conf(self) -> dict[str, str]:
+        """What the Dag run is triggered with."""
+        return {"control": str(self.folder)}
+
     def trigger(self) -> None:
-        control = {"control": str(self.folder)}
-        self.deployment.api.trigger(self.dag_id, self.run_id, self.logical_date.isoformat(), control)
+        self.deployment.api.trigger(self.dag_id, self.run_id, self.logical_date.isoformat(), self.conf)
 
     def steer(self, name: str, text: str, part: str = "") -> None:
         """Write a file of the control folder."""

@@ -120,6 +120,8 @@ class MailboxGateway:
         return self._until(deadline, partial(self._box.answer, name), verb)
 
     def _is_posted(self, name: CallName, call: Any) -> bool:
+        # A call of a driver that has slept until its mailbox was removed would stay there.
+        self.require_open()
         self._box.post(name, call)
         return True
 

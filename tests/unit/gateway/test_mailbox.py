@@ -149,6 +149,7 @@ class TestDriver:
         mail.box.remove()
         with pytest.raises(StaleAttemptError, match="it was removed, as the task of this driver has ended"):
             trigger(driver, mail.attempt)
+        assert mail.storage.list_files(mail.box.uri) == {}
 
     def test_process_without_an_attempt_begins_beside_a_fence_of_its_predecessor(self, mail: Mail) -> None:
         mail.begun()

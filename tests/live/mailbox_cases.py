@@ -1,0 +1,129 @@
+"""What goes wrong around a driver without a network, and what must be left of it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus
+from tests.live.mailbox_runs import MailboxRun
+from tests.live.rest import wait_until
+from tests.live.runs import Pids, is_alive, kill
+
+HASTY_SECONDS = 5
+"""Timeout of checkpoints in the Dag ``live_mailbox_hasty``."""
+
+WHOLE = ["numbers", "doubled", "item a", "item b", "item c"]
+OUTPUT = [[item, sum(2 * n for n in range(100))] for item in "abc"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MailboxCase:
+    """One kind of trouble; ``play`` takes the run from its trigger to where only its end is left to wait for."""
+
+    name: str
+    play: Callable[[MailboxRun], object]
+    attempts: tuple[AttemptStatus, ...]
+    tries: int = 2
+    dag_id: str = "live_mailbox"
+    is_slow: bool = True
+
+    @property
+    def run_id(self) -> str:
+        return self.name.replace(" ", "-")
+
+
+def undisturbed(run: MailboxRun) -> None:
+    run.release()
+    run.trigger()
+
+
+def driver_killed(run: MailboxRun) -> None:
+    kill(at_the_last_part(run).driver)
+
+
+def driver_started_again(run: MailboxRun) -> None:
+    run.steer("restarts", "once")
+    driver_killed(run)
+
+
+def task_killed(run: MailboxRun) -> None:
+    """The driver computes its last part after the death of its task, and has nobody to tell."""
+    pids = at_the_last_part(run)
+    kill(pids.task)
+    run.release()
+    assert run.wait_for_end() == "success"
+    wait_for_end_of_driver(run, pids)
+
+
+def relay_stopped(run: MailboxRun) -> None:
+    """The task stands still between the trigger of a checkpoint and its acknowledgement, and lives on."""
+    run.steer("stops_at", "b")
+    run.trigger()
+    pids = run.wait_for_stop()
+    wait_until("a checkpoint that is being taken", lambda: run.checkpoints(CheckpointStatus.PENDING))
+    kill(pids.task, signal.SIGSTOP)
+    [late] = run.checkpoints(CheckpointStatus.PENDING)
+    deadline = late.triggered_at + timedelta(seconds=2 * HASTY_SECONDS)
+    wait_until("the timeout of the checkpoint", lambda: datetime.now(UTC) > deadline)
+    kill(pids.task, signal.SIGCONT)
+    wait_until("a checkpoint that came too late", lambda: run.checkpoints(CheckpointStatus.ABORTED))
+    run.release()
+
+
+def heartbeats_stopped(run: MailboxRun) -> None:
+    """The task stands still until Airflow gives it up, and goes on beside its retry."""
+    pids = at_the_last_part(run)
+    for pid in (pids.supervisor, pids.task):
+        kill(pid, signal.SIGSTOP)
+    wait_until("the attempt of the retry", lambda: len(run.job().attempts) == 2)
+    for pid in (pids.supervisor, pids.task):
+        kill(pid, signal.SIGCONT)
+    run.release()
+    assert run.wait_for_end() == "success"
+    wait_for_end_of_driver(run, pids)
+    wait_until("the end of the first task", lambda: not is_alive(pids.task))
+
+
+def zombie_after_retry(run: MailboxRun) -> None:
+    """The first driver stands still until its retry has succeeded, and then wakes up."""
+    pids = at_the_last_part(run)
+    for pid in (pids.driver, pids.jvm):
+        kill(pid, signal.SIGSTOP)
+    kill(pids.task)
+    assert run.wait_for_end() == "success"
+    rows, files = run.rows(), run.files()
+    run.release()
+    for pid in (pids.driver, pids.jvm):
+        kill(pid, signal.SIGCONT)
+    wait_for_end_of_driver(run, pids)
+    assert run.files() == files
+    assert run.rows() == rows
+
+
+def at_the_last_part(run: MailboxRun) -> Pids:
+    """Wait until the last of five parts is computed, and the others are in a checkpoint."""
+    run.trigger()
+    pids = run.wait_for_stop()
+    run.wait_for_items(2)
+    return pids
+
+
+def wait_for_end_of_driver(run: MailboxRun, pids: Pids) -> None:
+    wait_until("the end of the first driver", lambda: not is_alive(pids.driver))
+    assert run.error().startswith("StaleAttemptError"), run.error()
+
+
+FAILED, FENCED, FINISHED = AttemptStatus.FAILED, AttemptStatus.FENCED, AttemptStatus.FINISHED
+
+CASES = (
+    MailboxCase(name="driver killed", play=driver_killed, attempts=(FAILED, FINISHED), is_slow=False),
+    MailboxCase(name="undisturbed", play=undisturbed, attempts=(FINISHED,), tries=1),
+    MailboxCase(name="driver started again", play=driver_started_again, attempts=(FENCED, FINISHED), tries=1),
+    MailboxCase(name="task killed", play=task_killed, attempts=(FENCED, FINISHED)),
+    MailboxCase(name="relay stopped", play=relay_stopped, attempts=(FINISHED,), tries=1, dag_id="live_mailbox_hasty"),
+    MailboxCase(name="heartbeats stopped", play=heartbeats_stopped, attempts=(FENCED, FINISHED)),
+    MailboxCase(name="zombie after a retry", play=zombie_after_retry, attempts=(FENCED, FINISHED)),
+)
