@@ -7,6 +7,7 @@ first carries out what the driver of the earlier try has left in its mailbox, an
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from airflow_provider_statecheck.checkpoint.records import AttemptRecord, Attemp
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CorruptStateError,
+    StaleAttemptError,
     StateCheckError,
     StorageError,
 )
@@ -106,6 +108,14 @@ class RelayedStage(SubmittedStage):
         ).open(mailbox)
         self._start(self._relay_in(mailbox, self.registration.attempt_key, attempt))
         return mailbox.uri
+
+    @property
+    def submission(self) -> str:
+        """Name of the submission of the driver of this attempt, of 32 letters and digits."""
+        if self._attempt is None:
+            raise StaleAttemptError("Expected a registered attempt, found none; open the mailbox first.")
+        attempt = self._attempt
+        return hashlib.sha256(f"{attempt.job_id}/{attempt.operator_id}/{attempt.epoch}".encode()).hexdigest()[:32]
 
     def relay_access(self) -> RelayAccess | None:
         """Return what another process needs to relay the calls of the driver, ``None`` without a mailbox."""

@@ -9,11 +9,12 @@ that an operator of another provider submits.
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
     from airflow_provider_statecheck.hooks.relayed_stage import RelayedStage
     from airflow_provider_statecheck.hooks.submitted_stage import DriverAccess, SubmittedStage
+    from airflow_provider_statecheck.payloads.additions import Additions
+    from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 
 _DEFERRAL = "statecheck_deferral"
@@ -51,6 +54,7 @@ class SubmittedDriverMixin(CheckpointedOperator):
     """Key of the id of the job in the state of the task, if the operator reconnects to its job."""
 
     _stage: RelayedStage | None = None
+    _is_resumed = False
 
     def __init__(self, *, mailbox_patience: timedelta | str | int = "30 min", **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -72,7 +76,11 @@ class SubmittedDriverMixin(CheckpointedOperator):
             stage.adopt_running()
             if deferral is not None and given.get("event") == DRIVER_WAITS:
                 raise _deferred_again(next_method, given, deferral)
-            return super().resume_execution(next_method, given, context)
+            self._is_resumed = True
+            try:
+                return super().resume_execution(next_method, given, context)
+            finally:
+                self._is_resumed = False
 
     @override
     def on_kill(self) -> None:
@@ -205,6 +213,122 @@ class SubmittedDriverMixin(CheckpointedOperator):
         return patience
 
 
+class RemoteDriverMixin(SubmittedDriverMixin):
+    """
+    Mixin for an Airflow operator of another provider, which submits a Spark job to a service and waits for its end.
+
+    Put it before the provider's operator, and say in :meth:`add_to_job` where the job's specification takes a mailbox:
+    the functions of :mod:`airflow_provider_statecheck.payloads` change the specifications of many services. Arguments
+    are those of the provider's operator and of
+    :class:`~airflow_provider_statecheck.operators.remote.SubmittedDriverMixin`.
+
+    :param stage: For a stage with state: its location as ``module:attribute``, which the driver imports, instead of a
+        script in the job's specification. (templated)
+    :param parallelism: Number of subtasks of the stage. The default is that of the stage, or else the number of task
+        slots of Spark.
+    :param ship_package: Add this package to the Python files of the job. Not needed if the cluster has it installed.
+    """
+
+    ships_wheel: ClassVar[bool] = False
+    """Whether the service installs packages, instead of taking Python files."""
+
+    _storage: CheckpointStorage
+
+    def __init__(
+        self, *, stage: str | None = None, parallelism: int | None = None, ship_package: bool = True, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.stage = stage
+        self.parallelism = parallelism
+        self.ship_package = ship_package
+
+    @abstractmethod
+    def add_to_job(self, additions: Additions, submission: str) -> None:
+        """
+        Add the mailbox and the package to the specification of the job; called before each submission.
+
+        :param submission: Name of the submission, the same for each repetition of it, for services that recognise one.
+        :raises InvalidConfigurationError: if the job cannot take them.
+        """
+
+    def require_waiting(self) -> None:
+        """
+        Require that the operator waits for the end of its job, as its task relays the calls of the driver.
+
+        :raises InvalidConfigurationError: if it does not.
+        """
+
+    @property
+    def submits_later(self) -> bool:
+        """Whether ``submit_job`` submits the job, which is not called if the operator reconnects to one."""
+        return hasattr(super(), "submit_job") and not getattr(self, "deferrable", False)
+
+    @override
+    def execute(self, context: Context, *args: Any, **kwargs: Any) -> Any:
+        """
+        Submit the job or reconnect to it, and wait until it ends.
+
+        :raises AirflowFailException: if an error that a retry cannot fix.
+        """
+        if self._is_resumed:
+            # The provider's operator had deferred before it submitted the job.
+            return self._submitted(context, *args, **kwargs)
+        with self._attempt(context):
+            return self._submitted(context, *args, **kwargs)
+
+    def submit_job(self, context: Context) -> Any:
+        """Open a mailbox for the driver, and submit the job."""
+        self.hand_over()
+        return super().submit_job(context)  # type: ignore[misc]
+
+    def hand_over(self) -> None:
+        """Open a mailbox for the driver, and add it to the specification of the job."""
+        if self._stage is None:
+            raise RuntimeError("Expected a call while the operator executes, found none.")
+        mailbox = self._stage.open_mailbox()
+        self.add_to_job(self._additions(mailbox), self._stage.submission)
+
+    @override
+    def _stage_of(self, access: DriverAccess, prepared: PreparedStage) -> RelayedStage:
+        self.require_waiting()
+        self._storage = prepared.storage
+        return super()._stage_of(access, prepared)
+
+    @override
+    @contextmanager
+    def _closing(self, stage: SubmittedStage) -> Iterator[None]:
+        try:
+            with super()._closing(stage):
+                yield
+                if self.stage is not None:
+                    stage.require_end()
+        except Exception as error:
+            if self.stage is not None:
+                refuse_useless_retry(stage, error)
+            raise
+
+    def _submitted(self, context: Context, *args: Any, **kwargs: Any) -> Any:
+        if not self.submits_later:
+            self.hand_over()
+        return super().execute(context, *args, **kwargs)
+
+    def _additions(self, mailbox: str) -> Additions:
+        from airflow_provider_statecheck.payloads.additions import Additions
+        from airflow_provider_statecheck.spark.driver.shipped_files import (
+            published_package,
+            published_stage_application,
+            published_wheel,
+        )
+
+        return Additions(
+            mailbox=mailbox,
+            package=published_package(self._storage) if self.ship_package else None,
+            wheel=published_wheel(self._storage) if self.ship_package and self.ships_wheel else None,
+            application=None if self.stage is None else published_stage_application(self._storage),
+            arguments=() if self.stage is None else (self.stage,),
+        )
+
+
 def _deadline(timeout: timedelta | float | None) -> float | None:
     if timeout is None:
         return None
@@ -234,3 +358,15 @@ def refuse_retry_of_stopped(stage: SubmittedStage) -> None:
             f"checkpoint.",
             pointer=redact(pointer),
         )
+
+
+def refuse_useless_retry(stage: SubmittedStage, error: Exception) -> None:
+    """
+    Raise the error of the driver of a stage, if a retry cannot fix it.
+
+    The driver stores it in its attempt; Airflow sees only the end of the process.
+    """
+    name, _, text = stage.failure().partition(": ")
+    for kind in A_RETRY_CANNOT_HELP:
+        if kind.__name__ == name:
+            raise kind(text) from error

@@ -12,9 +12,8 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 
 from airflow_provider_statecheck.checkpoint.ids import require_not_missing
 from airflow_provider_statecheck.checkpoint.masking import require_no_credentials
-from airflow_provider_statecheck.exceptions import A_RETRY_CANNOT_HELP
 from airflow_provider_statecheck.operators.checkpointed import PreparedStage
-from airflow_provider_statecheck.operators.remote import SubmittedDriverMixin
+from airflow_provider_statecheck.operators.remote import SubmittedDriverMixin, refuse_useless_retry
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.driver.cluster_start import STAGE_APPLICATION
 
@@ -191,13 +190,5 @@ class CheckpointedStageSubmitOperator(CheckpointedSparkSubmitOperator):
                 yield
                 stage.require_end()
         except Exception as error:
-            _refuse_useless_retry(stage, error)
+            refuse_useless_retry(stage, error)
             raise
-
-
-def _refuse_useless_retry(stage: SubmittedStage, error: Exception) -> None:
-    # The driver stores its error in the attempt; Airflow sees only the exit status of the process.
-    name, _, text = stage.failure().partition(": ")
-    for kind in A_RETRY_CANNOT_HELP:
-        if kind.__name__ == name:
-            raise kind(text) from error
