@@ -24,6 +24,7 @@ class _DatabricksMixin(RemoteDriverMixin):
 
     ships_wheel = True
 
+    json: Any
     wait_for_termination: bool
     _changed: dict[str, Any] | None = None
     """The request with the mailbox."""
@@ -38,12 +39,16 @@ class _DatabricksMixin(RemoteDriverMixin):
             )
 
     def _get_merged_json(self) -> dict[str, Any]:
-        merged: dict[str, Any] = super()._get_merged_json() if self._changed is None else self._changed  # type: ignore[misc]
-        return merged
+        return self._merged() if self._changed is None else self._changed
+
+    def _merged(self) -> dict[str, Any]:
+        # Before 7.17, the provider's operators merge their arguments when they are made.
+        merge = getattr(super(), "_get_merged_json", None)
+        return dict(self.json) if merge is None else merge()
 
     def _change(self, request: dict[str, Any], submission: str) -> None:
         # A submission that is repeated after a lost reply starts no second run.
-        self._changed = {_TOKEN: submission, **request}
+        self._changed = self.json = {_TOKEN: submission, **request}
 
 
 class CheckpointedDatabricksSubmitRunOperator(_DatabricksMixin, DatabricksSubmitRunOperator):
@@ -66,7 +71,7 @@ class CheckpointedDatabricksSubmitRunOperator(_DatabricksMixin, DatabricksSubmit
 
     @override
     def add_to_job(self, additions: Additions, submission: str) -> None:
-        self._change(submitted_run_with(super()._get_merged_json(), additions), submission)
+        self._change(submitted_run_with(self._merged(), additions), submission)
 
 
 class CheckpointedDatabricksRunNowOperator(_DatabricksMixin, DatabricksRunNowOperator):
@@ -93,4 +98,4 @@ class CheckpointedDatabricksRunNowOperator(_DatabricksMixin, DatabricksRunNowOpe
 
     @override
     def add_to_job(self, additions: Additions, submission: str) -> None:
-        self._change(job_run_with(super()._get_merged_json(), additions), submission)
+        self._change(job_run_with(self._merged(), additions), submission)

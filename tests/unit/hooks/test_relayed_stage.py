@@ -13,7 +13,7 @@ from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinato
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, TriggerCheckpoint
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus
-from airflow_provider_statecheck.exceptions import CoordinatorError, StorageError
+from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.gateway.mailbox.box import CallName, Fence, Mailbox
 from airflow_provider_statecheck.gateway.mailbox.driver import MailboxGateway
 from airflow_provider_statecheck.gateway.mailbox.relay import MailboxRelay
