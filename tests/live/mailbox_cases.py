@@ -14,6 +14,8 @@ from tests.live.runs import Pids, is_alive, kill
 
 HASTY_SECONDS = 5
 """Timeout of checkpoints in the Dag ``live_mailbox_hasty``."""
+REMEMBERED = "spark_job_id"
+"""Key of the task state with the id of a driver in a cluster."""
 
 WHOLE = ["numbers", "doubled", "item a", "item b", "item c"]
 OUTPUT = [[item, sum(2 * n for n in range(100))] for item in "abc"]
@@ -29,6 +31,10 @@ class MailboxCase:
     tries: int = 2
     dag_id: str = "live_mailbox"
     is_slow: bool = True
+
+    @property
+    def is_on_cluster(self) -> bool:
+        return self.dag_id == "live_mailbox_cluster"
 
     @property
     def run_id(self) -> str:
@@ -56,6 +62,14 @@ def task_killed(run: MailboxRun) -> None:
     run.release()
     assert run.wait_for_end() == "success"
     wait_for_end_of_driver(run, pids)
+
+
+def task_of_cluster_killed(run: MailboxRun) -> None:
+    """The driver runs on in its cluster, and the retry reconnects to it."""
+    pids = at_the_last_part(run)
+    wait_until("the id of the driver", lambda: REMEMBERED in run.task_state())
+    kill(pids.task)
+    run.release()
 
 
 def relay_stopped(run: MailboxRun) -> None:
@@ -124,6 +138,12 @@ CASES = (
     MailboxCase(name="driver started again", play=driver_started_again, attempts=(FENCED, FINISHED), tries=1),
     MailboxCase(name="task killed", play=task_killed, attempts=(FENCED, FINISHED)),
     MailboxCase(name="relay stopped", play=relay_stopped, attempts=(FINISHED,), tries=1, dag_id="live_mailbox_hasty"),
+    MailboxCase(
+        name="task of a cluster killed",
+        play=task_of_cluster_killed,
+        attempts=(FINISHED,),
+        dag_id="live_mailbox_cluster",
+    ),
     MailboxCase(name="heartbeats stopped", play=heartbeats_stopped, attempts=(FENCED, FINISHED)),
     MailboxCase(name="zombie after a retry", play=zombie_after_retry, attempts=(FENCED, FINISHED)),
 )
