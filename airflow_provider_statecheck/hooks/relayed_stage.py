@@ -135,7 +135,7 @@ class RelayedStage(SubmittedStage):
         except NotCarriedError as error:
             # It is of no driver of this task, and waiting would not change that.
             log.warning("A call in the mailbox of the earlier try was not carried out: %s", error)
-        log.info("%s of the driver of the earlier try were carried out.", counted(carried, "call"))
+        log.info("Carried out %s of the driver of the earlier try.", counted(carried, "call"))
 
     def _as_earlier_try(self, earlier: AttemptOwner) -> AttemptOwner:
         # The registration that follows decides by this attempt whether the task was retried, cleared or created again.

@@ -15,6 +15,7 @@ from airflow.sdk import dag
 from airflow_provider_statecheck.operators.spark_submit import CheckpointedSparkSubmitOperator
 
 CONF = {
+    "spark.log.level": "WARN",
     "spark.ui.enabled": "false",
     "spark.pyspark.python": sys.executable,
     "spark.ui.showConsoleProgress": "false",
