@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,8 +88,9 @@ def _forwarder(listening: str, target: str) -> list[str]:
 async def _forward(listening: str, target: str) -> None:
     async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         is_port = target.isdecimal()
-        there = await (asyncio.open_connection(HOST, target) if is_port else asyncio.open_unix_connection(target))
-        await asyncio.gather(_copy(reader, there[1]), _copy(there[0], writer))
+        with closing(writer), suppress(ConnectionError):
+            there = await (asyncio.open_connection(HOST, target) if is_port else asyncio.open_unix_connection(target))
+            await asyncio.gather(_copy(reader, there[1]), _copy(there[0], writer))
 
     if listening.isdecimal():
         await asyncio.start_server(join, HOST, int(listening))
@@ -100,11 +101,10 @@ async def _forward(listening: str, target: str) -> None:
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(ConnectionError):
+    with closing(writer), suppress(ConnectionError):
         while data := await reader.read(1 << 16):
             writer.write(data)
             await writer.drain()
-    writer.close()
 
 
 if __name__ == "__main__":

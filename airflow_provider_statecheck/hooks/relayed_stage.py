@@ -34,6 +34,7 @@ from airflow_provider_statecheck.spark.driver.mailbox import MailboxContent
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
+    from airflow_provider_statecheck.checkpoint.records import AttemptOwner
     from airflow_provider_statecheck.gateway.verbs import StageGateway
     from airflow_provider_statecheck.hooks.submitted_stage import DriverAccess
     from airflow_provider_statecheck.spark.driver.settings import DriverSettings
@@ -167,7 +168,7 @@ class RelayedStage(SubmittedStage):
 
     def _drain(self) -> None:
         """Carry out what the driver of an earlier try has written, so that nothing of it is lost."""
-        running = self._adopted()
+        running = self._adopted(self._as_earlier_try)
         relay = None if running is None else self._relay_of(running)
         if relay is None:
             return
@@ -178,7 +179,12 @@ class RelayedStage(SubmittedStage):
         except NotCarriedError as error:
             # It is of no driver of this task, and waiting would not change that.
             log.warning("A call in the mailbox of the earlier try was not carried out: %s", error)
-        log.info("%s of the driver of the earlier try were carried out.", counted(carried, "call"))
+        log.info("Carried out %s of the driver of the earlier try.", counted(carried, "call"))
+
+    def _as_earlier_try(self, earlier: AttemptOwner) -> AttemptOwner:
+        # The registration that follows decides by this attempt whether the task was retried, cleared or created again.
+        own = self.registration.owner
+        return replace(earlier, logical_task=own.logical_task, run_id=own.run_id, airflow=own.airflow)
 
     def _relay_of(self, running: AttemptRecord) -> MailboxRelay | None:
         for mailbox in reversed(self._mailboxes_up_to(AttemptRef.of(running))):

@@ -102,7 +102,7 @@ class SubmittedStage:
 
     def adopt_running(self) -> None:
         """Adopt the running attempt of a driver that an earlier try submitted, unless this try registered one."""
-        if self._attempt is None and (running := self._adopted()) is not None:
+        if self._attempt is None and (running := self._adopted(self._as_own)) is not None:
             self._continue(running)
 
     def _begin(self) -> AttemptRef:
@@ -115,8 +115,15 @@ class SubmittedStage:
         self._candidates = grant.candidates
         self._log_of(grant.attempt).registered(grant)
 
-    def _adopted(self) -> AttemptRecord | None:
-        """Adopt the running attempt of an earlier try, and return it; ``None`` if there is none."""
+    def _as_own(self, _: AttemptOwner) -> AttemptOwner:
+        return self.registration.owner
+
+    def _adopted(self, owner: Callable[[AttemptOwner], AttemptOwner]) -> AttemptRecord | None:
+        """
+        Adopt the running attempt of an earlier try, and return it; ``None`` if there is none.
+
+        :param owner: Returns the owner that the attempt has from now on, given the one that it has.
+        """
         try:
             running = self._newest_attempt()
         except AccessDeniedError as refused:
@@ -126,7 +133,7 @@ class SubmittedStage:
         if running is None or not running.is_running:
             return None
         try:
-            self._gateway.adopt(AttemptRef.of(running), self.registration.owner)
+            self._gateway.adopt(AttemptRef.of(running), owner(running.owner))
         except StaleAttemptError as ended:
             log.info("Attempt %s ended before it was adopted: %s", running.epoch, ended)
             return None

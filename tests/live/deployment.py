@@ -37,6 +37,7 @@ DAG_IDS = (
     "live_leaks",
     "live_mailbox",
     "live_mailbox_hasty",
+    "live_mailbox_cluster",
     "live_secrets",
     "live_queries",
     "live_days_waiting",

@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 from pyspark.sql import SparkSession
 
 from airflow_provider_statecheck import StageContext
@@ -46,9 +45,8 @@ def stop_once(item: str) -> None:
 
 
 def pids() -> dict[str, int]:
-    """Return the ids of the processes above this one, which is the child of its JVM."""
-    jvm, task, supervisor = psutil.Process().parents()[:3]
-    return {"driver": os.getpid(), "jvm": jvm.pid, "task": task.pid, "supervisor": supervisor.pid}
+    """Return the ids of the driver's processes; a submitted driver is the child of its JVM."""
+    return {"driver": os.getpid(), "jvm": os.getppid()}
 
 
 def devices() -> list[str]:

@@ -14,6 +14,8 @@ from tests.live.runs import Pids, is_alive, kill
 
 HASTY_SECONDS = 5
 """Timeout of checkpoints in the Dag ``live_mailbox_hasty``."""
+REMEMBERED = "spark_job_id"
+"""Key of the task state with the id of a driver in a cluster."""
 
 WHOLE = ["numbers", "doubled", "item a", "item b", "item c"]
 OUTPUT = [[item, sum(2 * n for n in range(100))] for item in "abc"]
@@ -29,6 +31,10 @@ class MailboxCase:
     tries: int = 2
     dag_id: str = "live_mailbox"
     is_slow: bool = True
+
+    @property
+    def is_on_cluster(self) -> bool:
+        return self.dag_id == "live_mailbox_cluster"
 
     @property
     def run_id(self) -> str:
@@ -58,6 +64,14 @@ def task_killed(run: MailboxRun) -> None:
     wait_for_end_of_driver(run, pids)
 
 
+def task_of_cluster_killed(run: MailboxRun) -> None:
+    """The driver runs on in its cluster, and the retry reconnects to it."""
+    pids = at_the_last_part(run)
+    wait_until("the id of the driver", lambda: REMEMBERED in run.task_state())
+    kill(pids.task)
+    run.release()
+
+
 def relay_stopped(run: MailboxRun) -> None:
     """The task stands still between the trigger of a checkpoint and its acknowledgement, and lives on."""
     run.steer("stops_at", "b")
@@ -83,16 +97,18 @@ def heartbeats_stopped(run: MailboxRun) -> None:
         kill(pid, signal.SIGCONT)
     run.release()
     assert run.wait_for_end() == "success"
-    wait_for_end_of_driver(run, pids)
-    wait_until("the end of the first task", lambda: not is_alive(pids.task))
+    # The first driver learns of its end from its mailbox, unless its task ends it before.
+    wait_until("the end of the first try", lambda: not is_alive(pids.task) and not is_alive(pids.driver))
 
 
 def zombie_after_retry(run: MailboxRun) -> None:
     """The first driver stands still until its retry has succeeded, and then wakes up."""
     pids = at_the_last_part(run)
+    kill(pids.task)
+    # Not earlier, because Linux hangs up on processes that stand still when their parent dies.
+    wait_until("the end of the first task", lambda: not is_alive(pids.task))
     for pid in (pids.driver, pids.jvm):
         kill(pid, signal.SIGSTOP)
-    kill(pids.task)
     assert run.wait_for_end() == "success"
     rows, files = run.rows(), run.files()
     run.release()
@@ -124,6 +140,12 @@ CASES = (
     MailboxCase(name="driver started again", play=driver_started_again, attempts=(FENCED, FINISHED), tries=1),
     MailboxCase(name="task killed", play=task_killed, attempts=(FENCED, FINISHED)),
     MailboxCase(name="relay stopped", play=relay_stopped, attempts=(FINISHED,), tries=1, dag_id="live_mailbox_hasty"),
+    MailboxCase(
+        name="task of a cluster killed",
+        play=task_of_cluster_killed,
+        attempts=(FINISHED,),
+        dag_id="live_mailbox_cluster",
+    ),
     MailboxCase(name="heartbeats stopped", play=heartbeats_stopped, attempts=(FENCED, FINISHED)),
     MailboxCase(name="zombie after a retry", play=zombie_after_retry, attempts=(FENCED, FINISHED)),
 )

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.isolated_network import IsolatedNetwork
 from tests.live.deployment import Deployment
 from tests.live.rest import wait_until
-from tests.live.runs import StageRun
+from tests.live.runs import TASK, Pids, StageRun
 from tests.standalone_cluster import SPARK_HOME
 
 APPLICATION = Path(__file__).with_name("isolated_application.py")
@@ -66,6 +68,17 @@ class MailboxRun(StageRun):
             "application": str(APPLICATION),
             "checkpoint_dir": self._lake.storage.base_uri,
         }
+
+    def wait_for_stop(self) -> Pids:
+        """Wait until the driver stands at its item, and return its processes and those of its task."""
+        driver = self._stopped()
+        [task] = self.deployment.api.tasks(self.dag_id, self.run_id)
+        supervisor = psutil.Process(task["pid"]).ppid()
+        return Pids(**driver, task=task["pid"], supervisor=supervisor)
+
+    def task_state(self) -> list[str]:
+        """Return the keys of what the task remembers for its retries."""
+        return self.deployment.api.task_state(self.dag_id, self.run_id, TASK)
 
     def outputs(self) -> list[Any]:
         """Return what the application has written as its result, each time."""

@@ -95,8 +95,10 @@ class AirflowApi:
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/state-store"
         self._client.delete(f"/api/v2{path}").raise_for_status()
 
-    def add_connection(self, conn_id: str, extra: dict[str, Any]) -> None:
-        body = {"connection_id": conn_id, "conn_type": "generic", "extra": json.dumps(extra)}
+    def set_connection(self, conn_id: str, conn_type: str, extra: dict[str, Any], **fields: Any) -> None:
+        """Create a connection, or replace it."""
+        body = {"connection_id": conn_id, "conn_type": conn_type, "extra": json.dumps(extra), **fields}
+        self._client.delete(f"/api/v2/connections/{conn_id}")
         self._send("POST", "/connections", body)
 
     def is_paused(self, dag_id: str) -> bool:

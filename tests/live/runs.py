@@ -63,10 +63,7 @@ class StageRun:
 
     def wait_for_stop(self) -> Pids:
         """Wait until the stage stands at its item."""
-        marker = self.folder / "stopped.json"
-        wait_until(f"{self.run_id} to stop", lambda: marker.exists() or self._has_ended())
-        assert marker.exists(), f"{self.run_id} ended before it stopped"
-        return Pids(**json.loads(marker.read_text()))
+        return Pids(**self._stopped())
 
     def wait_for_end(self) -> str:
         """Wait until the run has ended and return how."""
@@ -132,6 +129,12 @@ class StageRun:
         """Return what helps to understand a failed test."""
         logs = [f"--- try {n}\n{_events(self.log(n))}" for n in range(1, 5) if self.log(n)]
         return "\n".join([f"computed: {self.computed()}", f"error: {self.error()}", *logs])
+
+    def _stopped(self) -> dict[str, int]:
+        marker = self.folder / "stopped.json"
+        wait_until(f"{self.run_id} to stop", lambda: marker.exists() or self._has_ended())
+        assert marker.exists(), f"{self.run_id} ended before it stopped"
+        return dict(json.loads(marker.read_text()))
 
     def _has_ended(self) -> bool:
         # A scheduler that lost its database ends later than the database is back.

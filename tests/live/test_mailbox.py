@@ -16,6 +16,7 @@ from tests.live.mailbox_cases import CASES, OUTPUT, WHOLE, MailboxCase
 from tests.live.mailbox_runs import Lake, MailboxRun, write_submit_program
 from tests.live.report import Row, restored_of
 from tests.object_store import KEY, REGION, SECRET, ObjectStore
+from tests.standalone_cluster import StandaloneCluster
 
 pytestmark = [pytest.mark.live, pytest.mark.skipif(not CAN_ISOLATE, reason=WHY_NOT)]
 
@@ -42,7 +43,7 @@ def _on_s3(store: ObjectStore, deployment: Deployment, network: IsolatedNetwork)
     network.let_out(urlsplit(store.endpoint_url).port or 0)
     region = {"region_name": REGION}
     options = {"key": KEY, "secret": SECRET, "endpoint_url": store.endpoint_url, "client_kwargs": region}
-    deployment.api.add_connection("lake", {"storage_options": options})
+    deployment.api.set_connection("lake", "generic", {"storage_options": options})
     variables = {
         "AWS_ACCESS_KEY_ID": KEY,
         "AWS_SECRET_ACCESS_KEY": SECRET,
@@ -53,13 +54,33 @@ def _on_s3(store: ObjectStore, deployment: Deployment, network: IsolatedNetwork)
     return Lake(name="S3", storage=storage, variables=variables)
 
 
+@pytest.fixture(scope="module")
+def cluster(
+    lake: Lake, deployment: Deployment, network: IsolatedNetwork, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[StandaloneCluster]:
+    """A cluster in the network, to which tasks may submit."""
+    folder = tmp_path_factory.mktemp("cluster")
+    running = StandaloneCluster(folder, around=network.command(), variables=lake.variables)
+    try:
+        running.start()
+        network.let_in(running.rest_port)
+        address = {"host": "spark://127.0.0.1", "port": running.rest_port}
+        extra = {"deploy-mode": "cluster", "rest-port": running.rest_port}
+        deployment.api.set_connection("isolated_cluster", "spark", extra, **address)
+        yield running
+    finally:
+        running.stop()
+
+
 @pytest.mark.parametrize(
     "case", [pytest.param(case, id=case.run_id, marks=[pytest.mark.soak] if case.is_slow else []) for case in CASES]
 )
 def test_driver_without_a_network_computes_at_most_one_part_again(
-    case: MailboxCase, deployment: Deployment, lake: Lake, rows: list[Row]
+    case: MailboxCase, deployment: Deployment, lake: Lake, rows: list[Row], request: pytest.FixtureRequest
 ) -> None:
     deployment.ensure_running()
+    if case.is_on_cluster:
+        request.getfixturevalue("cluster")
     run = MailboxRun(deployment, case.dag_id, f"{case.run_id}-{lake.name}", lake)
     began = time.monotonic()
     try:
