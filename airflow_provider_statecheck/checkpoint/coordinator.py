@@ -27,6 +27,7 @@ from airflow_provider_statecheck.checkpoint.fencing import (
     ONE_RUN_AT_A_TIME,
     TaskLiveness,
     UnknownLiveness,
+    is_same_try,
     require_current,
     require_running,
     require_same_task,
@@ -141,9 +142,11 @@ class AttemptCoordinator(StoredJobs):
 
     def adopt(self, attempt: AttemptRef, owner: AttemptOwner) -> None:
         with self._store.transaction(attempt.job_id) as tx:
-            running = require_running(tx, attempt)
-            require_same_task(running, owner)
-            tx.save_attempt(replace(running, owner=owner))
+            found = require_current(tx, attempt)
+            require_same_task(found, owner)
+            if not found.is_running and is_same_try(found.owner, owner):
+                return  # its driver has ended it while the task was deferred, and the task still has to close it
+            tx.save_attempt(replace(require_running(tx, attempt), owner=owner))
 
     def confirm_restore(self, request: ConfirmRestore) -> None:
         with self._store.transaction(request.attempt.job_id) as tx:

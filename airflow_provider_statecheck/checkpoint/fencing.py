@@ -97,6 +97,11 @@ def require_same_task(attempt: AttemptRecord, owner: AttemptOwner) -> None:
         )
 
 
+def is_same_try(owner: AttemptOwner, other: AttemptOwner) -> bool:
+    """Return whether two owners are the same try of a task, which may have been deferred in between."""
+    return bool(owner.ti_id) and owner.ti_id == other.ti_id
+
+
 def is_other_instance(owner: AttemptOwner, other: AttemptOwner) -> bool:
     """Return whether two owners are instances of one mapped task in one run that have the same map key."""
     mine, theirs = ((each.logical_task, each.run_id) for each in (owner, other))

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.fencing import is_same_try
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, AttemptRef, FinishAttempt, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import (
@@ -104,6 +105,17 @@ class SubmittedStage:
         """Adopt the running attempt of a driver that an earlier try submitted, unless this try registered one."""
         if self._attempt is None and (running := self._adopted(self._as_own)) is not None:
             self._continue(running)
+            job_name = self.registration.job_name
+            log.info("Attempt %s of job %r continues; its driver was adopted.", running.epoch, job_name)
+
+    def resume(self) -> None:
+        """Adopt the attempt of this try after the task was deferred, also if its driver has ended it meanwhile."""
+        newest = self._newest_attempt()
+        if newest is None or not is_same_try(newest.owner, self.registration.owner):
+            log.info("The attempt of this try was replaced while the task was deferred.")
+            return
+        self._gateway.adopt(AttemptRef.of(newest), self.registration.owner)
+        self._continue(newest)
 
     def _begin(self) -> AttemptRef:
         grant = registering(self._gateway.register, self._on_overlap)(self.registration)
@@ -143,7 +155,6 @@ class SubmittedStage:
         self._attempt = AttemptRef.of(running)
         self._checkpoints = self._followed(self._attempt)
         self._checkpoints.skip()
-        log.info("Attempt %s of job %r continues; its driver was adopted.", running.epoch, self.registration.job_name)
 
     def log_checkpoints(self) -> None:
         """Log new checkpoints of the driver, whose own log may be on another machine."""

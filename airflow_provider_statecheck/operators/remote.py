@@ -73,7 +73,7 @@ class SubmittedDriverMixin(CheckpointedOperator):
         given = dict(next_kwargs or {})
         deferral = given.pop(_DEFERRAL, None)
         with self._attempt(context) as stage:
-            stage.adopt_running()
+            stage.resume()
             if deferral is not None and given.get("event") == DRIVER_WAITS:
                 raise _deferred_again(next_method, given, deferral)
             self._is_resumed = True
@@ -175,12 +175,13 @@ class SubmittedDriverMixin(CheckpointedOperator):
         access = stage.relay_access()
         if access is None:
             return deferred
+        settings = StatecheckSettings.from_airflow(**{name: getattr(self, name) for name in StatecheckSettings.names()})
         classpath, trigger_kwargs = deferred.trigger.serialize()
         trigger = RelayingTrigger(
             classpath=classpath,
             trigger_kwargs=trigger_kwargs,
             access=encode(access),
-            storage_conn_id=StatecheckSettings.from_airflow(storage_conn_id=self.storage_conn_id).storage_conn_id,
+            storage_conn_id=settings.storage_conn_id,
         )
         deferral = {"classpath": classpath, "trigger_kwargs": trigger_kwargs, "deadline": _deadline(deferred.timeout)}
         return TaskDeferred(

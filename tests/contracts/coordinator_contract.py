@@ -610,6 +610,15 @@ class CoordinatorContract(
         with pytest.raises(StaleAttemptError, match="already ended"):
             self.gateway.adopt(grant.attempt, make_owner())
 
+    def test_a_try_that_was_deferred_adopts_its_attempt_also_if_the_driver_has_ended_it(self) -> None:
+        owner = make_owner(ti_id="try-1")
+        grant = self.gateway.register(make_registration(owner=owner))
+        _finish(self.gateway, grant, AttemptStatus.FINISHED)
+        self.gateway.adopt(grant.attempt, owner)
+        assert [each.status for each in self.gateway.describe(JOB).attempts] == [AttemptStatus.FINISHED]
+        with pytest.raises(StaleAttemptError, match="already ended"):
+            self.gateway.adopt(grant.attempt, make_owner(ti_id="try-2"))
+
     # --- the fence
 
     def test_a_zombie_changes_nothing(self) -> None:

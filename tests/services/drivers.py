@@ -76,6 +76,14 @@ class SubmittedDrivers:
         """Start a driver again that has ended, as a platform does: with the same words and under the same number."""
         self._drivers[number].start()
 
+    def replace(self, number: int) -> None:
+        """Let a driver die whose platform starts it again before anyone sees it."""
+        self._drivers[number].replace()
+
+    def running(self) -> list[int]:
+        """Return the drivers that run."""
+        return [number for number in self._drivers if self.state(number) is DriverState.RUNNING]
+
     def log(self, number: int) -> str:
         """Return what a driver has written, over all its processes."""
         return self._drivers[number].log.read_text()
@@ -110,6 +118,13 @@ class _Driver:
                 env=environment,
                 start_new_session=True,
             )
+
+    def replace(self) -> None:
+        with self._lock:
+            assert self._process is not None
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(LIMIT_SECONDS)
+            self.start()
 
     @property
     def state(self) -> DriverState:

@@ -111,7 +111,7 @@ class Deferred:
     def resume(self) -> RelayedStage:
         """Resume the task in a process of its own, which carries the calls that are there."""
         stage = self._stage(OneLook)
-        stage.adopt_running()
+        stage.resume()
         with stage.relaying():
             return stage
 
@@ -119,7 +119,7 @@ class Deferred:
         client = HttpClient(self.served.url)
         return RelayedStage(
             DriverAccess(self.served.url, self._gateway or HttpGateway(client, ClaimedTask(client))),
-            make_registration(storage_base=self.storage.base_uri, owner=make_owner()),
+            make_registration(storage_base=self.storage.base_uri, owner=make_owner(ti_id="try")),
             DriverSettings(),
             storage=self.storage,
             patience_seconds=SECONDS,
