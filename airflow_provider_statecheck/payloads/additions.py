@@ -22,8 +22,8 @@ MAILBOX_PARAMETER = MAILBOX_ARGUMENT.removeprefix("--")
 _OF_THIS_PACKAGE = "airflow_provider_statecheck-"
 _ARCHIVES = (".zip", ".whl")
 _OTHER_LANGUAGES = {".jar": "a JAR", ".scala": "a Scala script", ".r": "an R script", ".sql": "a SQL script"}
-_OF_HADOOP = {"s3": "s3a", "s3n": "s3a", "gcs": "gs"}
-_OF_AMAZON = {"s3a": "s3", "s3n": "s3"}
+_OF_HADOOP = {"s3": "s3a", "gcs": "gs"}
+_OF_AMAZON = {"s3a": "s3"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
