@@ -9,7 +9,7 @@ try. Nothing here changes its arguments.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
@@ -22,8 +22,8 @@ MAILBOX_PARAMETER = MAILBOX_ARGUMENT.removeprefix("--")
 _OF_THIS_PACKAGE = "airflow_provider_statecheck-"
 _ARCHIVES = (".zip", ".whl")
 _OTHER_LANGUAGES = {".jar": "a JAR", ".scala": "a Scala script", ".r": "an R script", ".sql": "a SQL script"}
-_OF_HADOOP = {"s3": "s3a", "s3n": "s3a", "gcs": "gs"}
-_OF_AMAZON = {"s3a": "s3", "s3n": "s3"}
+_OF_HADOOP = {"s3": "s3a", "gcs": "gs"}
+_OF_AMAZON = {"s3a": "s3"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +42,14 @@ class Additions:
     """Arguments of that application: the location of the stage."""
 
 
-def hadoop_uri(uri: str | None) -> str | None:
-    """Return a URI with the scheme that stock Spark knows: ``s3a`` for S3, ``gs`` for Google's storage."""
-    return _with_scheme(uri, _OF_HADOOP)
+def of_hadoop(additions: Additions) -> Additions:
+    """Return additions whose files have the schemes of stock Spark: ``s3a`` for S3, ``gs`` for Google's storage."""
+    return _with_schemes(additions, _OF_HADOOP)
 
 
-def amazon_uri(uri: str | None) -> str | None:
-    """Return a URI with the scheme that Amazon's own runtimes know: ``s3``."""
-    return _with_scheme(uri, _OF_AMAZON)
+def of_amazon(additions: Additions) -> Additions:
+    """Return additions whose files have the scheme of Amazon's own runtimes: ``s3``."""
+    return _with_schemes(additions, _OF_AMAZON)
 
 
 def with_values(spec: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,11 +221,12 @@ def _is_of_stage(file: Any) -> bool:
     return str(file or "").rpartition("/")[2] == STAGE_APPLICATION
 
 
-def _with_scheme(uri: str | None, schemes: Mapping[str, str]) -> str | None:
-    if uri is None:
-        return None
-    scheme, separator, rest = uri.partition("://")
-    return f"{schemes.get(scheme, scheme)}{separator}{rest}"
+def _with_schemes(additions: Additions, schemes: Mapping[str, str]) -> Additions:
+    def changed(uri: str | None) -> str | None:
+        scheme, separator, rest = (uri or "").partition("://")
+        return uri and f"{schemes.get(scheme, scheme)}{separator}{rest}"
+
+    return replace(additions, package=changed(additions.package), application=changed(additions.application))
 
 
 def _kind(value: Any) -> str:

@@ -13,8 +13,8 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.payloads.additions import (
     Additions,
     application_of,
-    hadoop_uri,
     mapping,
+    of_hadoop,
     unfit_job,
     with_file,
     with_property,
@@ -35,7 +35,7 @@ def job_with(job: Mapping[str, Any], additions: Additions) -> dict[str, Any]:
     _require(job, _PYSPARK_JOB)
     pyspark = mapping(job[_PYSPARK_JOB], _PYSPARK_JOB)
     properties = with_property(pyspark.get("properties"), additions, f"{_PYSPARK_JOB}.properties")
-    return {**job, _PYSPARK_JOB: {**_with_files(pyspark, additions, _PYSPARK_JOB), "properties": properties}}
+    return {**job, _PYSPARK_JOB: {**_with_files(pyspark, of_hadoop(additions), _PYSPARK_JOB), "properties": properties}}
 
 
 def batch_with(batch: Mapping[str, Any], additions: Additions) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def batch_with(batch: Mapping[str, Any], additions: Additions) -> dict[str, Any]
     properties = with_property(runtime.get("properties"), additions, "runtime_config.properties")
     return {
         **batch,
-        _PYSPARK_BATCH: _with_files(pyspark, additions, _PYSPARK_BATCH),
+        _PYSPARK_BATCH: _with_files(pyspark, of_hadoop(additions), _PYSPARK_BATCH),
         "runtime_config": {**runtime, "properties": properties},
     }
 
@@ -61,11 +61,9 @@ def _with_files(pyspark: Mapping[str, Any], additions: Additions, place: str) ->
         pyspark.get("main_python_file_uri"), pyspark.get("args"), additions, f"{place}.main_python_file_uri"
     )
     values = {
-        "main_python_file_uri": file if arguments is None else hadoop_uri(file),
+        "main_python_file_uri": file,
         "args": arguments,
-        "python_file_uris": with_file(
-            pyspark.get("python_file_uris"), hadoop_uri(additions.package), f"{place}.python_file_uris"
-        ),
+        "python_file_uris": with_file(pyspark.get("python_file_uris"), additions.package, f"{place}.python_file_uris"),
     }
     return with_values(pyspark, values)
 

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from airflow_provider_statecheck.payloads.additions import (
     Additions,
-    amazon_uri,
     application_of,
     is_fit,
     listed,
     mapping,
+    of_amazon,
     only,
     unfit_job,
     with_values,
@@ -42,7 +41,7 @@ def steps_with(steps: Sequence[Mapping[str, Any]] | str, additions: Additions) -
     submitted = [place for place, step in enumerate(given) if _is_submitted(step)]
     fit = [place for place in submitted if is_fit(application_in(_words(given[place])), additions)]
     chosen = only(fit or submitted, [f"the step {_name(step)!r}" for step in given], "step")
-    changed = _step_with(given[chosen], _of_amazon(additions))
+    changed = _step_with(given[chosen], of_amazon(additions))
     return [changed if place == chosen else dict(step) for place, step in enumerate(given)]
 
 
@@ -78,7 +77,7 @@ def _job_with(
     if mapping(job_driver, "job_driver").get(kind) is None:
         raise unfit_job(" and ".join(job_driver) or "none", f"{kind} in job_driver")
     driver = mapping(job_driver[kind], f"job_driver.{kind}")
-    changed = _of_amazon(additions)
+    changed = of_amazon(additions)
     file, arguments = application_of(
         driver.get("entryPoint"), driver.get("entryPointArguments"), changed, f"job_driver.{kind}.entryPoint"
     )
@@ -130,7 +129,3 @@ def _read(steps: Any) -> Any:
         return ast.literal_eval(steps)
     except (SyntaxError, ValueError):
         return steps
-
-
-def _of_amazon(additions: Additions) -> Additions:
-    return replace(additions, package=amazon_uri(additions.package), application=amazon_uri(additions.application))

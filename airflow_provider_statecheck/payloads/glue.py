@@ -13,9 +13,9 @@ from typing import Any
 
 from airflow_provider_statecheck.payloads.additions import (
     Additions,
-    amazon_uri,
     application_of,
     mapping,
+    of_amazon,
     unfit_job,
     with_joined_file,
     with_values,
@@ -44,11 +44,11 @@ def run_with(
     definition = mapping(job, "create_job_kwargs")
     arguments = {**mapping(definition.get("DefaultArguments"), "create_job_kwargs.DefaultArguments"), **given}
     _require_spark(mapping(definition.get("Command"), "create_job_kwargs.Command"), arguments)
-    package = amazon_uri(additions.package)
+    changed = of_amazon(additions)
     values = {
-        MAILBOX_ARGUMENT: additions.mailbox,
-        _FILES: None if package is None else with_joined_file(arguments.get(_FILES), package),
-        **_stage(given, additions),
+        MAILBOX_ARGUMENT: changed.mailbox,
+        _FILES: None if changed.package is None else with_joined_file(arguments.get(_FILES), changed.package),
+        **_stage(given, changed),
     }
     return with_values(given, values)
 
@@ -58,7 +58,7 @@ def _stage(given: Mapping[str, Any], additions: Additions) -> dict[str, Any]:
         return {}
     file, arguments = application_of(given.get(_SCRIPT), (), additions, f"script_args[{_SCRIPT!r}]")
     # Arguments of Glue are pairs.
-    return {_SCRIPT: amazon_uri(file), STAGE_ARGUMENT: " ".join(arguments or ())}
+    return {_SCRIPT: file, STAGE_ARGUMENT: " ".join(arguments or ())}
 
 
 def _require_spark(command: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 from airflow_provider_statecheck.payloads.additions import (
     Additions,
     application_of,
-    hadoop_uri,
     mapping,
+    of_hadoop,
     unfit_job,
     with_file,
     with_property,
@@ -36,7 +36,7 @@ def spark_application_with(spec: Mapping[str, Any], additions: Additions) -> dic
     kind = spec.get("kind")
     if kind not in (None, _APPLICATION):
         raise unfit_job(f"a {kind}", f"a {_APPLICATION}, which runs once for each task")
-    return {**spec, "spec": _with_additions(mapping(spec.get("spec"), "spec"), additions)}
+    return {**spec, "spec": _with_additions(mapping(spec.get("spec"), "spec"), of_hadoop(additions))}
 
 
 def _with_additions(spec: Mapping[str, Any], additions: Additions) -> dict[str, Any]:
@@ -46,9 +46,9 @@ def _with_additions(spec: Mapping[str, Any], additions: Additions) -> dict[str, 
         spec.get("mainApplicationFile"), spec.get("arguments"), additions, "spec.mainApplicationFile"
     )
     deps = mapping(spec.get("deps"), "spec.deps")
-    files = with_file(deps.get("pyFiles"), hadoop_uri(additions.package), "spec.deps.pyFiles")
+    files = with_file(deps.get("pyFiles"), additions.package, "spec.deps.pyFiles")
     values = {
-        "mainApplicationFile": file if arguments is None else hadoop_uri(file),
+        "mainApplicationFile": file,
         "arguments": arguments,
         "sparkConf": with_property(spec.get("sparkConf"), additions, "spec.sparkConf"),
         "deps": None if files is None else {**deps, "pyFiles": files},

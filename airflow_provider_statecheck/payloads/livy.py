@@ -13,7 +13,7 @@ from typing import Any
 from airflow_provider_statecheck.payloads.additions import (
     Additions,
     application_of,
-    hadoop_uri,
+    of_hadoop,
     unfit_job,
     with_file,
     with_property,
@@ -30,11 +30,12 @@ def batch_with(params: Mapping[str, Any], additions: Additions) -> dict[str, Any
     """
     if params.get("class_name"):
         raise unfit_job("the class of a JVM application in class_name")
-    file, arguments = application_of(params.get("file"), params.get("args"), additions, "file")
+    changed = of_hadoop(additions)
+    file, arguments = application_of(params.get("file"), params.get("args"), changed, "file")
     values = {
-        "file": file if arguments is None else hadoop_uri(file),
+        "file": file,
         "args": arguments,
-        "py_files": with_file(params.get("py_files"), hadoop_uri(additions.package), "py_files"),
+        "py_files": with_file(params.get("py_files"), changed.package, "py_files"),
         "conf": with_property(params.get("conf"), additions, "conf"),
     }
     return with_values(params, values)

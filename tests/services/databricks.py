@@ -16,9 +16,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, HTTPException
+from fastapi import Depends, FastAPI, HTTPException, Request
 
 from tests.services.drivers import DriverState, SubmittedDrivers, words_of
 
@@ -35,6 +35,14 @@ spark = SparkSession.builder.getOrCreate()
 dbutils = types.SimpleNamespace(widgets=types.SimpleNamespace(get={parameters!r}.__getitem__))
 exec(compile(open({path!r}).read(), {path!r}, "exec"))
 """
+
+
+async def _run_id(request: Request) -> int:
+    # The provider's triggers send the parameters of a GET in its body, which Databricks takes as well.
+    return int(request.query_params.get("run_id") or (await request.json())["run_id"])
+
+
+RunId = Annotated[int, Depends(_run_id)]
 _OF_A_RUN = ("job_parameters", "notebook_params", "python_params")
 
 
@@ -63,7 +71,7 @@ def databricks(drivers: SubmittedDrivers, jobs: Mapping[int, dict[str, Any]] | N
         return {"jobs": [{"job_id": key, "settings": job} for key, job in found.items()], "has_more": False}
 
     @app.get("/api/2.2/jobs/runs/get")
-    def get(run_id: int) -> dict[str, Any]:
+    def get(run_id: RunId) -> dict[str, Any]:
         state = {"state_message": "", **_STATES[drivers.state(workspace.known(run_id))]}
         task = {"task_key": "driver", "run_id": run_id, "attempt_number": 0, "start_time": 0, "state": state}
         page = f"http://databricks/runs/{run_id}"
@@ -76,7 +84,7 @@ def databricks(drivers: SubmittedDrivers, jobs: Mapping[int, dict[str, Any]] | N
         }
 
     @app.get("/api/2.2/jobs/runs/get-output")
-    def output(run_id: int) -> dict[str, Any]:
+    def output(run_id: RunId) -> dict[str, Any]:
         return {"error": f"The driver ended as {drivers.state(workspace.known(run_id))}.", "logs": drivers.log(run_id)}
 
     @app.post("/api/2.2/jobs/runs/cancel")

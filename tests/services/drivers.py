@@ -108,6 +108,7 @@ class _Driver:
         environment = daemon_environment() | {
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONPATH": os.pathsep.join(map(str, self.python_path)),
+            "JDK_JAVA_OPTIONS": os.environ.get("JDK_JAVA_OPTIONS", ""),
         }
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(

@@ -76,7 +76,7 @@ def on_eks() -> Service:
 
     def submit(task: Task, additions: Additions) -> str:
         driver = {"sparkSubmitJobDriver": {"entryPoint": task.script, "entryPointArguments": task.arguments}}
-        return hook.submit_job("totals", ROLE, "emr-8.0.0", container_job_with(driver, additions))
+        return hook.submit_job("totals", ROLE, "emr-7.9.0-latest", container_job_with(driver, additions))
 
     return Service(submit, lambda job: str(hook.check_query_status(job)), hook.stop_query)
 
@@ -120,10 +120,8 @@ def glue() -> Service:
 
 
 SERVICES = {"steps": steps, "EKS": on_eks, "serverless": serverless, "Glue": glue}
-EACH = pytest.mark.parametrize(
-    "make",
-    [pytest.param(make, id=name, marks=() if name == "steps" else pytest.mark.soak) for name, make in SERVICES.items()],
-)
+EACH = pytest.mark.parametrize("make", SERVICES.values(), ids=SERVICES)
+pytestmark = pytest.mark.soak
 
 
 @EACH
@@ -145,8 +143,7 @@ def test_job_that_is_killed_goes_on_in_the_next_try(
     assert "/airflow_provider_statecheck-" in task.imported_from
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("make", SERVICES.values(), ids=SERVICES)
+@EACH
 def test_job_that_is_cancelled_has_ended(task: Task, address: str, make: Callable[[], Service], drivers) -> None:
     service = make()
     task.trouble = "wait"

@@ -15,6 +15,7 @@ from airflow_provider_statecheck.payloads.databricks import job_run_with, submit
 from tests.services.databricks import databricks
 from tests.services.task import RESUMED, Task
 
+pytestmark = pytest.mark.soak
 CLUSTER = {"spark_version": "17.3.x-scala2.13", "num_workers": 2, "spark_conf": {"spark.speculation": "false"}}
 NOTEBOOK = """
 from pathlib import Path
@@ -78,7 +79,6 @@ PLACES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("place", PLACES)
 def test_script_without_properties_finds_the_mailbox_in_its_arguments(task: Task, serve, place: str) -> None:
     hook = serve()
@@ -89,7 +89,6 @@ def test_script_without_properties_finds_the_mailbox_in_its_arguments(task: Task
     assert "libraries-" in task.imported_from
 
 
-@pytest.mark.soak
 def test_notebook_gives_the_mailbox_of_its_parameter(task: Task, serve) -> None:
     hook = serve()
     notebook = task.work / "totals"
@@ -101,7 +100,6 @@ def test_notebook_gives_the_mailbox_of_its_parameter(task: Task, serve) -> None:
     assert (task.work / "result").read_text() == "100"
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("parameters", ["job_parameters", "python_params"])
 def test_run_of_a_job_gets_the_mailbox_as_a_parameter(task: Task, serve, parameters: str) -> None:
     reference = "--statecheck-mailbox={{job.parameters.`statecheck-mailbox`}}"
@@ -115,7 +113,6 @@ def test_run_of_a_job_gets_the_mailbox_as_a_parameter(task: Task, serve, paramet
     assert hook.get_job_id(run) == hook.find_job_id_by_name("totals") == 7
 
 
-@pytest.mark.soak
 def test_run_with_a_token_is_submitted_once_and_ends_when_it_is_cancelled(task: Task, serve) -> None:
     hook = serve()
     task.trouble = "wait"

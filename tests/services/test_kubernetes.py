@@ -16,6 +16,8 @@ from tests.services.kubernetes import kubernetes
 from tests.services.task import RESUMED, Task
 from tests.stand_in_task import context_of
 
+pytestmark = pytest.mark.soak
+
 
 @pytest.fixture
 def cluster(connections, drivers) -> None:

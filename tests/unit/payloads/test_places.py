@@ -63,6 +63,11 @@ def test_livy_has_them_in_conf_and_py_files() -> None:
     assert batch["args"] == ["--day", "{{ ds }}", 7]
 
 
+def test_file_of_a_user_with_a_name_like_that_of_the_package_stays() -> None:
+    files = ["s3a://lake/airflow_provider_statecheck-notes.py"]
+    assert livy.batch_with({**LIVY, "py_files": files}, FIRST)["py_files"] == [*files, IN_HADOOP]
+
+
 class TestDataproc:
     GOOGLE = Additions(mailbox="gs://lake/mail/3", package="gcs://lake/airflow_provider_statecheck-0.1.0-aa.zip")
 
@@ -99,6 +104,12 @@ class TestEmr:
             "HadoopJarStep": {"Jar": "command-runner.jar", "Args": ["spark-submit", "--class", "X", "s3://x.jar"]}
         }
         assert emr.steps_with([of_jvm, STEPS[1]], FIRST) == [of_jvm, emr.steps_with(STEPS, FIRST)[1]]
+
+    def test_stage_is_in_the_step_without_an_application(self) -> None:
+        place: dict[str, Any] = {"HadoopJarStep": {"Jar": "command-runner.jar", "Args": ["spark-submit"]}}
+        script, stage = emr.steps_with([STEPS[1], place], STAGE)
+        assert script == STEPS[1]
+        assert stage["HadoopJarStep"]["Args"][-2:] == [STAGE.application, "sales:totals"]
 
     def test_scheme_is_that_of_amazon(self) -> None:
         package = "s3a://lake/airflow_provider_statecheck-0.1.0-aa.zip"

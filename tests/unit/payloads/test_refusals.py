@@ -40,6 +40,7 @@ OF_OTHER_LANGUAGES = [
     (kubernetes.spark_application_with, spark_application(mainApplicationFile="x.jar"), "found a JAR in spec.main"),
     (kubernetes.spark_application_with, SCHEDULE, "found a ScheduledSparkApplication"),
     (livy.batch_with, {"file": "s3a://x/totals.jar"}, "found a JAR in file"),
+    (livy.batch_with, {"file": "s3a://x/totals.R"}, "found an R script in file"),
     (livy.batch_with, {"file": "x.py", "class_name": "shop.Totals"}, "found the class of a JVM application"),
     (dataproc.job_with, {"placement": {}, "spark_job": {"main_class": "x"}}, "found spark_job, which"),
     (dataproc.job_with, {"hive_job": {}, "pyspark_job": None}, "found hive_job, which"),
