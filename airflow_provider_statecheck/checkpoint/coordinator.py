@@ -143,7 +143,8 @@ class AttemptCoordinator(StoredJobs):
         with self._store.transaction(attempt.job_id) as tx:
             running = require_running(tx, attempt)
             require_same_task(running, owner)
-            tx.save_attempt(replace(running, owner=owner))
+            # Another task does not change how the driver calls.
+            tx.save_attempt(replace(running, owner=replace(owner, transport=running.owner.transport)))
 
     def confirm_restore(self, request: ConfirmRestore) -> None:
         with self._store.transaction(request.attempt.job_id) as tx:
@@ -163,7 +164,9 @@ class AttemptCoordinator(StoredJobs):
 
     def report_progress(self, request: ReportProgress) -> None:
         with self._store.transaction(request.attempt.job_id) as tx:
-            tx.save_attempt(replace(require_running(tx, request.attempt), restored_summary=request.summary))
+            attempt = require_running(tx, request.attempt)
+            answered_after = (tx.now - attempt.registered_at).total_seconds()
+            tx.save_attempt(replace(attempt, restored_summary=replace(request.summary, answered_after=answered_after)))
 
     def trigger(self, request: TriggerCheckpoint) -> PendingCheckpoint:
         _require_savepoint_dir(request)
