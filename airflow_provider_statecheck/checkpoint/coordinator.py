@@ -490,7 +490,8 @@ def _restored_checkpoint(
     if request.checkpoint_id is None:
         return None
     checkpoint = tx.checkpoint(request.checkpoint_id)
-    if checkpoint is not None and checkpoint in savepoint_restore.proposed(tx, attempt):
+    is_adoption = checkpoint is not None and checkpoint.is_adoption
+    if checkpoint is not None and is_adoption and checkpoint in savepoint_restore.proposed(tx, attempt):
         # The claim of a task is for the savepoint that it names, not for the one that a user restores in place.
         claim = request.claim and not attempt.is_restore_chosen
         return savepoint_restore.adopt(tx, attempt, checkpoint, claim=claim)
