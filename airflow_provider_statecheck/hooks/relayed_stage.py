@@ -13,11 +13,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from airflow_provider_statecheck.checkpoint.masking import counted
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, RegisterAttempt
-from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus, OnOverlap
+from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus, OnOverlap, Transport
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CorruptStateError,
@@ -27,6 +28,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.gateway.mailbox.box import Mailbox, Pace
 from airflow_provider_statecheck.gateway.mailbox.relay import MailboxRelay, NotCarriedError, is_mailbox_of
+from airflow_provider_statecheck.gateway.mailbox.waiting import WaitingCalls
 from airflow_provider_statecheck.hooks.submitted_stage import SubmittedStage
 from airflow_provider_statecheck.hooks.transport import is_orm_open
 from airflow_provider_statecheck.overriding import override
@@ -100,7 +102,7 @@ class RelayedStage(SubmittedStage):
             # The task was resumed after it had deferred without a driver, for instance until there is a cluster.
             return self._relay.mailbox.uri
         self._drain()
-        attempt = self._begin()
+        attempt = self._begin(Transport.MAILBOX)
         for earlier in self._mailboxes_up_to(attempt):
             earlier.fence(attempt.epoch, is_closed=True)
         mailbox = Mailbox(self._storage, attempt)
@@ -200,8 +202,12 @@ class RelayedStage(SubmittedStage):
         return None
 
     def _relay_in(self, mailbox: Mailbox, opened_by: str, attempt: AttemptRef) -> MailboxRelay:
-        registration = replace(self.registration, attempt_key=opened_by)
-        return MailboxRelay(mailbox, self._gateway, registration, attempt, self._follow)
+        from airflow_provider_statecheck.api.metrics import task_metrics
+
+        owner = replace(self.registration.owner, transport=Transport.MAILBOX)
+        registration = replace(self.registration, attempt_key=opened_by, owner=owner)
+        waiting = WaitingCalls(partial(task_metrics().waits, owner))
+        return MailboxRelay(mailbox, self._gateway, registration, attempt, self._follow, waiting)
 
     def _mailboxes_up_to(self, attempt: AttemptRef) -> list[Mailbox]:
         return [each for each in Mailbox.all_of(self._storage, attempt) if each.attempt.epoch <= attempt.epoch]

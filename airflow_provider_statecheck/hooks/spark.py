@@ -16,7 +16,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -25,6 +24,7 @@ from airflow.sdk import BaseHook
 
 from airflow_provider_statecheck.checkpoint.ids import require_not_missing
 from airflow_provider_statecheck.checkpoint.masking import remember_secrets, secrets_in_settings
+from airflow_provider_statecheck.checkpoint.records import Transport
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks.spark_settings import checked_settings, require_master, require_remote
 from airflow_provider_statecheck.overriding import override
@@ -55,15 +55,6 @@ _REMEDY = (
 )
 
 
-class Transport(StrEnum):
-    """How a submitted driver calls the coordinator."""
-
-    HTTP = "http"
-    """With a token of its attempt, over the network."""
-    MAILBOX = "mailbox"
-    """Through files of the checkpoint storage, which the task relays."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shipping:
     """How the driver gets this package and its attempt."""
@@ -76,7 +67,7 @@ class Shipping:
     """URI of a directory that every worker can read and that outlives the task, used in cluster mode."""
     is_package_shipped: bool = True
     transport: Transport | None = None
-    """``None`` for a mailbox in cluster mode on YARN and Kubernetes, and HTTP elsewhere."""
+    """HTTP or a mailbox; ``None`` for a mailbox in cluster mode on YARN and Kubernetes, and HTTP elsewhere."""
 
 
 class CheckpointedSparkSubmitHook(SparkSubmitHook):

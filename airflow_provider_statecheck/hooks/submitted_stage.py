@@ -14,7 +14,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
@@ -29,6 +29,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointStatus,
     OnOverlap,
     RowsVersion,
+    Transport,
 )
 from airflow_provider_statecheck.checkpoint.statistics import OperatorStatistics
 from airflow_provider_statecheck.exceptions import (
@@ -93,7 +94,7 @@ class SubmittedStage:
 
         :return: Handover for the driver, valid for this attempt only.
         """
-        attempt = self._begin()
+        attempt = self._begin(Transport.HTTP)
         return Handover(
             url=self._access.url,
             token=self._access.gateway.token_of(attempt),
@@ -117,7 +118,9 @@ class SubmittedStage:
         self._gateway.adopt(AttemptRef.of(newest), self.registration.owner)
         self._continue(newest)
 
-    def _begin(self) -> AttemptRef:
+    def _begin(self, transport: Transport) -> AttemptRef:
+        owner = replace(self.registration.owner, transport=transport)
+        self.registration = replace(self.registration, owner=owner)
         grant = registering(self._gateway.register, self._on_overlap)(self.registration)
         self._follow(grant)
         return grant.attempt

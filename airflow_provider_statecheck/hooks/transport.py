@@ -177,7 +177,7 @@ def in_process_gateway() -> StageGateway:
 
     from airflow_provider_statecheck.api.airflow_dags import AirflowDags
     from airflow_provider_statecheck.api.airflow_services import AirflowTaskLiveness
-    from airflow_provider_statecheck.api.app import airflow_metrics
+    from airflow_provider_statecheck.api.metrics import airflow_metrics
     from airflow_provider_statecheck.gateway.in_process import gateway_on_engine
 
     dags = AirflowDags(has_files=True)

@@ -12,6 +12,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 
 from airflow_provider_statecheck.checkpoint.ids import require_not_missing
 from airflow_provider_statecheck.checkpoint.masking import require_no_credentials
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.operators.checkpointed import PreparedStage
 from airflow_provider_statecheck.operators.remote import SubmittedDriverMixin, refuse_useless_retry
 from airflow_provider_statecheck.overriding import override
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
     from airflow.sdk import Context
 
+    from airflow_provider_statecheck.checkpoint.records import Transport
     from airflow_provider_statecheck.hooks.relayed_stage import RelayedStage
-    from airflow_provider_statecheck.hooks.spark import Shipping, Transport
+    from airflow_provider_statecheck.hooks.spark import Shipping
     from airflow_provider_statecheck.hooks.submitted_stage import DriverAccess, SubmittedStage
 
 
@@ -139,10 +141,16 @@ class CheckpointedSparkSubmitOperator(SubmittedDriverMixin, SparkSubmitOperator)
         )
 
     def _transport(self) -> Transport | None:
-        from airflow_provider_statecheck.checkpoint.config_options import one_of
-        from airflow_provider_statecheck.hooks.spark import Transport
+        from airflow_provider_statecheck.checkpoint.records import Transport
 
-        return None if self.transport is None else one_of(Transport, str)("transport", self.transport)
+        if self.transport is None:
+            return None
+        chosen = str(self.transport).strip().lower()
+        if chosen not in (Transport.HTTP, Transport.MAILBOX):
+            raise InvalidConfigurationError(
+                f"Expected transport to be http or mailbox, found {self.transport!r}.", key="transport"
+            )
+        return Transport(chosen)
 
 
 class CheckpointedStageSubmitOperator(CheckpointedSparkSubmitOperator):

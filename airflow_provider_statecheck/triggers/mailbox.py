@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from airflow_provider_statecheck.api.metrics import airflow_metrics
 from airflow_provider_statecheck.checkpoint.codec import decode
 from airflow_provider_statecheck.checkpoint.messages import FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
@@ -26,6 +27,7 @@ from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.gateway.http import HttpGateway
 from airflow_provider_statecheck.gateway.mailbox.box import Mailbox, Pace
 from airflow_provider_statecheck.gateway.mailbox.relay import MailboxRelay
+from airflow_provider_statecheck.gateway.mailbox.waiting import WaitingCalls
 from airflow_provider_statecheck.hooks.connection import CoordinatorAddress, open_storage
 from airflow_provider_statecheck.hooks.relayed_stage import RelayAccess
 from airflow_provider_statecheck.hooks.submitted_stage import DriverCheckpoints
@@ -153,7 +155,8 @@ class RelayingTrigger(BaseTrigger):
         registration, newest = self._access.registration, self._access.newest
         storage = open_storage(registration.storage_base, self.storage_conn_id)
         gateway = self._gateway()
-        relay = MailboxRelay(Mailbox(storage, self._access.opened), gateway, registration, newest)
+        waiting = WaitingCalls(partial(airflow_metrics().waits, registration.owner))
+        relay = MailboxRelay(Mailbox(storage, self._access.opened), gateway, registration, newest, waiting=waiting)
         return relay, DriverCheckpoints.of(gateway, registration, newest)
 
     def _gateway(self) -> StageGateway:

@@ -23,7 +23,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     SkippedCheckpoint,
     TriggerCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus, OnClear
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus, OnClear, Transport
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     InvalidConfigurationError,
@@ -592,11 +592,13 @@ class CoordinatorContract(
     # --- adoption: a driver outlives the Airflow task that started it
 
     def test_a_later_try_of_the_same_task_adopts_the_running_attempt(self) -> None:
-        attempt = self.gateway.register(make_registration()).attempt
-        self.gateway.adopt(attempt, make_owner(label="try 2"))
+        owner = make_owner(transport=Transport.MAILBOX)
+        attempt = self.gateway.register(make_registration(owner=owner)).attempt
+        self.gateway.adopt(attempt, make_owner(label="try 2", transport=Transport.HTTP))
         complete_checkpoint(self.gateway, attempt)
         row = self.gateway.describe(JOB).attempts[0]
         assert (row.status, row.owner.label) == (AttemptStatus.RUNNING, "try 2")
+        assert row.owner.transport is Transport.MAILBOX, "its driver calls as before"
 
     @pytest.mark.parametrize("other", [{"logical_task": "dag/other"}, {"run_id": "manual__1"}], ids=["task", "run"])
     def test_another_task_or_run_cannot_adopt_an_attempt(self, other: dict[str, str]) -> None:

@@ -12,7 +12,7 @@ from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, TriggerCheckpoint
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus, OnClear
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus, OnClear, Transport
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.gateway.mailbox.box import CallName, Fence, Mailbox
 from airflow_provider_statecheck.gateway.mailbox.driver import MailboxGateway
@@ -113,6 +113,23 @@ def test_handover_has_neither_a_token_nor_options_of_the_storage(task: Task) -> 
     found = MailboxHandover.read(uri, {"key": "of the driver"})
     assert found.driver.tolerable_failed_checkpoints == 3
     assert found.driver.storage_options == {"key": "of the driver"}
+
+
+def test_attempt_knows_how_its_driver_calls(task: Task) -> None:
+    uri = task.begin().open_mailbox()
+    task.driver(uri)
+    task.driver(uri)
+    task.begin(2).register()
+    of_attempts = [each.owner.transport for each in task.gateway.describe(job_id_of("sales")).attempts]
+    assert of_attempts == [Transport.MAILBOX, Transport.MAILBOX, Transport.HTTP]
+
+
+def test_driver_that_is_started_again_under_a_later_try_calls_through_the_mailbox(task: Task) -> None:
+    uri = task.begin().open_mailbox()
+    task.driver(uri)
+    task.begin(2).adopt_running()
+    task.driver(uri)
+    assert task.gateway.describe(job_id_of("sales")).attempts[-1].owner.transport is Transport.MAILBOX
 
 
 def test_retry_completes_what_the_dead_driver_had_acknowledged(task: Task) -> None:

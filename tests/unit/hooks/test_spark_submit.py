@@ -15,12 +15,12 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
 from airflow_provider_statecheck.checkpoint import masking
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
+from airflow_provider_statecheck.checkpoint.records import Transport
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks.spark import (
     CheckpointedSparkSubmitHook,
     CheckpointedStageSubmitHook,
     Shipping,
-    Transport,
     as_cluster_python,
     require_cluster_paths,
 )
