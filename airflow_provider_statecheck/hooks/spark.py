@@ -111,6 +111,9 @@ class CheckpointedSparkSubmitHook(SparkSubmitHook):
     @override
     def _build_spark_submit_command(self, application: str) -> list[str]:
         command = super()._build_spark_submit_command(application)
+        if self._is_cluster and self._is_standalone and self._is_supervised:
+            # On a standalone cluster, spark-submit replaces the property by its option, which Airflow does not pass.
+            command.insert(1, "--supervise")
         # The parent sets _env while it builds the command. The env_vars argument is not usable: depending on the mode,
         # it puts the token on a command line or is rejected.
         self._env = {**self._python_of_local_mode(), **(self._env or {}), **self._handover}
@@ -123,6 +126,10 @@ class CheckpointedSparkSubmitHook(SparkSubmitHook):
     @property
     def _is_standalone(self) -> bool:
         return str(self._connection["master"]).startswith("spark://")
+
+    @property
+    def _is_supervised(self) -> bool:
+        return str(self._conf.get(_SUPERVISE, "false")).strip().lower() == "true"
 
     @property
     def _uses_mailbox(self) -> bool:
@@ -153,7 +160,7 @@ class CheckpointedSparkSubmitHook(SparkSubmitHook):
                 f"Expected cluster mode in deploy_mode, found it in conf as {_DEPLOY_MODE}, which Airflow does not "
                 "read; use deploy_mode='cluster'."
             )
-        if not self._uses_mailbox and str(self._conf.get(_SUPERVISE, "false")).strip().lower() == "true":
+        if not self._uses_mailbox and self._is_supervised:
             raise InvalidConfigurationError(
                 f"Expected {_SUPERVISE} to be false, found true: a driver that Spark restarts would reuse the attempt "
                 "of the failed driver; let Airflow retry the task, or set transport='mailbox', which gives it an "

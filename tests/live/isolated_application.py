@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_statecheck import StageContext
 
-LIMIT_SECONDS = 300
+LIMIT_SECONDS = 1800
 CONTROL = Path(sys.argv[1])
 
 

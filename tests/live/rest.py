@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 
-LIMIT_SECONDS = 240.0
+LIMIT_SECONDS = 600.0
 _POLL_SECONDS = 0.2
 
 Value = TypeVar("Value")

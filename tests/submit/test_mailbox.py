@@ -60,6 +60,8 @@ class IsolatedPipeline(MailboxPipeline):
 class SupervisedPipeline(MailboxPipeline):
     """One task whose driver runs in a cluster that starts it again."""
 
+    drivers_of_a_try = 2
+
     def _operator(self) -> dict[str, Any]:
         found = super()._operator()
         return {**found, "conf": {**found["conf"], "spark.driver.supervise": "true"}}

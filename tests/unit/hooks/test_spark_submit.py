@@ -279,8 +279,18 @@ def test_driver_of_a_task_gets_its_package_from_the_task(submit, tmp_path) -> No
 
 def test_driver_with_a_mailbox_may_be_started_again_by_spark(submit) -> None:
     command, _ = submit(IN_CLUSTER, transport=Transport.MAILBOX, conf={"spark.driver.supervise": "true"})
-    assert "spark.driver.supervise=true" in command
+    assert command[:2] == ["spark-submit", "--supervise"]
     assert "spark.driver.supervise=false" not in command
+
+
+@pytest.mark.parametrize(
+    ("connection", "value"),
+    [(IN_CLUSTER, "false"), (STANDALONE, "true"), (YARN, "true")],
+    ids=["off", "client", "YARN"],
+)
+def test_option_to_start_a_driver_again_is_passed_where_spark_reads_it(submit, connection, value) -> None:
+    command, _ = submit(connection, transport=Transport.MAILBOX, conf={"spark.driver.supervise": value})
+    assert "--supervise" not in command
 
 
 @pytest.mark.parametrize(
