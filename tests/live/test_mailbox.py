@@ -64,9 +64,10 @@ def cluster(
     try:
         running.start()
         network.let_in(running.rest_port)
-        address = {"host": "spark://127.0.0.1", "port": running.rest_port}
+        host, port = running.master.rsplit(":", 1)
+        # Applications are submitted from within the network, and tasks ask for their state from without.
         extra = {"deploy-mode": "cluster", "rest-port": running.rest_port}
-        deployment.api.set_connection("isolated_cluster", "spark", extra, **address)
+        deployment.api.set_connection("isolated_cluster", "spark", extra, host=host, port=int(port))
         yield running
     finally:
         running.stop()
