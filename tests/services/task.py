@@ -16,7 +16,7 @@ from airflow_provider_statecheck.hooks.relayed_stage import RelayedStage
 from airflow_provider_statecheck.hooks.submitted_stage import DriverAccess
 from airflow_provider_statecheck.payloads.additions import Additions
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings
-from airflow_provider_statecheck.spark.driver.shipped_files import package_file, publish, wheel_file
+from airflow_provider_statecheck.spark.driver.shipped_files import published_package, published_wheel
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.messages import make_owner, make_registration
 from tests.sqlite_rows import new_store
@@ -52,8 +52,8 @@ class Task:
         storage = CheckpointStorage.open(f"{self.work}/packages")
         additions = Additions(
             mailbox=stage.open_mailbox(),
-            package=publish(storage, *package_file()),
-            wheel=publish(storage, *wheel_file()),
+            package=published_package(storage),
+            wheel=published_wheel(storage),
         )
         with stage.relaying():
             yield additions
