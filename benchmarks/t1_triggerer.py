@@ -49,7 +49,7 @@ class Endless(BaseTrigger):
         return f"{__name__}.Endless", {}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Wait for ever."""
+        """Wait without end."""
         await asyncio.Event().wait()
         yield TriggerEvent(None)
 
