@@ -27,14 +27,12 @@ from airflow_provider_statecheck.spark.driver.attempts import (
     running_session,
     take_handover,
 )
+from airflow_provider_statecheck.spark.driver.cluster_start import MAILBOX_ARGUMENT, MAILBOX_PROPERTY
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-MAILBOX_PROPERTY = "spark.statecheck.mailbox"
-MAILBOX_ARGUMENT = "--statecheck-mailbox"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,5 @@
 """
-An application whose driver calls through a mailbox: in the task, on a cluster, or in a batch that a task defers for.
+An application whose driver calls through a mailbox, in the task or on a cluster.
 
 ``spark3-submit`` is a program of the test, which runs ``spark-submit`` in a network namespace of its own.
 """
@@ -12,7 +12,6 @@ from typing import Any
 
 from airflow.sdk import dag
 
-from airflow_provider_statecheck.operators.livy import CheckpointedLivyOperator
 from airflow_provider_statecheck.operators.spark_submit import CheckpointedSparkSubmitOperator
 
 CONF = {
@@ -58,22 +57,3 @@ def mailbox_dag(dag_id: str, conn_id: str = "spark_local", **arguments: Any) -> 
 mailbox_dag("live_mailbox")
 mailbox_dag("live_mailbox_hasty", checkpoint_timeout_seconds=5)
 mailbox_dag("live_mailbox_cluster", "isolated_cluster", **ON_CLUSTER)
-
-
-@dag(schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC), catchup=False)
-def live_mailbox_deferred() -> None:
-    CheckpointedLivyOperator(
-        task_id="work",
-        livy_conn_id="isolated_livy",
-        file="{{ dag_run.conf['application'] }}",
-        args=["{{ dag_run.conf['control'] }}"],
-        conf=CONF,
-        polling_interval=1,
-        deferrable=True,
-        checkpoint_dir="{{ dag_run.conf['checkpoint_dir'] }}",
-        retries=3,
-        retry_delay=timedelta(0),
-    )
-
-
-live_mailbox_deferred()
