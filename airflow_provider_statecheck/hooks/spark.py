@@ -28,8 +28,9 @@ from airflow_provider_statecheck.checkpoint.masking import remember_secrets, sec
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks.spark_settings import checked_settings, require_master, require_remote
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.driver.cluster_start import STAGE_APPLICATION, arguments_of_python
+from airflow_provider_statecheck.spark.driver.cluster_start import arguments_of_python
 from airflow_provider_statecheck.spark.driver.mailbox import MAILBOX_PROPERTY
+from airflow_provider_statecheck.spark.driver.stage_application import STAGE_APPLICATION
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, redact
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.operators.checkpointed import CheckpointedOperator, PreparedStage
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.driver.cluster_start import STAGE_APPLICATION
+from airflow_provider_statecheck.spark.driver.stage_application import STAGE_APPLICATION
 from airflow_provider_statecheck.spark.endings import message_of
 from airflow_provider_statecheck.storage.uris import redact
 

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError
-from airflow_provider_statecheck.spark.driver.cluster_start import STAGE_APPLICATION, arguments_of_python
+from airflow_provider_statecheck.spark.driver.cluster_start import arguments_of_python
 from airflow_provider_statecheck.spark.driver.shipped_files import (
     ShippedFile,
     write_launcher_jar,
     write_package,
     write_stage_application,
 )
+from airflow_provider_statecheck.spark.driver.stage_application import STAGE_APPLICATION
 
 PLANTED = b"print('planted code ran')\n"
 WRITERS: dict[str, Callable[[Path], Path]] = {

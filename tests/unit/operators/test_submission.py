@@ -28,8 +28,8 @@ from airflow_provider_statecheck.operators.spark_submit import (
     CheckpointedStageSubmitOperator,
 )
 from airflow_provider_statecheck.spark.driver.attempts import Handover
-from airflow_provider_statecheck.spark.driver.cluster_start import STAGE_APPLICATION
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings
+from airflow_provider_statecheck.spark.driver.stage_application import STAGE_APPLICATION
 from tests.messages import make_registration
 
 CLIENT = {"conn_type": "spark", "host": "spark://master", "port": 7077}

@@ -12,7 +12,6 @@ from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinato
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, InvalidConfigurationError
 from airflow_provider_statecheck.gateway.mailbox.box import Mailbox
 from airflow_provider_statecheck.spark.driver.attempts import HANDOVER_VARIABLE, Handover
-from airflow_provider_statecheck.spark.driver.cluster_start import STAGE_ARGUMENT
 from airflow_provider_statecheck.spark.driver.mailbox import (
     MailboxContent,
     MailboxHandover,
@@ -20,6 +19,7 @@ from airflow_provider_statecheck.spark.driver.mailbox import (
     taken_argument,
 )
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings
+from airflow_provider_statecheck.spark.driver.stage_application import STAGE_ARGUMENT
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.messages import make_registration
 from tests.sqlite_rows import new_store
