@@ -65,6 +65,10 @@ class SubmittedDrivers:
         """Return the state of a driver."""
         return self._drivers[number].state
 
+    def has_ended(self, number: int) -> bool:
+        """Return whether a driver has ended, in whatever way."""
+        return self.state(number) is not DriverState.RUNNING
+
     def cancel(self, number: int) -> None:
         """End a driver as its service does when it is told to."""
         self._drivers[number].end(signal.SIGTERM)

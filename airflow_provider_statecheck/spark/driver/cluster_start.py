@@ -1,5 +1,5 @@
 """
-The start of a driver: names of what it is given, and its program in cluster mode.
+The start of a driver in cluster mode.
 
 The worker loads the files of the driver from a directory that others may be able to write to. The task therefore gives
 Python its program on the command line, which no other job can change: it verifies each file, and runs only a copy of
@@ -14,17 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from airflow_provider_statecheck.spark.driver.application import STAGE_APPLICATION
+
 if TYPE_CHECKING:
     from airflow_provider_statecheck.spark.driver.shipped_files import ShippedFile
-
-STAGE_APPLICATION = "statecheck_stage.py"
-"""Name of the application that runs a stage, which is part of this package."""
-MAILBOX_PROPERTY = "spark.statecheck.mailbox"
-"""Property of Spark with the URI of the mailbox of a driver."""
-MAILBOX_ARGUMENT = "--statecheck-mailbox"
-"""Argument of an application with that URI, where there are no properties."""
-STAGE_ARGUMENT = "--statecheck-stage"
-"""Location of the stage, for services whose arguments have names."""
 
 # The worker has copied the launcher to the driver's working directory before Java starts.
 _PROGRAM = """

@@ -20,6 +20,7 @@ from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, EnvironmentNotReadyError
 from airflow_provider_statecheck.gateway.mailbox.box import Mailbox
 from airflow_provider_statecheck.gateway.mailbox.driver import MailboxGateway
+from airflow_provider_statecheck.spark.driver.application import MAILBOX_ARGUMENT, MAILBOX_PROPERTY
 from airflow_provider_statecheck.spark.driver.attempts import (
     HANDOVER_VARIABLE,
     Connection,
@@ -27,7 +28,6 @@ from airflow_provider_statecheck.spark.driver.attempts import (
     running_session,
     take_handover,
 )
-from airflow_provider_statecheck.spark.driver.cluster_start import MAILBOX_ARGUMENT, MAILBOX_PROPERTY
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings
 from airflow_provider_statecheck.storage.uris import redact
 
