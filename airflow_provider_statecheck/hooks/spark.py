@@ -30,10 +30,6 @@ from airflow_provider_statecheck.hooks.spark_settings import checked_settings, r
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.driver.application import MAILBOX_PROPERTY, STAGE_APPLICATION
 from airflow_provider_statecheck.spark.driver.cluster_start import arguments_of_python
-    MAILBOX_PROPERTY,
-    STAGE_APPLICATION,
-    arguments_of_python,
-)
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, hadoop_uri, redact
 
 if TYPE_CHECKING:
