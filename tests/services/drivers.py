@@ -78,10 +78,6 @@ class SubmittedDrivers:
         """Let a driver die, as one whose machine is lost."""
         self._drivers[number].end(signal.SIGKILL)
 
-    def restart(self, number: int) -> None:
-        """Start a driver again that has ended, as a platform does: with the same words and under the same number."""
-        self._drivers[number].start()
-
     def replace(self, number: int) -> None:
         """Let a driver die whose platform starts it again before anyone sees it."""
         self._drivers[number].replace()
