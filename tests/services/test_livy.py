@@ -29,6 +29,7 @@ def ended(task: Task, hook: LivyHook, batch: int) -> BatchState:
     return hook.get_batch_state(batch)
 
 
+@pytest.mark.soak
 def test_batch_that_is_killed_goes_on_in_the_next_try(task: Task, hook: LivyHook) -> None:
     task.trouble = "kill driver"
     with task.next_try(AttemptStatus.FAILED) as additions:
