@@ -43,7 +43,8 @@ def words(work: Path, trouble: str) -> list[str]:
 # Livy
 
 
-def _serve_livy(connections: Any, drivers: SubmittedDrivers) -> Any:
+def serve_livy(connections: Any, drivers: SubmittedDrivers) -> Any:
+    """Serve Livy, named in its default connection."""
     connections.name("livy_default", conn_type="livy", host=connections.serve(livy(drivers)))
     return nullcontext()
 
@@ -58,7 +59,8 @@ _JOB = 7
 _REFERENCE = "--statecheck-mailbox={{job.parameters.`statecheck-mailbox`}}"
 
 
-def _serve_databricks(connections: Any, drivers: SubmittedDrivers, jobs: Any = None) -> Any:
+def serve_databricks(connections: Any, drivers: SubmittedDrivers, jobs: Any = None) -> Any:
+    """Serve Databricks with jobs, named in its default connection."""
     address = urlsplit(connections.serve(databricks(drivers, jobs)))
     connections.name(
         "databricks_default",
@@ -80,7 +82,7 @@ def _submitted_run(work: Path, trouble: str) -> Arguments:
 def _serve_job(connections: Any, drivers: SubmittedDrivers) -> Any:
     script = {"python_file": APPLICATION.as_uri(), "parameters": [_REFERENCE]}
     tasks = [{"task_key": "t", "spark_python_task": script}]
-    return _serve_databricks(connections, drivers, {_JOB: {"name": "totals", "tasks": tasks}})
+    return serve_databricks(connections, drivers, {_JOB: {"name": "totals", "tasks": tasks}})
 
 
 def _job_run(work: Path, trouble: str) -> Arguments:
@@ -91,7 +93,8 @@ def _job_run(work: Path, trouble: str) -> Arguments:
 
 
 @contextmanager
-def _serve_amazon(connections: Any, drivers: SubmittedDrivers) -> Iterator[None]:
+def serve_amazon(connections: Any, drivers: SubmittedDrivers) -> Iterator[None]:
+    """Serve Amazon's services, named in their default connection."""
     with amazon(drivers) as url:
         extra = {"endpoint_url": url, "region_name": REGION}
         connections.name("aws_default", conn_type="aws", login="key", password="secret", extra=extra)
@@ -158,7 +161,8 @@ def _glue(work: Path, trouble: str) -> Arguments:
 # Kubernetes
 
 
-def _serve_kubernetes(connections: Any, drivers: SubmittedDrivers) -> Any:
+def serve_kubernetes(connections: Any, drivers: SubmittedDrivers) -> Any:
+    """Serve a cluster with the Spark operator, named in its default connection."""
     user = {"name": "airflow", "context": {"cluster": "small", "user": "airflow"}}
     config = {
         "clusters": [{"name": "small", "cluster": {"server": connections.serve(kubernetes(drivers))}}],
@@ -183,12 +187,12 @@ def _application(work: Path, trouble: str) -> Arguments:
 
 
 KINDS = {
-    "livy": Kind("CheckpointedLivyOperator", _livy, _serve_livy),
-    "databricks": Kind("CheckpointedDatabricksSubmitRunOperator", _submitted_run, _serve_databricks),
+    "livy": Kind("CheckpointedLivyOperator", _livy, serve_livy),
+    "databricks": Kind("CheckpointedDatabricksSubmitRunOperator", _submitted_run, serve_databricks),
     "databricks job": Kind("CheckpointedDatabricksRunNowOperator", _job_run, _serve_job),
-    "emr": Kind("CheckpointedEmrAddStepsOperator", _steps, _serve_amazon, reconnects=False),
-    "emr on eks": Kind("CheckpointedEmrContainerOperator", _on_eks, _serve_amazon, reconnects=False),
-    "emr serverless": Kind("CheckpointedEmrServerlessStartJobOperator", _serverless, _serve_amazon, reconnects=False),
-    "glue": Kind("CheckpointedGlueJobOperator", _glue, _serve_amazon),
-    "kubernetes": Kind("CheckpointedSparkKubernetesOperator", _application, _serve_kubernetes),
+    "emr": Kind("CheckpointedEmrAddStepsOperator", _steps, serve_amazon, reconnects=False),
+    "emr on eks": Kind("CheckpointedEmrContainerOperator", _on_eks, serve_amazon, reconnects=False),
+    "emr serverless": Kind("CheckpointedEmrServerlessStartJobOperator", _serverless, serve_amazon, reconnects=False),
+    "glue": Kind("CheckpointedGlueJobOperator", _glue, serve_amazon),
+    "kubernetes": Kind("CheckpointedSparkKubernetesOperator", _application, serve_kubernetes),
 }

@@ -15,7 +15,8 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.payloads.additions import Additions
 from airflow_provider_statecheck.payloads.emr import container_job_with, serverless_job_with, steps_with
 from airflow_provider_statecheck.payloads.glue import run_with
-from tests.services.amazon import REGION, ROLE, amazon
+from tests.services.amazon import ROLE
+from tests.services.kinds import serve_amazon
 from tests.services.task import APPLICATION, RESUMED, Task
 
 GLUE_SCRIPT = f"""
@@ -41,11 +42,9 @@ class Service:
 
 
 @pytest.fixture
-def address(connections, drivers) -> Iterator[str]:
-    with amazon(drivers) as url:
-        extra = {"endpoint_url": url, "region_name": REGION}
-        connections.name("aws_default", conn_type="aws", login="key", password="secret", extra=extra)
-        yield url
+def services(connections, drivers) -> Iterator[None]:
+    with serve_amazon(connections, drivers):
+        yield
 
 
 def steps() -> Service:
@@ -126,7 +125,7 @@ pytestmark = pytest.mark.soak
 
 @EACH
 def test_job_that_is_killed_goes_on_in_the_next_try(
-    task: Task, address: str, make: Callable[[], Service], drivers
+    task: Task, services: None, make: Callable[[], Service], drivers
 ) -> None:
     service = make()
     task.trouble = "kill driver"
@@ -144,7 +143,7 @@ def test_job_that_is_killed_goes_on_in_the_next_try(
 
 
 @EACH
-def test_job_that_is_cancelled_has_ended(task: Task, address: str, make: Callable[[], Service], drivers) -> None:
+def test_job_that_is_cancelled_has_ended(task: Task, services: None, make: Callable[[], Service], drivers) -> None:
     service = make()
     task.trouble = "wait"
     with task.next_try(AttemptStatus.FAILED) as additions:

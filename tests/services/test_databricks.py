@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from airflow.providers.databricks.hooks.databricks import DatabricksHook, RunState
@@ -12,7 +11,7 @@ from airflow.providers.databricks.hooks.databricks import DatabricksHook, RunSta
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.payloads.additions import Additions
 from airflow_provider_statecheck.payloads.databricks import job_run_with, submitted_run_with
-from tests.services.databricks import databricks
+from tests.services.kinds import serve_databricks
 from tests.services.task import RESUMED, Task
 
 pytestmark = pytest.mark.soak
@@ -32,15 +31,7 @@ with StageContext.current(spark, mailbox=dbutils.widgets.get("statecheck-mailbox
 @pytest.fixture
 def serve(connections, drivers) -> Any:
     def serve(jobs: dict[int, Any] | None = None) -> DatabricksHook:
-        address = urlsplit(connections.serve(databricks(drivers, jobs)))
-        connections.name(
-            "databricks_default",
-            conn_type="databricks",
-            schema=address.scheme,
-            host=address.hostname,
-            port=address.port,
-            password="t",
-        )
+        serve_databricks(connections, drivers, jobs)
         return DatabricksHook()
 
     return serve

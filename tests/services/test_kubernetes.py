@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from airflow.providers.common.compat.sdk import AirflowException
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.payloads.additions import Additions
 from airflow_provider_statecheck.payloads.kubernetes import spark_application_with
-from tests.services.kubernetes import kubernetes
+from tests.services.kinds import serve_kubernetes
 from tests.services.task import RESUMED, Task
 from tests.stand_in_task import context_of
 
@@ -21,14 +20,7 @@ pytestmark = pytest.mark.soak
 
 @pytest.fixture
 def cluster(connections, drivers) -> None:
-    user = {"name": "airflow", "context": {"cluster": "small", "user": "airflow"}}
-    config = {
-        "clusters": [{"name": "small", "cluster": {"server": connections.serve(kubernetes(drivers))}}],
-        "users": [{"name": "airflow", "user": {"token": "t"}}],
-        "contexts": [user],
-        "current-context": "airflow",
-    }
-    connections.name("kubernetes_default", conn_type="kubernetes", extra={"kube_config": json.dumps(config)})
+    serve_kubernetes(connections, drivers)
 
 
 def submit(task: Task, additions: Additions, number: int) -> None:

@@ -10,13 +10,13 @@ from airflow.providers.common.compat.sdk import AirflowException
 
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.payloads.livy import batch_with
-from tests.services.livy import livy
+from tests.services.kinds import serve_livy
 from tests.services.task import RESUMED, Task
 
 
 @pytest.fixture
 def hook(connections, drivers) -> LivyHook:
-    connections.name("livy_default", conn_type="livy", host=connections.serve(livy(drivers)))
+    serve_livy(connections, drivers)
     return LivyHook()
 
 

@@ -17,6 +17,10 @@ from tests.services.worker import DEFERRED
 UNDISTURBED = ["numbers", "item a", "item b", "item c"]
 ENDED = [AttemptStatus.FAILED, AttemptStatus.FINISHED]
 
+SHORT = (("databricks", False), ("livy", True))
+"""What does not wait for the long runs: an operator, and whether it defers."""
+EACH = pytest.mark.parametrize("kind", [pytest.param(k, id=n, marks=pytest.mark.soak) for n, k in KINDS.items()])
+
 Make = Callable[..., OperatedTask]
 
 
@@ -41,14 +45,6 @@ def make(request: pytest.FixtureRequest, api: str, connections, drivers, tmp_pat
         context.__exit__(None, None, None)
 
 
-def each(*short: str) -> pytest.MarkDecorator:
-    """Run a test with each operator, most of them in the long runs only."""
-    return pytest.mark.parametrize(
-        "kind",
-        [pytest.param(k, id=name, marks=() if name in short else pytest.mark.soak) for name, k in KINDS.items()],
-    )
-
-
 def statuses(task: OperatedTask) -> list[AttemptStatus]:
     return [each.status for each in task.job.attempts]
 
@@ -60,7 +56,7 @@ def require_success(task: OperatedTask, computed: list[str]) -> None:
 
 
 @pytest.mark.parametrize("deferrable", [False, True])
-@each()
+@EACH
 def test_undisturbed_job_computes_everything_once(make: Make, kind: Kind, deferrable: bool) -> None:
     task = make(kind, "none", deferrable=deferrable)
     assert task.run() == 0, task.log
@@ -68,25 +64,24 @@ def test_undisturbed_job_computes_everything_once(make: Make, kind: Kind, deferr
     assert statuses(task) == [AttemptStatus.FINISHED]
 
 
-@each("databricks")
-def test_driver_that_is_killed_goes_on_in_the_retry(make: Make, kind: Kind) -> None:
-    task = make(kind, "kill driver", deferrable=False)
+@pytest.mark.parametrize(
+    ("kind", "deferrable"),
+    [
+        pytest.param(kind, deferrable, id=f"{name}-{deferrable}", marks=() if is_short else pytest.mark.soak)
+        for name, kind in KINDS.items()
+        for deferrable in (False, True)
+        for is_short in [(name, deferrable) in SHORT]
+    ],
+)
+def test_driver_that_is_killed_goes_on_in_the_retry(make: Make, kind: Kind, deferrable: bool) -> None:
+    task = make(kind, "kill driver", deferrable=deferrable)
     assert task.run() != 0
     assert task.run() == 0, task.log
     require_success(task, RESUMED)
     assert statuses(task) == ENDED
 
 
-@each("livy")
-def test_driver_of_a_deferred_task_that_is_killed_goes_on_in_the_retry(make: Make, kind: Kind) -> None:
-    task = make(kind, "kill driver", deferrable=True)
-    assert task.run() != 0
-    assert task.run() == 0, task.log
-    require_success(task, RESUMED)
-    assert statuses(task) == ENDED
-
-
-@each()
+@EACH
 def test_worker_that_is_killed_leaves_its_driver_to_the_retry(make: Make, kind: Kind, drivers) -> None:
     task = make(kind, "wait", deferrable=False)
     worker = task.start()
@@ -106,7 +101,7 @@ def test_worker_that_is_killed_leaves_its_driver_to_the_retry(make: Make, kind: 
         assert statuses(task)[-1] is AttemptStatus.FINISHED
 
 
-@each()
+@EACH
 def test_triggerer_that_is_killed_leaves_the_calls_to_the_next_one(make: Make, kind: Kind) -> None:
     task = make(kind, "wait", deferrable=True)
     assert task.end_of(task.start()) == DEFERRED, task.log
@@ -121,7 +116,7 @@ def test_triggerer_that_is_killed_leaves_the_calls_to_the_next_one(make: Make, k
     assert statuses(task) == [AttemptStatus.FINISHED]
 
 
-@each()
+@EACH
 def test_driver_that_its_platform_starts_again_restores_in_the_same_try(make: Make, kind: Kind, drivers) -> None:
     task = make(kind, "wait", deferrable=True)
     assert task.end_of(task.start()) == DEFERRED, task.log
