@@ -54,8 +54,9 @@ class TrustedTask:
 
 def context_of(work: Path, try_number: int, max_tries: int) -> dict[str, Any]:
     tries = {"max_tries": max_tries, "try_number": try_number}
-    ti = SimpleNamespace(dag_id=DAG_ID, run_id=RUN_ID, task_id=TASK_ID, map_index=-1, **tries)
-    ti.stats_tags, ti.start_date, ti.id = {}, datetime.now(UTC), "try"
+    names = {"id": f"try {try_number}", "dag_id": DAG_ID, "run_id": RUN_ID, "task_id": TASK_ID, "map_index": -1}
+    ti = SimpleNamespace(**names, **tries)
+    ti.stats_tags, ti.start_date = {}, datetime.now(UTC)
     ti.xcom_push = ti.xcom_pull = lambda **_: None
     dag_run = SimpleNamespace(logical_date=None, run_id=RUN_ID, clear_number=0)
     return {

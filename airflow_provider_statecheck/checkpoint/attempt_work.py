@@ -1,4 +1,4 @@
-"""What the newest attempt of an operator works on, at which rate, when it last called, and the cost of checkpoints."""
+"""Work, calls and rates of the newest attempt of an operator, and the cost of its checkpoints."""
 
 from __future__ import annotations
 

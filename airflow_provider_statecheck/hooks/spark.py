@@ -28,8 +28,8 @@ from airflow_provider_statecheck.checkpoint.records import Transport
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks.spark_settings import checked_settings, require_master, require_remote
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.driver.cluster_start import STAGE_APPLICATION, arguments_of_python
-from airflow_provider_statecheck.spark.driver.mailbox import MAILBOX_PROPERTY
+from airflow_provider_statecheck.spark.driver.application import MAILBOX_PROPERTY, STAGE_APPLICATION
+from airflow_provider_statecheck.spark.driver.cluster_start import arguments_of_python
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, hadoop_uri, redact
 
 if TYPE_CHECKING:

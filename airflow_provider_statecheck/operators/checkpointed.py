@@ -35,7 +35,6 @@ from airflow_provider_statecheck.checkpoint.ids import (
 )
 from airflow_provider_statecheck.checkpoint.masking import remember_secrets, secrets_in_settings
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.hooks.identity import job_name_of, owner_of
 from airflow_provider_statecheck.operators.links import CheckpointsLink, push_link
 from airflow_provider_statecheck.overriding import override
 
@@ -373,6 +372,7 @@ def _registration(
 ) -> RegisterAttempt:
     from airflow_provider_statecheck.checkpoint.ids import new_key
     from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
+    from airflow_provider_statecheck.hooks.identity import job_name_of, owner_of
     from airflow_provider_statecheck.hooks.transport import is_orm_open
 
     dag, map_key = task.get_dag(), key_text(task.map_key)

@@ -26,7 +26,6 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.operators.checkpointed import CheckpointedOperator, PreparedStage
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.endings import message_of
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
@@ -94,6 +93,7 @@ class SubmittedDriverMixin(CheckpointedOperator):
     def fail_after_end(self, error: BaseException) -> None:
         from airflow_provider_statecheck.checkpoint.records import AttemptStatus
         from airflow_provider_statecheck.hooks.transport import airflow_gateway, is_orm_open
+        from airflow_provider_statecheck.spark.endings import message_of
 
         if self._stage is not None and self.kept is None:
             # The server of a task with access to the database has ended with the driver.
@@ -151,6 +151,7 @@ class SubmittedDriverMixin(CheckpointedOperator):
     @contextmanager
     def _closing(self, stage: SubmittedStage) -> Iterator[None]:
         from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+        from airflow_provider_statecheck.spark.endings import message_of
 
         try:
             yield

@@ -16,7 +16,7 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.operators.checkpointed import PreparedStage
 from airflow_provider_statecheck.operators.remote import SubmittedDriverMixin, refuse_useless_retry
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.driver.cluster_start import STAGE_APPLICATION
+from airflow_provider_statecheck.spark.driver.application import STAGE_APPLICATION
 
 if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook

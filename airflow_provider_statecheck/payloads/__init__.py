@@ -1,1 +1,1 @@
-"""Job specifications of services with a mailbox, this package, and for a stage its application."""
+"""What the job specifications of services get: a mailbox, this package, and a stage."""

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.driver.cluster_start import STAGE_APPLICATION
-from airflow_provider_statecheck.spark.driver.mailbox import MAILBOX_ARGUMENT, MAILBOX_PROPERTY
+from airflow_provider_statecheck.spark.driver.application import MAILBOX_ARGUMENT, MAILBOX_PROPERTY, STAGE_APPLICATION
 from airflow_provider_statecheck.storage.uris import redact
 
 MAILBOX_PARAMETER = MAILBOX_ARGUMENT.removeprefix("--")

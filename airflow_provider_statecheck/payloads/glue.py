@@ -20,8 +20,7 @@ from airflow_provider_statecheck.payloads.additions import (
     with_joined_file,
     with_values,
 )
-from airflow_provider_statecheck.spark.driver.cluster_start import STAGE_ARGUMENT
-from airflow_provider_statecheck.spark.driver.mailbox import MAILBOX_ARGUMENT
+from airflow_provider_statecheck.spark.driver.application import MAILBOX_ARGUMENT, STAGE_ARGUMENT
 
 _FILES = "--extra-py-files"
 _SCRIPT = "--scriptLocation"

@@ -17,7 +17,7 @@ from airflow_provider_statecheck.payloads.additions import (
     application_of,
     with_joined_file,
 )
-from airflow_provider_statecheck.spark.driver.mailbox import MAILBOX_PROPERTY
+from airflow_provider_statecheck.spark.driver.application import MAILBOX_PROPERTY
 
 PYTHON_FILES = "spark.submit.pyFiles"
 _FILES = "--py-files"

@@ -38,6 +38,7 @@ DAG_IDS = (
     "live_mailbox",
     "live_mailbox_hasty",
     "live_mailbox_cluster",
+    "live_mailbox_deferred",
     "live_secrets",
     "live_queries",
     "live_days_waiting",

@@ -37,6 +37,10 @@ class MailboxCase:
         return self.dag_id == "live_mailbox_cluster"
 
     @property
+    def is_deferred(self) -> bool:
+        return self.dag_id == "live_mailbox_deferred"
+
+    @property
     def run_id(self) -> str:
         return self.name.replace(" ", "-")
 
@@ -119,6 +123,31 @@ def zombie_after_retry(run: MailboxRun) -> None:
     assert run.rows() == rows
 
 
+def driver_of_deferred_task_killed(run: MailboxRun) -> None:
+    kill(deferred_at_the_last_part(run).driver)
+
+
+def driver_of_deferred_task_started_again(run: MailboxRun) -> None:
+    """The new process has to wait until its task has resumed, and computes the last part while it is deferred again."""
+    run.steer("restarts", "once")
+    driver_of_deferred_task_killed(run)
+
+
+def triggerer_killed(run: MailboxRun) -> None:
+    """The driver computes its last part while no triggerer runs, and the next one carries its calls."""
+    deferred_at_the_last_part(run)
+    run.deployment.triggerer.signal_group(signal.SIGKILL)
+    run.release()
+    run.deployment.ensure_running()
+
+
+def deferred_at_the_last_part(run: MailboxRun) -> Pids:
+    run.trigger()
+    pids = run.wait_for_deferral()
+    run.wait_for_items(2)
+    return pids
+
+
 def at_the_last_part(run: MailboxRun) -> Pids:
     """Wait until the last of five parts is computed, and the others are in a checkpoint."""
     run.trigger()
@@ -145,6 +174,27 @@ CASES = (
         play=task_of_cluster_killed,
         attempts=(FINISHED,),
         dag_id="live_mailbox_cluster",
+    ),
+    MailboxCase(
+        name="triggerer killed",
+        play=triggerer_killed,
+        attempts=(FINISHED,),
+        tries=1,
+        dag_id="live_mailbox_deferred",
+        is_slow=False,
+    ),
+    MailboxCase(
+        name="driver of a deferred task killed",
+        play=driver_of_deferred_task_killed,
+        attempts=(FAILED, FINISHED),
+        dag_id="live_mailbox_deferred",
+    ),
+    MailboxCase(
+        name="driver of a deferred task started again",
+        play=driver_of_deferred_task_started_again,
+        attempts=(FENCED, FINISHED),
+        tries=1,
+        dag_id="live_mailbox_deferred",
     ),
     MailboxCase(name="heartbeats stopped", play=heartbeats_stopped, attempts=(FENCED, FINISHED)),
     MailboxCase(name="zombie after a retry", play=zombie_after_retry, attempts=(FENCED, FINISHED)),

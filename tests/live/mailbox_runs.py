@@ -72,9 +72,19 @@ class MailboxRun(StageRun):
     def wait_for_stop(self) -> Pids:
         """Wait until the driver stands at its item, and return its processes and those of its task."""
         driver = self._stopped()
-        [task] = self.deployment.api.tasks(self.dag_id, self.run_id)
+        task = self._task()
         supervisor = psutil.Process(task["pid"]).ppid()
         return Pids(**driver, task=task["pid"], supervisor=supervisor)
+
+    def wait_for_deferral(self) -> Pids:
+        """Wait until the driver stands at its item while its task is deferred, and return its processes."""
+        driver = self._stopped()
+        wait_until(f"the deferral of {self.run_id}", lambda: self._task()["state"] == "deferred")
+        return Pids(**driver, task=0, supervisor=0)
+
+    def _task(self) -> dict[str, Any]:
+        [task] = self.deployment.api.tasks(self.dag_id, self.run_id)
+        return dict(task)
 
     def task_state(self) -> list[str]:
         """Return the keys of what the task remembers for its retries."""

@@ -16,6 +16,9 @@ from tests.live.mailbox_cases import CASES, OUTPUT, WHOLE, MailboxCase
 from tests.live.mailbox_runs import Lake, MailboxRun, write_submit_program
 from tests.live.report import Row, restored_of
 from tests.object_store import KEY, REGION, SECRET, ObjectStore
+from tests.services.drivers import SubmittedDrivers
+from tests.services.livy import livy
+from tests.services.server import served
 from tests.standalone_cluster import StandaloneCluster
 
 pytestmark = [pytest.mark.live, pytest.mark.skipif(not CAN_ISOLATE, reason=WHY_NOT)]
@@ -64,12 +67,26 @@ def cluster(
     try:
         running.start()
         network.let_in(running.rest_port)
-        address = {"host": "spark://127.0.0.1", "port": running.rest_port}
+        host, port = running.master.rsplit(":", 1)
+        # Applications are submitted from within the network, and tasks ask for their state from without.
         extra = {"deploy-mode": "cluster", "rest-port": running.rest_port}
-        deployment.api.set_connection("isolated_cluster", "spark", extra, **address)
+        deployment.api.set_connection("isolated_cluster", "spark", extra, host=host, port=int(port))
         yield running
     finally:
         running.stop()
+
+
+@pytest.fixture(scope="module")
+def batches(lake: Lake, deployment: Deployment) -> Iterator[SubmittedDrivers]:
+    """A stand-in for Livy, whose drivers run in the network."""
+    if lake.name != "local":
+        pytest.skip("Spark of this machine has no filesystem for S3, from which a batch loads the package")
+    drivers = SubmittedDrivers(deployment.folder, (str(deployment.folder / "bin" / "spark3-submit"),))
+    with served(livy(drivers)) as url:
+        address = urlsplit(url)
+        deployment.api.set_connection("isolated_livy", "livy", {}, host=address.hostname, port=address.port)
+        yield drivers
+    drivers.close()
 
 
 @pytest.mark.parametrize(
@@ -81,6 +98,8 @@ def test_driver_without_a_network_computes_at_most_one_part_again(
     deployment.ensure_running()
     if case.is_on_cluster:
         request.getfixturevalue("cluster")
+    if case.is_deferred:
+        request.getfixturevalue("batches")
     run = MailboxRun(deployment, case.dag_id, f"{case.run_id}-{lake.name}", lake)
     began = time.monotonic()
     try:

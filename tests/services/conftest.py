@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from fastapi import FastAPI
 
-from tests.services.drivers import CAN_ISOLATE, SubmittedDrivers
+from tests.isolated_network import CAN_ISOLATE, WHY_NOT
+from tests.services.drivers import SubmittedDrivers
 from tests.services.server import served
 from tests.services.task import Task
 
@@ -19,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.spark)
-            item.add_marker(pytest.mark.skipif(not CAN_ISOLATE, reason="network namespaces need root, unshare and ip"))
+            item.add_marker(pytest.mark.skipif(not CAN_ISOLATE, reason=WHY_NOT))
 
 
 @pytest.fixture

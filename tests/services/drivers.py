@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from pathlib import Path
 
 from tests.standalone_cluster import SPARK_HOME, daemon_environment
 
-CAN_ISOLATE = os.geteuid() == 0 and shutil.which("unshare") is not None and shutil.which("ip") is not None
 LIMIT_SECONDS = 120
 _ALONE = ("unshare", "-n", "sh", "-c", 'ip link set lo up; exec "$@"', "x")
 _CLUSTER = {
@@ -44,6 +42,8 @@ class SubmittedDrivers:
     """Drivers by number, each with its log; a number outlives the processes that run for it."""
 
     work: Path
+    program: Sequence[str] = (*_ALONE, str(SPARK_HOME / "bin" / "spark-submit"))
+    """What starts them."""
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _drivers: dict[int, _Driver] = field(default_factory=dict)
 
@@ -55,13 +55,19 @@ class SubmittedDrivers:
         :param python_path: Folders with packages that the service has installed for it.
         """
         number = next(self._numbers)
-        self._drivers[number] = _Driver(self.work / f"driver-{number}.log", _on_this_machine(words), python_path)
+        self._drivers[number] = _Driver(
+            self.work / f"driver-{number}.log", [*self.program, *_on_this_machine(words)], python_path
+        )
         self._drivers[number].start()
         return number
 
     def state(self, number: int) -> DriverState:
         """Return the state of a driver."""
         return self._drivers[number].state
+
+    def has_ended(self, number: int) -> bool:
+        """Return whether a driver has ended, in whatever way."""
+        return self.state(number) is not DriverState.RUNNING
 
     def cancel(self, number: int) -> None:
         """End a driver as its service does when it is told to."""
@@ -112,7 +118,7 @@ class _Driver:
         }
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
-                [*_ALONE, str(SPARK_HOME / "bin" / "spark-submit"), *self.words],
+                self.words,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=self.log.parent,

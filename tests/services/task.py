@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,11 @@ from airflow_provider_statecheck.hooks.relayed_stage import RelayedStage
 from airflow_provider_statecheck.hooks.submitted_stage import DriverAccess
 from airflow_provider_statecheck.payloads.additions import Additions
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings
-from airflow_provider_statecheck.spark.driver.shipped_files import package_file, publish, wheel_file
+from airflow_provider_statecheck.spark.driver.shipped_files import (
+    published_package,
+    published_stage_application,
+    published_wheel,
+)
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.messages import make_owner, make_registration
 from tests.sqlite_rows import new_store
@@ -49,15 +53,18 @@ class Task:
     def next_try(self, ends: AttemptStatus = AttemptStatus.FINISHED) -> Iterator[Additions]:
         """Register an attempt, relay the calls of its driver while the block runs, and close it with its end."""
         stage = self._stage()
-        storage = CheckpointStorage.open(f"{self.work}/packages")
         additions = Additions(
             mailbox=stage.open_mailbox(),
-            package=publish(storage, *package_file()),
-            wheel=publish(storage, *wheel_file()),
+            package=published_package(self._packages),
+            wheel=published_wheel(self._packages),
         )
         with stage.relaying():
             yield additions
         stage.close(ends)
+
+    def of_stage(self, additions: Additions, location: str) -> Additions:
+        """Return additions with the application of a stage."""
+        return replace(additions, application=published_stage_application(self._packages), arguments=(location,))
 
     def wait_until(self, what: Callable[[], Any]) -> None:
         """Wait until something is so."""
@@ -80,6 +87,10 @@ class Task:
     def imported_from(self) -> str:
         """Return where the last driver has found the package."""
         return (self.work / "package").read_text()
+
+    @property
+    def _packages(self) -> CheckpointStorage:
+        return CheckpointStorage.open(f"{self.work}/packages")
 
     def _stage(self) -> RelayedStage:
         self._tries += 1

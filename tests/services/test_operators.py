@@ -41,7 +41,7 @@ def make(request: pytest.FixtureRequest, api: str, connections, drivers, tmp_pat
         context.__exit__(None, None, None)
 
 
-def each(*short: str) -> Any:
+def each(*short: str) -> pytest.MarkDecorator:
     """Run a test with each operator, most of them in the long runs only."""
     return pytest.mark.parametrize(
         "kind",

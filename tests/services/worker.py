@@ -22,7 +22,7 @@ def main() -> None:
     work, request = Path(sys.argv[1]), json.loads(sys.argv[2])
     operator = getattr(airflow_provider_statecheck, request["operator"])(task_id=TASK_ID, **request["arguments"])
     resume = work / "resume.json"
-    given = deserialize(json.loads(resume.read_text())) if request["is_resumed"] else None
+    given: Any = deserialize(json.loads(resume.read_text())) if request["is_resumed"] else None
     try:
         execute_as_a_worker_would(operator, work, request["try_number"], request["max_tries"], given)
     except TaskDeferred as deferred:

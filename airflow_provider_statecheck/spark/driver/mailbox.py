@@ -20,6 +20,7 @@ from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, EnvironmentNotReadyError
 from airflow_provider_statecheck.gateway.mailbox.box import Mailbox
 from airflow_provider_statecheck.gateway.mailbox.driver import MailboxGateway
+from airflow_provider_statecheck.spark.driver.application import MAILBOX_ARGUMENT, MAILBOX_PROPERTY
 from airflow_provider_statecheck.spark.driver.attempts import (
     HANDOVER_VARIABLE,
     Connection,
@@ -32,9 +33,6 @@ from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-MAILBOX_PROPERTY = "spark.statecheck.mailbox"
-MAILBOX_ARGUMENT = "--statecheck-mailbox"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

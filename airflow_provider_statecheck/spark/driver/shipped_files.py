@@ -27,7 +27,7 @@ from weakref import WeakSet
 
 from airflow_provider_statecheck.checkpoint.ids import packages_uri
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError
-from airflow_provider_statecheck.spark.driver.cluster_start import STAGE_APPLICATION
+from airflow_provider_statecheck.spark.driver.application import STAGE_APPLICATION, STAGE_PROGRAM
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,11 +43,6 @@ _OF_AIRFLOW = ("configuration.py", "get_provider_info.py", "metadata/db_manager.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _OF_WHEEL = ("Metadata-Version", "Name", "Version", "Requires-Python")
 _WHEEL = b"Wheel-Version: 1.0\nGenerator: airflow-provider-statecheck\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-_STAGE_APPLICATION = b"""from airflow_provider_statecheck.spark.stages.stage_run import main
-
-if __name__ == "__main__":
-    main()
-"""
 _SHIPPED: WeakSet[Any] = WeakSet()
 """Sessions whose executors have this package."""
 
@@ -136,7 +131,7 @@ def _recorded(data: bytes) -> str:
 
 def stage_file() -> tuple[str, bytes]:
     """Return the name and the content of the application that runs a stage, with its digest in the directory."""
-    return f"{hashlib.sha256(_STAGE_APPLICATION).hexdigest()}/{STAGE_APPLICATION}", _STAGE_APPLICATION
+    return f"{hashlib.sha256(STAGE_PROGRAM).hexdigest()}/{STAGE_APPLICATION}", STAGE_PROGRAM
 
 
 def published_package(storage: CheckpointStorage, directory: str | None = None) -> str:
@@ -192,7 +187,7 @@ def write_launcher_jar(folder: Path) -> ShippedFile:
 def write_stage_application(folder: Path) -> Path:
     """Write the application file with which ``spark-submit`` runs a stage in client mode, and return its path."""
     # A separate folder, because Python puts the application's folder first on its module search path.
-    return ShippedFile.written(folder / "stage-application" / STAGE_APPLICATION, _STAGE_APPLICATION).path
+    return ShippedFile.written(folder / "stage-application" / STAGE_APPLICATION, STAGE_PROGRAM).path
 
 
 def _has_content(path: Path, data: bytes) -> bool:

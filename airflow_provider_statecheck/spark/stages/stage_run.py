@@ -31,8 +31,8 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError, St
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_interval import Pace, pace_of
 from airflow_provider_statecheck.spark.connectors.source import SizeUnit
+from airflow_provider_statecheck.spark.driver.application import STAGE_ARGUMENT
 from airflow_provider_statecheck.spark.driver.attempts import begin_submitted, open_attempt
-from airflow_provider_statecheck.spark.driver.cluster_start import STAGE_ARGUMENT
 from airflow_provider_statecheck.spark.driver.mailbox import find_handover, taken_argument
 from airflow_provider_statecheck.spark.driver.packages import OF_STAGES, check_driver_packages
 from airflow_provider_statecheck.spark.driver.session import TaggedJobs, run_interruptibly, tasks_at_once

@@ -25,7 +25,6 @@ CONF = {
 
 
 ON_CLUSTER = {
-    "conf": {**CONF, "spark.master.rest.enabled": "true"},
     "executor_memory": "512m",
     "executor_cores": 1,
     "total_executor_cores": 1,
@@ -48,7 +47,8 @@ def mailbox_dag(dag_id: str, conn_id: str = "spark_local", **arguments: Any) -> 
             storage_conn_id="lake",
             retries=3,
             retry_delay=timedelta(0),
-            **{"conf": CONF, **arguments},
+            conf=CONF,
+            **arguments,
         )
 
     one_application()

@@ -27,8 +27,8 @@ from airflow_provider_statecheck.operators.spark_submit import (
     CheckpointedSparkSubmitOperator,
     CheckpointedStageSubmitOperator,
 )
+from airflow_provider_statecheck.spark.driver.application import STAGE_APPLICATION
 from airflow_provider_statecheck.spark.driver.attempts import Handover
-from airflow_provider_statecheck.spark.driver.cluster_start import STAGE_APPLICATION
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.messages import make_registration

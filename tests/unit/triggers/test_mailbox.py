@@ -148,7 +148,7 @@ class Deferred:
         attempt = self.stage.relay_access().newest  # type: ignore[union-attr]
         pending = driver.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
         driver.acknowledge(make_acknowledgement(attempt, pending))
-        return pending.checkpoint_id
+        return int(pending.checkpoint_id)
 
     def end(self) -> None:
         """End the job, which the other trigger waits for."""

@@ -11,8 +11,8 @@ import pytest
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, InvalidConfigurationError
 from airflow_provider_statecheck.gateway.mailbox.box import Mailbox
+from airflow_provider_statecheck.spark.driver.application import STAGE_ARGUMENT
 from airflow_provider_statecheck.spark.driver.attempts import HANDOVER_VARIABLE, Handover
-from airflow_provider_statecheck.spark.driver.cluster_start import STAGE_ARGUMENT
 from airflow_provider_statecheck.spark.driver.mailbox import (
     MailboxContent,
     MailboxHandover,
