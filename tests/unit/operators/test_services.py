@@ -20,7 +20,8 @@ import airflow_provider_statecheck
 from airflow_provider_statecheck import RemoteDriverMixin
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.hooks import transport
+from airflow_provider_statecheck.gateway.mailbox.box import Pace
+from airflow_provider_statecheck.hooks import relayed_stage, transport
 from airflow_provider_statecheck.operators.checkpointed import CheckpointedOperator
 from airflow_provider_statecheck.operators.links import CheckpointsLink
 from airflow_provider_statecheck.operators.remote import SubmittedDriverMixin
@@ -281,14 +282,14 @@ def test_importing_the_operators_adds_our_modules_alone_to_those_of_the_provider
 
 
 _BATCHES = f"""#!{sys.executable}
-import json, sys
+import json, sys, time
 from pathlib import Path
 from airflow_provider_statecheck.gateway.mailbox.driver import MailboxGateway
 from airflow_provider_statecheck.spark.driver.mailbox import MailboxHandover
 
 _, command, batch = sys.argv
 found = MailboxHandover.read(json.loads(batch)["conf"]["spark.statecheck.mailbox"], {{}})
-MailboxGateway(found.mailbox, 60).register(found.registration)
+MailboxGateway(found.mailbox, 60, sleep=lambda _: time.sleep(0.02)).register(found.registration)
 with Path(__file__).with_name("batches.log").open("a") as log:
     log.write(batch + "\\n")
 first = Path(__file__).with_name("failed")
@@ -305,6 +306,7 @@ def batch_operator(api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "airflow-db-not-allowed:///")
     monkeypatch.setenv("AIRFLOW_CONN_STATECHECK_DEFAULT", json.dumps({"conn_type": "statecheck", "host": api}))
     monkeypatch.setattr(transport, "task_credentials", lambda client, _: TrustedTask(client))
+    monkeypatch.setattr(relayed_stage, "Pace", lambda: Pace(shortest=0.01, longest=0.05))
     monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", SimpleNamespace(send=lambda _: None), raising=False)
     command = tmp_path / "batches"
     command.write_text(_BATCHES)
