@@ -27,6 +27,7 @@ from airflow_provider_statecheck.operators.links import CheckpointsLink
 from airflow_provider_statecheck.operators.remote import SubmittedDriverMixin
 from airflow_provider_statecheck.payloads.additions import Additions
 from tests.docs.pages import ROOT, blocks_of
+from tests.optional_providers import is_importable
 from tests.served_rows import job_in
 from tests.stand_in_task import DAG_ID, RUN_ID, TASK_ID, TrustedTask, context_of
 from tests.unit.interpreter import modules_loaded_by
@@ -48,13 +49,8 @@ Operator = type[Any]
 
 def importable() -> Iterator[Operator]:
     """Yield the public operators of services whose provider is installed."""
-    for name in airflow_provider_statecheck.__all__:
-        try:
-            found = getattr(airflow_provider_statecheck, name)
-        except ModuleNotFoundError as error:
-            if not str(error.name).startswith("airflow.providers.google"):
-                raise
-            continue
+    for name in filter(is_importable, airflow_provider_statecheck.__all__):
+        found = getattr(airflow_provider_statecheck, name)
         if inspect.isclass(found) and issubclass(found, RemoteDriverMixin) and found is not RemoteDriverMixin:
             yield found
 
