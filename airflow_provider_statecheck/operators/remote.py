@@ -220,7 +220,7 @@ class RemoteDriverMixin(SubmittedDriverMixin):
     Mixin for an Airflow operator of another provider, which submits a Spark job to a service and waits for its end.
 
     Put it before the provider's operator, and say in :meth:`add_to_job` where the job's specification takes a mailbox:
-    the functions of :mod:`airflow_provider_statecheck.payloads` change the specifications of many services. Arguments
+    the functions of ``airflow_provider_statecheck.payloads`` change the specifications of many services. Arguments
     are those of the provider's operator and of
     :class:`~airflow_provider_statecheck.operators.remote.SubmittedDriverMixin`.
 
