@@ -18,7 +18,7 @@ $(READY): pyproject.toml constraints.txt scripts/preflight
 	@echo "Creating $(VENV) (takes a few minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 demo: $(READY) ## Kill a real Spark job at 80 % and watch its retry resume

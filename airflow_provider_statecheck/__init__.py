@@ -9,9 +9,32 @@ from airflow_provider_statecheck.checkpoint.masking import guard_logs
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.hooks.statecheck import StatecheckHook as StatecheckHook
+    from airflow_provider_statecheck.operators.amazon import (
+        CheckpointedEmrAddStepsOperator as CheckpointedEmrAddStepsOperator,
+        CheckpointedEmrContainerOperator as CheckpointedEmrContainerOperator,
+        CheckpointedEmrServerlessStartJobOperator as CheckpointedEmrServerlessStartJobOperator,
+        CheckpointedGlueJobOperator as CheckpointedGlueJobOperator,
+    )
+    from airflow_provider_statecheck.operators.databricks import (
+        CheckpointedDatabricksRunNowOperator as CheckpointedDatabricksRunNowOperator,
+        CheckpointedDatabricksSubmitRunOperator as CheckpointedDatabricksSubmitRunOperator,
+    )
+    from airflow_provider_statecheck.operators.google import (
+        CheckpointedDataprocCreateBatchOperator as CheckpointedDataprocCreateBatchOperator,
+        CheckpointedDataprocSubmitJobOperator as CheckpointedDataprocSubmitJobOperator,
+    )
+    from airflow_provider_statecheck.operators.kubernetes import (
+        CheckpointedSparkKubernetesOperator as CheckpointedSparkKubernetesOperator,
+    )
+    from airflow_provider_statecheck.operators.livy import (
+        CheckpointedLivyOperator as CheckpointedLivyOperator,
+    )
     from airflow_provider_statecheck.operators.pyspark import (
         CheckpointedPySparkOperator as CheckpointedPySparkOperator,
         CheckpointedStageOperator as CheckpointedStageOperator,
+    )
+    from airflow_provider_statecheck.operators.remote import (
+        RemoteDriverMixin as RemoteDriverMixin,
     )
     from airflow_provider_statecheck.operators.spark_submit import (
         CheckpointedSparkSubmitOperator as CheckpointedSparkSubmitOperator,
@@ -83,7 +106,18 @@ guard_logs()
 
 _MODULES = {
     "hooks.statecheck": ("StatecheckHook",),
+    "operators.amazon": (
+        "CheckpointedEmrAddStepsOperator",
+        "CheckpointedEmrContainerOperator",
+        "CheckpointedEmrServerlessStartJobOperator",
+        "CheckpointedGlueJobOperator",
+    ),
+    "operators.databricks": ("CheckpointedDatabricksRunNowOperator", "CheckpointedDatabricksSubmitRunOperator"),
+    "operators.google": ("CheckpointedDataprocCreateBatchOperator", "CheckpointedDataprocSubmitJobOperator"),
+    "operators.kubernetes": ("CheckpointedSparkKubernetesOperator",),
+    "operators.livy": ("CheckpointedLivyOperator",),
     "operators.pyspark": ("CheckpointedPySparkOperator", "CheckpointedStageOperator"),
+    "operators.remote": ("RemoteDriverMixin",),
     "operators.spark_submit": ("CheckpointedSparkSubmitOperator", "CheckpointedStageSubmitOperator"),
     "queryable.client": ("AsyncQueryableStateClient", "QueryableStateClient"),
     "queryable.reads": ("LocalStateClient",),
@@ -133,8 +167,18 @@ __all__ = [
     "AsyncQueryableStateClient",
     "BoundedOneInput",
     "CheckpointSensor",
+    "CheckpointedDatabricksRunNowOperator",
+    "CheckpointedDatabricksSubmitRunOperator",
+    "CheckpointedDataprocCreateBatchOperator",
+    "CheckpointedDataprocSubmitJobOperator",
+    "CheckpointedEmrAddStepsOperator",
+    "CheckpointedEmrContainerOperator",
+    "CheckpointedEmrServerlessStartJobOperator",
     "CheckpointedFunction",
+    "CheckpointedGlueJobOperator",
+    "CheckpointedLivyOperator",
     "CheckpointedPySparkOperator",
+    "CheckpointedSparkKubernetesOperator",
     "CheckpointedSparkSubmitOperator",
     "CheckpointedStageOperator",
     "CheckpointedStageSubmitOperator",
@@ -160,6 +204,7 @@ __all__ = [
     "ParquetSource",
     "QueryableStateClient",
     "ReducingStateDescriptor",
+    "RemoteDriverMixin",
     "RichFlatMapFunction",
     "RichMapFunction",
     "SqlSink",

@@ -29,6 +29,11 @@ def get_provider_info() -> dict[str, Any]:
             {
                 "integration-name": _INTEGRATION,
                 "python-modules": [
+                    "airflow_provider_statecheck.operators.amazon",
+                    "airflow_provider_statecheck.operators.databricks",
+                    "airflow_provider_statecheck.operators.google",
+                    "airflow_provider_statecheck.operators.kubernetes",
+                    "airflow_provider_statecheck.operators.livy",
                     "airflow_provider_statecheck.operators.pyspark",
                     "airflow_provider_statecheck.operators.spark_submit",
                 ],
@@ -43,7 +48,10 @@ def get_provider_info() -> dict[str, Any]:
         "triggers": [
             {
                 "integration-name": _INTEGRATION,
-                "python-modules": ["airflow_provider_statecheck.triggers.checkpoint"],
+                "python-modules": [
+                    "airflow_provider_statecheck.triggers.checkpoint",
+                    "airflow_provider_statecheck.triggers.mailbox",
+                ],
             }
         ],
         "hooks": [

@@ -30,6 +30,7 @@ LIMITS = {
     "R2": "one Spark job, and the files that its first rows need",
     "R3": "the undisturbed step, and a start of Spark",
     "S1": "Spark's own writer, the disk, and the object store",
+    "T1": "one listing of the storage for each look",
     "U1": "FastAPI and the templates of the pages",
     "W1": "Arrow from Python to the JVM",
 }

@@ -32,6 +32,7 @@ from benchmarks import (
     r2_restore,
     r3_step,
     s1_snapshot,
+    t1_triggerer,
     u1_job_list,
     w1_state_reader,
 )
@@ -60,6 +61,7 @@ WORKLOADS: dict[str, Callable[..., list[Result]]] = {
     "R1": r1_retry.run,
     "R2": r2_restore.run,
     "R3": r3_step.run,
+    "T1": t1_triggerer.run,
     "U1": u1_job_list.run,
     "W1": w1_state_reader.run,
 }

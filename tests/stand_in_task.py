@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from airflow.sdk.exceptions import TaskDeferred
 from airflow.sdk.execution_time import task_runner
 
 from airflow_provider_statecheck.gateway.http import HttpClient
@@ -51,20 +54,41 @@ class TrustedTask:
 
 def context_of(work: Path, try_number: int, max_tries: int) -> dict[str, Any]:
     tries = {"max_tries": max_tries, "try_number": try_number}
-    ti = SimpleNamespace(dag_id=DAG_ID, run_id=RUN_ID, task_id=TASK_ID, map_index=-1, **tries)
-    ti.stats_tags = {}
+    names = {"id": f"try {try_number}", "dag_id": DAG_ID, "run_id": RUN_ID, "task_id": TASK_ID, "map_index": -1}
+    ti = SimpleNamespace(**names, **tries)
+    ti.stats_tags, ti.start_date = {}, datetime.now(UTC)
+    ti.xcom_push = ti.xcom_pull = lambda **_: None
     dag_run = SimpleNamespace(logical_date=None, run_id=RUN_ID, clear_number=0)
-    return {"ti": ti, "dag_run": dag_run, "task_state_store": FileStateStore(work / "store.json"), "outlet_events": {}}
+    return {
+        "ti": ti,
+        "task_instance": ti,
+        "dag": None,
+        "dag_run": dag_run,
+        "run_id": RUN_ID,
+        "task_state_store": FileStateStore(work / "store.json"),
+        "outlet_events": {},
+    }
 
 
-def execute_as_a_worker_would(operator: Any, work: Path, try_number: int, max_tries: int) -> None:
-    """Execute an operator in this process, which Airflow's database is blocked in from now on."""
+def execute_as_a_worker_would(
+    operator: Any, work: Path, try_number: int, max_tries: int, resume: Mapping[str, Any] | None = None
+) -> Any:
+    """
+    Execute an operator in this process, which Airflow's database is blocked in from now on.
+
+    :param resume: Method and arguments with which a deferred task is resumed.
+    """
     os.environ["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] = "airflow-db-not-allowed:///"
     transport.task_credentials = lambda client, _: TrustedTask(client)  # type: ignore[assignment]
     task_runner.SUPERVISOR_COMMS = SimpleNamespace(send=lambda message: None)  # type: ignore[assignment]
     signal.signal(signal.SIGTERM, lambda *_: operator.on_kill())  # as Airflow's task runner does
+    context: Any = context_of(work, try_number, max_tries)
     try:
-        operator.execute(context_of(work, try_number, max_tries))
+        if resume is None:
+            return operator.execute(context)
+        return operator.resume_execution(resume["next_method"], resume["next_kwargs"], context)
+    except TaskDeferred:
+        raise
     except BaseException as error:
         listeners.on_task_instance_failed(SimpleNamespace(task=operator), error)
         raise

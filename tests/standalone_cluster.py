@@ -7,7 +7,7 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,8 +26,12 @@ class StandaloneCluster:
     master: str = ""
     rest_port: int = 0
     pages: list[str] = field(default_factory=list)
+    around: Sequence[str] = ()
+    """A command that runs each process as its own, such as in another network."""
     around_workers: Sequence[str] = ()
     """A command that runs a worker as its own, to hide something from it for instance."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Of the environment of each process, and so of drivers and executors."""
     _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(self) -> None:
@@ -61,13 +65,13 @@ class StandaloneCluster:
         is_worker = kind.startswith("worker")
         work = ["--work-dir", str(self.folder / f"work-{host}")] if is_worker else []
         around = self.around_workers if is_worker else ()
-        command = [*around, str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}"]
+        command = [*self.around, *around, str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}"]
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [*command, "--host", host, "--port", "0", "--webui-port", "0", *work, *arguments],
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=daemon_environment() | {"SPARK_LOCAL_IP": host} | variables,
+                env={**daemon_environment(), "SPARK_LOCAL_IP": host, **self.variables, **variables},
                 cwd=self.folder,
             )
         self._processes.append(process)

@@ -17,6 +17,7 @@ from airflow_provider_statecheck.checkpoint.declared_uids import (
     IDENTITY_ARGUMENTS,
     DagTasks,
     declared_uids,
+    job_argument,
     mapped_arguments,
     may_be_in_job,
 )
@@ -106,7 +107,8 @@ def _is_checkpointed(task: Any) -> bool:
 
 
 def _arguments(task: Any) -> Mapping[str, Any]:
+    job = job_argument(task.template_fields)
     if not task.is_mapped:
-        return {name: getattr(task, name, None) for name in IDENTITY_ARGUMENTS}
+        return {name: getattr(task, job if name == "job" else name, None) for name in IDENTITY_ARGUMENTS}
     expanded = getattr(task, "expand_input", None)
-    return mapped_arguments(task.partial_kwargs, {} if expanded is None else expanded.value)
+    return mapped_arguments(task.partial_kwargs, {} if expanded is None else expanded.value, job)

@@ -16,9 +16,9 @@ from uuid import UUID
 from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.api.airflow_dags import AirflowDags
-from airflow_provider_statecheck.api.app import airflow_metrics
 from airflow_provider_statecheck.api.challenges import Challenges, announced_challenges
 from airflow_provider_statecheck.api.holders import TaskDirectory, UserDirectory, no_users
+from airflow_provider_statecheck.api.metrics import airflow_metrics
 from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, run_key
 from airflow_provider_statecheck.checkpoint.properties import JobStatus, job_status_of

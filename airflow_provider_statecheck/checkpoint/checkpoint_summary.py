@@ -168,6 +168,11 @@ class CheckpointSummary:
     """What the attempt was working on: a step, an item of a loop or an increment; empty for none of these."""
     computing_after: float = 0.0
     """Time from the registration of the attempt to the start of that work, in seconds."""
+    answered_after: float = 0.0
+    """
+    Time from the registration of the attempt to its newest report of work, in seconds; the coordinator sets it in the
+    row of the attempt.
+    """
     rows_per_second: float | None = None
     """Rate at which the attempt has read rows; ``None`` for steps that are computed at once."""
     checkpoint_share: float | None = None
@@ -205,7 +210,7 @@ class CheckpointSummary:
 
 _SCALARS: Final = (
     *("seconds_saved", "snapshot_seconds", "write_seconds", "commit_seconds"),
-    *("computing", "computing_after", "rows_per_second", "checkpoint_share"),
+    *("computing", "computing_after", "answered_after", "rows_per_second", "checkpoint_share"),
 )
 _ENTRIES: Final[dict[str, Any]] = {
     "steps": StepSummary,

@@ -27,6 +27,7 @@ from airflow_provider_statecheck.checkpoint.fencing import (
     ONE_RUN_AT_A_TIME,
     TaskLiveness,
     UnknownLiveness,
+    is_same_try,
     require_current,
     require_running,
     require_same_task,
@@ -141,9 +142,13 @@ class AttemptCoordinator(StoredJobs):
 
     def adopt(self, attempt: AttemptRef, owner: AttemptOwner) -> None:
         with self._store.transaction(attempt.job_id) as tx:
+            found = require_current(tx, attempt)
+            require_same_task(found, owner)
+            if not found.is_running and is_same_try(found.owner, owner):
+                return  # its driver has ended it while the task was deferred, and the task still has to close it
             running = require_running(tx, attempt)
-            require_same_task(running, owner)
-            tx.save_attempt(replace(running, owner=owner))
+            # Another task does not change how the driver calls.
+            tx.save_attempt(replace(running, owner=replace(owner, transport=running.owner.transport)))
 
     def confirm_restore(self, request: ConfirmRestore) -> None:
         with self._store.transaction(request.attempt.job_id) as tx:
@@ -163,7 +168,9 @@ class AttemptCoordinator(StoredJobs):
 
     def report_progress(self, request: ReportProgress) -> None:
         with self._store.transaction(request.attempt.job_id) as tx:
-            tx.save_attempt(replace(require_running(tx, request.attempt), restored_summary=request.summary))
+            attempt = require_running(tx, request.attempt)
+            answered_after = (tx.now - attempt.registered_at).total_seconds()
+            tx.save_attempt(replace(attempt, restored_summary=replace(request.summary, answered_after=answered_after)))
 
     def trigger(self, request: TriggerCheckpoint) -> PendingCheckpoint:
         _require_savepoint_dir(request)
@@ -487,7 +494,8 @@ def _restored_checkpoint(
     if request.checkpoint_id is None:
         return None
     checkpoint = tx.checkpoint(request.checkpoint_id)
-    if checkpoint is not None and checkpoint in savepoint_restore.proposed(tx, attempt):
+    is_adoption = checkpoint is not None and checkpoint.is_adoption
+    if checkpoint is not None and is_adoption and checkpoint in savepoint_restore.proposed(tx, attempt):
         # The claim of a task is for the savepoint that it names, not for the one that a user restores in place.
         claim = request.claim and not attempt.is_restore_chosen
         return savepoint_restore.adopt(tx, attempt, checkpoint, claim=claim)

@@ -7,7 +7,7 @@ database is open. A uid or a job that is known only when a task runs, such as a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,6 +17,8 @@ IDENTITY_ARGUMENTS = ("job", "uid", "map_key", "renamed_uids")
 """
 Arguments of a task that decide which operators it has; each is a template field, so that a serialized Dag contains it.
 """
+OTHER_JOB_ARGUMENT = "checkpoint_job"
+"""Argument with the name of the job, where ``job`` is an argument of the operator that was extended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,15 +76,25 @@ def former_uids(uid: str, renamed_uids: Mapping[str, str], map_key: str | None =
     return (*of_task, *of_instance)
 
 
-def mapped_arguments(partial: Mapping[str, Any], expanded: object) -> Mapping[str, Any]:
+def job_argument(template_fields: Iterable[str]) -> str:
+    """
+    Return the argument of a checkpointed task that has the name of its job.
+
+    :param template_fields: Template fields of the task, which a serialized Dag has as well.
+    """
+    return OTHER_JOB_ARGUMENT if OTHER_JOB_ARGUMENT in template_fields else "job"
+
+
+def mapped_arguments(partial: Mapping[str, Any], expanded: object, job: str = "job") -> Mapping[str, Any]:
     """
     Return the arguments of a mapped task; one that differs between instances is not a text.
 
     :param expanded: Lists of values by argument, or anything else for instances with a list of arguments each.
+    :param job: Argument with the name of the job, ``job`` in the result.
     """
-    if isinstance(expanded, Mapping):
-        return {**expanded, **partial}
-    return {**dict.fromkeys(IDENTITY_ARGUMENTS, expanded), **partial}
+    differing = expanded if isinstance(expanded, Mapping) else dict.fromkeys((*IDENTITY_ARGUMENTS, job), expanded)
+    arguments = {**differing, **partial}
+    return {**arguments, "job": arguments.get(job)}
 
 
 def may_be_in_job(job: object, dag_id: str, job_name: str) -> bool:

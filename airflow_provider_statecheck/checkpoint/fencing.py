@@ -16,6 +16,7 @@ from itertools import dropwhile
 from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint import transitions
+from airflow_provider_statecheck.checkpoint.attempt_work import last_answer
 from airflow_provider_statecheck.checkpoint.ids import is_test_job, job_name
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import (
@@ -95,6 +96,11 @@ def require_same_task(attempt: AttemptRecord, owner: AttemptOwner) -> None:
             f"{owner.logical_task!r} of run {owner.run_id!r}; register an attempt instead.",
             epoch=attempt.epoch,
         )
+
+
+def is_same_try(owner: AttemptOwner, other: AttemptOwner) -> bool:
+    """Return whether two owners are the same try of a task, which may have been deferred in between."""
+    return bool(owner.ti_id) and owner.ti_id == other.ti_id
 
 
 def is_other_instance(owner: AttemptOwner, other: AttemptOwner) -> bool:
@@ -185,9 +191,7 @@ def silent_since(attempt: AttemptRecord, checkpoints: Iterable[CheckpointRecord]
     """Return the time of the last call of a running attempt whose tokens have expired; ``None`` for other attempts."""
     if not attempt.is_running:
         return None
-    own = (c for c in checkpoints if c.epoch == attempt.epoch)
-    calls = (t for c in own for t in (c.triggered_at, c.completed_at) if t is not None)
-    last = max((attempt.registered_at, *calls))
+    last = last_answer(attempt, checkpoints)
     return last if last < now - SILENCE else None
 
 

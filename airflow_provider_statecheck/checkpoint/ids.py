@@ -294,6 +294,11 @@ def mailboxes_uri(base_uri: str, job_id: JobId, operator_id: OperatorId) -> str:
     return f"{job_uri(base_uri, job_id)}/mail/{operator_id}"
 
 
+def packages_uri(base_uri: str) -> str:
+    """Return the directory of the packages that drivers on clusters import."""
+    return f"{base_uri.rstrip('/')}/packages"
+
+
 def orphans_uri(base_uri: str, job_id: JobId) -> str:
     """Return the file that lists the quarantined orphan files of a job."""
     return f"{job_uri(base_uri, job_id)}/_orphans"

@@ -103,6 +103,22 @@ class OnOverlap(StrEnum):
     """Wait until the other attempt has ended."""
 
 
+class Transport(StrEnum):
+    """How the driver of an attempt calls the coordinator."""
+
+    IN_PROCESS = "in_process"
+    """In its own process, which has access to the rows."""
+    HTTP = "http"
+    """Over the network, with a token."""
+    MAILBOX = "mailbox"
+    """Through files of the checkpoint storage, which the task relays."""
+
+    @property
+    def text(self) -> str:
+        """The transport in a sentence."""
+        return {"in_process": "in process", "http": "over HTTP", "mailbox": "through a mailbox"}[self]
+
+
 class TaskCoordinates(NamedTuple):
     """A task instance in Airflow, for all its tries."""
 
@@ -151,6 +167,8 @@ class AttemptOwner:
     """What a clear has done to the task state; also tells whether later tries find an entry of this one."""
     try_number: int | None = None
     """Number of Airflow's try; ``None`` for an attempt that no task has started."""
+    transport: Transport | None = None
+    """How the driver calls the coordinator; ``None`` if unknown, as in rows of earlier versions."""
 
     def __post_init__(self) -> None:
         # Rows and drivers of earlier versions have the number in the label only.

@@ -20,7 +20,7 @@ def package(args: Namespace) -> Exit:
     if is_uri(args.directory):
         require_no_credentials("DIRECTORY", args.directory)
         storage = pointer_storage_opener(args.storage_conn_id, args.directory)(args.directory)
-        written = {use: publish(storage, name, data) for use, (name, data) in files.items()}
+        written = {use: publish(storage, storage.base_uri, name, data) for use, (name, data) in files.items()}
     else:
         folder = Path(args.directory)
         written = {use: str(ShippedFile.written(folder / name, data).path) for use, (name, data) in files.items()}

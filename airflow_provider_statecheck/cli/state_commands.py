@@ -250,6 +250,8 @@ def _work_row(work: AttemptWork) -> Row:
         "computing_since": work.computing_since,
         "rows_per_second": None if work.rows_per_second is None else round(work.rows_per_second),
         "checkpointing_percent": None if share is None else round(100 * share, 1),
+        "transport": None if work.transport is None else work.transport.value,
+        "last_answer": work.answered_at,
     }
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from airflow_provider_statecheck.checkpoint.codec import encode, read_reply
 from airflow_provider_statecheck.checkpoint.ids import JobId
@@ -378,6 +378,13 @@ class HttpGateway(HttpCalls):
         super().__init__(STAGE_CALLS, client, credentials)
         self._tokens: dict[AttemptRef, str] = {}
         self._owners: dict[AttemptRef, AttemptOwner] = {}
+
+    @classmethod
+    def of_attempt(cls, client: HttpClient, attempt: AttemptRef, owner: AttemptOwner, token: str) -> Self:
+        """Return a gateway that can act for one attempt, and begin no other one."""
+        gateway = cls(client, GivenToken(token))
+        gateway._know(attempt, token, owner)
+        return gateway
 
     def token_of(self, attempt: AttemptRef) -> str:
         """

@@ -84,7 +84,9 @@ class StageGateway(JobReads, Protocol):
         """
         Transfer a running attempt to a later try of the same task, without interrupting its driver.
 
-        :param owner: New owner: a later try of the same logical task in the same run.
+        The try that owns an attempt adopts it when it is resumed after a deferral, also if the attempt has ended.
+
+        :param owner: New owner: the same try, or a later one of the same logical task in the same run.
         :raises StaleAttemptError: if the attempt has ended, was replaced, or belongs to another task or run.
         """
 

@@ -15,8 +15,9 @@ from airflow_provider_statecheck.checkpoint.ids import (
     run_key,
 )
 from airflow_provider_statecheck.checkpoint.masking import masked
-from airflow_provider_statecheck.checkpoint.records import AttemptOwner, TaskCoordinates
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner, TaskCoordinates, Transport
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.hooks.transport import is_orm_open
 
 
 def run_key_of(context: Mapping[str, Any]) -> str:
@@ -69,4 +70,5 @@ def owner_of(context: Mapping[str, Any], map_key: str | None) -> AttemptOwner:
         is_of_partition=is_of_partition,
         partition_date="" if partition_date is None else partition_date.isoformat(),
         try_number=int(ti.try_number),
+        transport=Transport.IN_PROCESS if is_orm_open() else Transport.HTTP,
     )

@@ -7,31 +7,36 @@ first carries out what the driver of the earlier try has left in its mailbox, an
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from airflow_provider_statecheck.checkpoint.masking import counted
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus, OnOverlap
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef, RegisterAttempt
+from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus, OnOverlap, Transport
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CorruptStateError,
+    StaleAttemptError,
     StateCheckError,
     StorageError,
 )
 from airflow_provider_statecheck.gateway.mailbox.box import Mailbox, Pace
 from airflow_provider_statecheck.gateway.mailbox.relay import MailboxRelay, NotCarriedError, is_mailbox_of
+from airflow_provider_statecheck.gateway.mailbox.waiting import WaitingCalls
 from airflow_provider_statecheck.hooks.submitted_stage import SubmittedStage
+from airflow_provider_statecheck.hooks.transport import is_orm_open
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.driver.mailbox import MailboxContent
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
+    from airflow_provider_statecheck.checkpoint.records import AttemptOwner
     from airflow_provider_statecheck.gateway.verbs import StageGateway
     from airflow_provider_statecheck.hooks.submitted_stage import DriverAccess
     from airflow_provider_statecheck.spark.driver.settings import DriverSettings
@@ -41,6 +46,22 @@ log = logging.getLogger(__name__)
 
 _LONGEST_LOOK_SECONDS = 3.0
 """Of the five that Airflow leaves to a task that it ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayAccess:
+    """What a process needs to relay the calls of a driver."""
+
+    registration: RegisterAttempt
+    """Registration of the attempt that opened the mailbox."""
+    opened: AttemptRef
+    """Attempt that opened the mailbox."""
+    newest: AttemptRef
+    """Newest attempt of the drivers of the mailbox."""
+    url: str | None = None
+    """Root URL of the coordinator's server, ``None`` to use Airflow's database."""
+    token: str | None = field(default=None, repr=False)
+    """Token of the newest attempt, which can begin no other one."""
 
 
 class RelayedStage(SubmittedStage):
@@ -67,6 +88,7 @@ class RelayedStage(SubmittedStage):
         self._storage = storage
         self._patience_seconds = patience_seconds
         self._looking = looking or RelayThread
+        self._relay: MailboxRelay | None = None
         self._relaying: Looking | None = None
 
     def open_mailbox(self) -> str:
@@ -76,16 +98,41 @@ class RelayedStage(SubmittedStage):
         :return: URI of the mailbox, which is no secret.
         :raises StorageError: if the storage fails.
         """
+        if self._relay is not None:
+            # The task was resumed after it had deferred without a driver, for instance until there is a cluster.
+            return self._relay.mailbox.uri
         self._drain()
-        attempt = self._begin()
+        attempt = self._begin(Transport.MAILBOX)
         for earlier in self._mailboxes_up_to(attempt):
             earlier.fence(attempt.epoch, is_closed=True)
         mailbox = Mailbox(self._storage, attempt)
         MailboxContent(
             registration=self.registration, driver=self._driver, patience_seconds=self._patience_seconds
         ).open(mailbox)
-        self._start(self._relay(mailbox, self.registration.attempt_key, attempt))
+        self._start(self._relay_in(mailbox, self.registration.attempt_key, attempt))
         return mailbox.uri
+
+    @property
+    def submission(self) -> str:
+        """Name of the submission of the driver of this attempt, of 32 letters and digits."""
+        if self._attempt is None:
+            raise StaleAttemptError("Expected a registered attempt, found none; open the mailbox first.")
+        attempt = self._attempt
+        return hashlib.sha256(f"{attempt.job_id}/{attempt.operator_id}/{attempt.epoch}".encode()).hexdigest()[:32]
+
+    def relay_access(self) -> RelayAccess | None:
+        """Return what another process needs to relay the calls of the driver, ``None`` without a mailbox."""
+        if self._relay is None:
+            return None
+        newest = self._relay.newest
+        is_local = is_orm_open()
+        return RelayAccess(
+            registration=self._relay.registration,
+            opened=self._relay.mailbox.attempt,
+            newest=newest,
+            url=None if is_local else self._access.url,
+            token=None if is_local else self._access.gateway.token_of(newest),
+        )
 
     @override
     def close(self, status: AttemptStatus, message: str = "", gateway: StageGateway | None = None) -> bool:
@@ -118,12 +165,12 @@ class RelayedStage(SubmittedStage):
 
     def _start(self, relay: MailboxRelay) -> None:
         log.info("The driver calls through the mailbox %s, which this task relays.", redact(relay.mailbox.uri))
-        self._relaying = self._looking(relay)
+        self._relay, self._relaying = relay, self._looking(relay)
         self._relaying.start()
 
     def _drain(self) -> None:
         """Carry out what the driver of an earlier try has written, so that nothing of it is lost."""
-        running = self._adopted()
+        running = self._adopted(self._as_earlier_try)
         relay = None if running is None else self._relay_of(running)
         if relay is None:
             return
@@ -134,7 +181,12 @@ class RelayedStage(SubmittedStage):
         except NotCarriedError as error:
             # It is of no driver of this task, and waiting would not change that.
             log.warning("A call in the mailbox of the earlier try was not carried out: %s", error)
-        log.info("%s of the driver of the earlier try were carried out.", counted(carried, "call"))
+        log.info("Carried out %s of the driver of the earlier try.", counted(carried, "call"))
+
+    def _as_earlier_try(self, earlier: AttemptOwner) -> AttemptOwner:
+        # The registration that follows decides by this attempt whether the task was retried, cleared or created again.
+        own = self.registration.owner
+        return replace(earlier, logical_task=own.logical_task, run_id=own.run_id, airflow=own.airflow)
 
     def _relay_of(self, running: AttemptRecord) -> MailboxRelay | None:
         for mailbox in reversed(self._mailboxes_up_to(AttemptRef.of(running))):
@@ -146,12 +198,16 @@ class RelayedStage(SubmittedStage):
                 log.warning("A mailbox of an earlier try is left as it is: %s", error)
                 continue
             if is_mailbox_of(mailbox, opened_by, running.attempt_key):
-                return self._relay(mailbox, opened_by, AttemptRef.of(running))
+                return self._relay_in(mailbox, opened_by, AttemptRef.of(running))
         return None
 
-    def _relay(self, mailbox: Mailbox, opened_by: str, attempt: AttemptRef) -> MailboxRelay:
-        registration = replace(self.registration, attempt_key=opened_by)
-        return MailboxRelay(mailbox, self._gateway, registration, attempt, self._follow)
+    def _relay_in(self, mailbox: Mailbox, opened_by: str, attempt: AttemptRef) -> MailboxRelay:
+        from airflow_provider_statecheck.api.metrics import task_metrics
+
+        owner = replace(self.registration.owner, transport=Transport.MAILBOX)
+        registration = replace(self.registration, attempt_key=opened_by, owner=owner)
+        waiting = WaitingCalls(partial(task_metrics().waits, owner))
+        return MailboxRelay(mailbox, self._gateway, registration, attempt, self._follow, waiting)
 
     def _mailboxes_up_to(self, attempt: AttemptRef) -> list[Mailbox]:
         return [each for each in Mailbox.all_of(self._storage, attempt) if each.attempt.epoch <= attempt.epoch]
@@ -184,7 +240,6 @@ class RelayThread:
         self.has_carried_all = False
         """Whether the last look, after the end of the driver, has carried all calls."""
         self._relay = relay
-        self._logged = ""
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="statecheck-mailbox")
 
@@ -197,19 +252,9 @@ class RelayThread:
         self._stopped.set()
         # A look of the thread after the last one could begin an attempt that stays open.
         self._thread.join(_LONGEST_LOOK_SECONDS)
-        self.has_carried_all = self._look() is not None
+        self.has_carried_all = self._relay.look() is not None
 
     def _run(self) -> None:
         pace = Pace()
-        while not self._stopped.wait(pace.pause(is_busy=bool(self._look()))):
+        while not self._stopped.wait(pace.pause(is_busy=bool(self._relay.look()))):
             pass
-
-    def _look(self) -> int | None:
-        try:
-            return self._relay.carry()
-        except Exception as error:
-            # The thread must not end before the driver, whatever an answer of a server or a storage is.
-            if str(error) != self._logged:
-                log.warning("Calls of the driver wait in the mailbox: %s", error)
-            self._logged = str(error)
-            return None

@@ -16,7 +16,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -25,16 +24,17 @@ from airflow.sdk import BaseHook
 
 from airflow_provider_statecheck.checkpoint.ids import require_not_missing
 from airflow_provider_statecheck.checkpoint.masking import remember_secrets, secrets_in_settings
+from airflow_provider_statecheck.checkpoint.records import Transport
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks.spark_settings import checked_settings, require_master, require_remote
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.driver.cluster_start import STAGE_APPLICATION, arguments_of_python
-from airflow_provider_statecheck.spark.driver.mailbox import MAILBOX_PROPERTY
-from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, redact
+from airflow_provider_statecheck.spark.driver.application import MAILBOX_PROPERTY, STAGE_APPLICATION
+from airflow_provider_statecheck.spark.driver.cluster_start import arguments_of_python
+from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, hadoop_uri, redact
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.hooks.relayed_stage import RelayedStage
-
+    from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 PYTHON_RUNNER = "org.apache.spark.deploy.PythonRunner"
 _LOCAL_PREFIXES = ("file://", "local:", "file:")
@@ -55,26 +55,19 @@ _REMEDY = (
 )
 
 
-class Transport(StrEnum):
-    """How a submitted driver calls the coordinator."""
-
-    HTTP = "http"
-    """With a token of its attempt, over the network."""
-    MAILBOX = "mailbox"
-    """Through files of the checkpoint storage, which the task relays."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shipping:
     """How the driver gets this package and its attempt."""
 
     scratch: Path
     """Temporary directory of the task, used in client mode."""
+    storage: CheckpointStorage
+    """Storage that writes to the shared directory."""
     shared: str
     """URI of a directory that every worker can read and that outlives the task, used in cluster mode."""
     is_package_shipped: bool = True
     transport: Transport | None = None
-    """``None`` for a mailbox in cluster mode on YARN and Kubernetes, and HTTP elsewhere."""
+    """HTTP or a mailbox; ``None`` for a mailbox in cluster mode on YARN and Kubernetes, and HTTP elsewhere."""
 
 
 class CheckpointedSparkSubmitHook(SparkSubmitHook):
@@ -118,6 +111,9 @@ class CheckpointedSparkSubmitHook(SparkSubmitHook):
     @override
     def _build_spark_submit_command(self, application: str) -> list[str]:
         command = super()._build_spark_submit_command(application)
+        if self._is_cluster and self._is_standalone and self._is_supervised:
+            # On a standalone cluster, spark-submit replaces the property by its option, which Airflow does not pass.
+            command.insert(1, "--supervise")
         # The parent sets _env while it builds the command. The env_vars argument is not usable: depending on the mode,
         # it puts the token on a command line or is rejected.
         self._env = {**self._python_of_local_mode(), **(self._env or {}), **self._handover}
@@ -130,6 +126,10 @@ class CheckpointedSparkSubmitHook(SparkSubmitHook):
     @property
     def _is_standalone(self) -> bool:
         return str(self._connection["master"]).startswith("spark://")
+
+    @property
+    def _is_supervised(self) -> bool:
+        return str(self._conf.get(_SUPERVISE, "false")).strip().lower() == "true"
 
     @property
     def _uses_mailbox(self) -> bool:
@@ -160,7 +160,7 @@ class CheckpointedSparkSubmitHook(SparkSubmitHook):
                 f"Expected cluster mode in deploy_mode, found it in conf as {_DEPLOY_MODE}, which Airflow does not "
                 "read; use deploy_mode='cluster'."
             )
-        if not self._uses_mailbox and str(self._conf.get(_SUPERVISE, "false")).strip().lower() == "true":
+        if not self._uses_mailbox and self._is_supervised:
             raise InvalidConfigurationError(
                 f"Expected {_SUPERVISE} to be false, found true: a driver that Spark restarts would reuse the attempt "
                 "of the failed driver; let Airflow retry the task, or set transport='mailbox', which gives it an "
@@ -175,19 +175,30 @@ class CheckpointedSparkSubmitHook(SparkSubmitHook):
         if self._is_cluster and self._is_standalone:
             return self._for_cluster(application)
         if self._shipping.is_package_shipped:
-            self._ship_package()
+            package = self._package()
+            self._py_files = f"{self._py_files},{package}" if self._py_files else package
         return application
 
-    def _ship_package(self) -> None:
-        from airflow_provider_statecheck.spark.driver.shipped_files import write_package
+    def _package(self) -> str:
+        from airflow_provider_statecheck.spark.driver.shipped_files import published_package, write_package
 
+        if self._is_published:
+            return _known_to_spark(published_package(self._shipping.storage, self._shipping.shared))
+        self._require_uploads("this package", ", or install the package in the image and set ship_package=False")
+        return str(write_package(self._shipping.scratch).path)
+
+    @property
+    def _is_published(self) -> bool:
+        """Whether the driver loads the files of this package from the shared directory."""
+        return self._is_cluster and not self._is_standalone and hadoop_uri(self._shipping.shared) is not None
+
+    def _require_uploads(self, files: str, remedy: str = "") -> None:
         if self._is_cluster and str(self._connection["master"]).startswith("k8s://") and _UPLOADS not in self._conf:
             raise InvalidConfigurationError(
-                f"Expected {_UPLOADS} in conf, to which spark-submit uploads this package for a driver on Kubernetes, "
-                "found none; set it, or install the package in the image and set ship_package=False."
+                f"Expected {_UPLOADS} in conf, to which spark-submit uploads {files} for a driver on Kubernetes, "
+                f"found none, and {redact(self._shipping.shared)!r} as the directory for packages, which Spark does "
+                f"not read; set it, or package_dir to a directory such as s3://lake/packages{remedy}."
             )
-        package = str(write_package(self._shipping.scratch).path)
-        self._py_files = f"{self._py_files},{package}" if self._py_files else package
 
     def _for_cluster(self, application: str) -> str:
         from airflow_provider_statecheck.spark.driver.shipped_files import write_launcher_jar, write_package
@@ -230,11 +241,24 @@ class CheckpointedStageSubmitHook(CheckpointedSparkSubmitHook):
 
     @override
     def _prepare(self, application: str) -> str:
-        from airflow_provider_statecheck.spark.driver.shipped_files import write_stage_application
-
         if self._is_cluster and self._is_standalone:
             return super()._prepare(application)
-        return super()._prepare(str(write_stage_application(self._shipping.scratch)))
+        return super()._prepare(self._application())
+
+    def _application(self) -> str:
+        from airflow_provider_statecheck.spark.driver.shipped_files import (
+            published_stage_application,
+            write_stage_application,
+        )
+
+        if self._is_published:
+            return _known_to_spark(published_stage_application(self._shipping.storage, self._shipping.shared))
+        self._require_uploads("the application of the stage")
+        return str(write_stage_application(self._shipping.scratch))
+
+
+def _known_to_spark(uri: str) -> str:
+    return hadoop_uri(uri) or uri
 
 
 class ClusterPython(NamedTuple):

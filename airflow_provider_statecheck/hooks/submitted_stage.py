@@ -14,11 +14,12 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.ids import OperatorId, job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.fencing import is_same_try
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, AttemptRef, FinishAttempt, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptOwner,
@@ -28,6 +29,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointStatus,
     OnOverlap,
     RowsVersion,
+    Transport,
 )
 from airflow_provider_statecheck.checkpoint.statistics import OperatorStatistics
 from airflow_provider_statecheck.exceptions import (
@@ -47,7 +49,7 @@ from airflow_provider_statecheck.spark.status_log import CheckpointLog
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.api.services import Services
-    from airflow_provider_statecheck.checkpoint.store import JobView, LatestCheckpoints
+    from airflow_provider_statecheck.checkpoint.store import JobView
     from airflow_provider_statecheck.gateway.http import HttpGateway
     from airflow_provider_statecheck.gateway.verbs import StageGateway
     from airflow_provider_statecheck.metadata.tables import Caller
@@ -85,7 +87,6 @@ class SubmittedStage:
         self._attempt: AttemptRef | None = None
         self._candidates: tuple[CheckpointRecord, ...] = ()
         self._checkpoints: DriverCheckpoints | None = None
-        self._followed_version: RowsVersion | None = None
 
     def register(self) -> Handover:
         """
@@ -93,7 +94,7 @@ class SubmittedStage:
 
         :return: Handover for the driver, valid for this attempt only.
         """
-        attempt = self._begin()
+        attempt = self._begin(Transport.HTTP)
         return Handover(
             url=self._access.url,
             token=self._access.gateway.token_of(attempt),
@@ -103,10 +104,23 @@ class SubmittedStage:
 
     def adopt_running(self) -> None:
         """Adopt the running attempt of a driver that an earlier try submitted, unless this try registered one."""
-        if self._attempt is None and (running := self._adopted()) is not None:
+        if self._attempt is None and (running := self._adopted(self._as_own)) is not None:
             self._continue(running)
+            job_name = self.registration.job_name
+            log.info("Attempt %s of job %r continues; its driver was adopted.", running.epoch, job_name)
 
-    def _begin(self) -> AttemptRef:
+    def resume(self) -> None:
+        """Adopt the attempt of this try after the task was deferred, also if its driver has ended it meanwhile."""
+        newest = self._newest_attempt()
+        if newest is None or not is_same_try(newest.owner, self.registration.owner):
+            log.info("The attempt of this try was replaced while the task was deferred.")
+            return
+        self._gateway.adopt(AttemptRef.of(newest), self.registration.owner)
+        self._continue(newest)
+
+    def _begin(self, transport: Transport) -> AttemptRef:
+        owner = replace(self.registration.owner, transport=transport)
+        self.registration = replace(self.registration, owner=owner)
         grant = registering(self._gateway.register, self._on_overlap)(self.registration)
         self._follow(grant)
         return grant.attempt
@@ -116,8 +130,15 @@ class SubmittedStage:
         self._candidates = grant.candidates
         self._log_of(grant.attempt).registered(grant)
 
-    def _adopted(self) -> AttemptRecord | None:
-        """Adopt the running attempt of an earlier try, and return it; ``None`` if there is none."""
+    def _as_own(self, _: AttemptOwner) -> AttemptOwner:
+        return self.registration.owner
+
+    def _adopted(self, owner: Callable[[AttemptOwner], AttemptOwner]) -> AttemptRecord | None:
+        """
+        Adopt the running attempt of an earlier try, and return it; ``None`` if there is none.
+
+        :param owner: Returns the owner that the attempt has from now on, given the one that it has.
+        """
         try:
             running = self._newest_attempt()
         except AccessDeniedError as refused:
@@ -127,7 +148,7 @@ class SubmittedStage:
         if running is None or not running.is_running:
             return None
         try:
-            self._gateway.adopt(AttemptRef.of(running), self.registration.owner)
+            self._gateway.adopt(AttemptRef.of(running), owner(running.owner))
         except StaleAttemptError as ended:
             log.info("Attempt %s ended before it was adopted: %s", running.epoch, ended)
             return None
@@ -137,7 +158,6 @@ class SubmittedStage:
         self._attempt = AttemptRef.of(running)
         self._checkpoints = self._followed(self._attempt)
         self._checkpoints.skip()
-        log.info("Attempt %s of job %r continues; its driver was adopted.", running.epoch, self.registration.job_name)
 
     def log_checkpoints(self) -> None:
         """Log new checkpoints of the driver, whose own log may be on another machine."""
@@ -230,8 +250,7 @@ class SubmittedStage:
         return retained_line(self.registration, latest or next(iter(self._candidates), None))
 
     def _followed(self, attempt: AttemptRef) -> DriverCheckpoints:
-        self._followed_version = None
-        return DriverCheckpoints(self._changed_view, attempt, self._log_of(attempt))
+        return DriverCheckpoints.of(self._gateway, self.registration, attempt)
 
     def _log_of(self, attempt: AttemptRef) -> CheckpointLog:
         return CheckpointLog(self.registration.job_name, self.registration.uid, attempt.epoch)
@@ -257,21 +276,6 @@ class SubmittedStage:
     def _view(self) -> JobView | None:
         try:
             return self._gateway.describe(job_id_of(self.registration.job_name))
-        except CheckpointNotFoundError:
-            return None
-
-    def _changed_view(self) -> JobView | None:
-        known = self._followed_version
-        # A view has up to a hundred checkpoints with their figures, and most polls find no new one.
-        if known is not None and self._latest(known) is None:
-            return None
-        view = self._view()
-        self._followed_version = None if view is None else view.job.rows_version
-        return view
-
-    def _latest(self, known: RowsVersion) -> LatestCheckpoints | None:
-        try:
-            return self._gateway.latest_checkpoints(job_id_of(self.registration.job_name), known)
         except CheckpointNotFoundError:
             return None
 
@@ -357,6 +361,31 @@ def serving(services: Services) -> Iterator[str]:
             thread.join()
 
 
+class ChangedViews:
+    """
+    Views of a job, each of which has up to a hundred checkpoints with their figures; most polls find no new one.
+
+    :param gateway: Gateway that reads the job.
+    """
+
+    def __init__(self, gateway: StageGateway, job_id: JobId) -> None:
+        self._gateway = gateway
+        self._job_id = job_id
+        self._known: RowsVersion | None = None
+
+    def __call__(self) -> JobView | None:
+        """Return the view, ``None`` if the job has no rows, or none that changed since the last call."""
+        try:
+            if self._known is not None and self._gateway.latest_checkpoints(self._job_id, self._known) is None:
+                return None
+            view = self._gateway.describe(self._job_id)
+        except CheckpointNotFoundError:
+            self._known = None
+            return None
+        self._known = view.job.rows_version
+        return view
+
+
 class DriverCheckpoints:
     """
     Log the checkpoints of an attempt from the rows of its job, in the same format as the driver.
@@ -373,6 +402,12 @@ class DriverCheckpoints:
         self._log = checkpoint_log
         self._logged: set[int] = set()
         self._restored: int | None = None
+
+    @classmethod
+    def of(cls, gateway: StageGateway, registration: RegisterAttempt, attempt: AttemptRef) -> Self:
+        """Return those of an attempt, whose job is read with ``gateway`` only if it has changed."""
+        checkpoint_log = CheckpointLog(registration.job_name, registration.uid, attempt.epoch)
+        return cls(ChangedViews(gateway, attempt.job_id), attempt, checkpoint_log)
 
     def skip(self) -> None:
         """Skip the checkpoints that an earlier try of the task logged."""

@@ -177,7 +177,7 @@ def in_process_gateway() -> StageGateway:
 
     from airflow_provider_statecheck.api.airflow_dags import AirflowDags
     from airflow_provider_statecheck.api.airflow_services import AirflowTaskLiveness
-    from airflow_provider_statecheck.api.app import airflow_metrics
+    from airflow_provider_statecheck.api.metrics import airflow_metrics
     from airflow_provider_statecheck.gateway.in_process import gateway_on_engine
 
     dags = AirflowDags(has_files=True)
@@ -326,13 +326,14 @@ async def job_reader(access: ReadingAccess | None) -> AsyncIterator[JobReader]:
         return
     from airflow_provider_statecheck.gateway.http import AsyncJobReader
 
-    await _mask_in_triggerer(access.token)
+    await mask_in_triggerer(access.token)
     address = CoordinatorAddress(url=access.url, timeout_seconds=access.timeout_seconds)
     async with await asyncio.to_thread(address.open_async) as client:
         yield AsyncJobReader(access.url, access.token, client)
 
 
-async def _mask_in_triggerer(token: str) -> None:
+async def mask_in_triggerer(token: str) -> None:
+    """Mask a token in the logs of a trigger."""
     from airflow.sdk import log as masking
 
     # In Airflow 3.2, mask_secret() sends nothing to the supervisor from a trigger.

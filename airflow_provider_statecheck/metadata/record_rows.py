@@ -51,7 +51,7 @@ from airflow_provider_statecheck.checkpoint.checkpoint_summary import Checkpoint
 from airflow_provider_statecheck.checkpoint.codec import classes_of, decode, encode, name_of_form, of_fields
 from airflow_provider_statecheck.checkpoint.messages import LONGEST_CHECKPOINT
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
-from airflow_provider_statecheck.checkpoint.records import AttemptOwner, TaskCoordinates, TaskState
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner, TaskCoordinates, TaskState, Transport
 from airflow_provider_statecheck.exceptions import CorruptRowError, InvalidConfigurationError
 from airflow_provider_statecheck.overriding import override
 
@@ -210,7 +210,12 @@ def _owner_of(values: dict[str, Any]) -> AttemptOwner:
     task = TaskCoordinates.of(pairs)
     if pairs and (task is None or task.pairs != pairs or task.map_index < -1):
         raise ValueError("coordinates of another form")
-    typed = {"airflow": pairs, "task_state": TaskState(values.get("task_state", ""))}
+    transport = values.get("transport")
+    typed = {
+        "airflow": pairs,
+        "task_state": TaskState(values.get("task_state", "")),
+        "transport": None if transport is None else Transport(transport),
+    }
     return of_fields(AttemptOwner, values | typed)
 
 

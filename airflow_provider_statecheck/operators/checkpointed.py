@@ -21,6 +21,7 @@ from airflow.sdk.exceptions import AirflowException
 from airflow_provider_statecheck.checkpoint.declared_uids import (
     declared_uids,
     former_uids,
+    job_argument,
     mapped_arguments,
     may_be_in_job,
 )
@@ -34,7 +35,6 @@ from airflow_provider_statecheck.checkpoint.ids import (
 )
 from airflow_provider_statecheck.checkpoint.masking import remember_secrets, secrets_in_settings
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.hooks.identity import job_name_of, owner_of
 from airflow_provider_statecheck.operators.links import CheckpointsLink, push_link
 from airflow_provider_statecheck.overriding import override
 
@@ -139,7 +139,7 @@ class CheckpointedOperator(BaseOperator):
         "fork",
         "savepoint_at_end",
     )
-    operator_extra_links = (CheckpointsLink(),)
+    operator_extra_links: Any = (CheckpointsLink(),)
 
     unused_arguments: Sequence[str] = ()
     """Arguments that this Airflow operator does not support and rejects."""
@@ -182,7 +182,7 @@ class CheckpointedOperator(BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.job = job
+        setattr(self, job_argument(self.template_fields), job)
         self.uid = uid
         self.declared_uid = uid
         self.map_key = map_key
@@ -261,6 +261,12 @@ class CheckpointedOperator(BaseOperator):
             )
 
 
+def declared_job(task: CheckpointedOperator) -> str | None:
+    """Return the name of the job as the task has it, ``None`` for the job of the run."""
+    job: str | None = getattr(task, job_argument(task.template_fields))
+    return job
+
+
 def prepare_stage(task: CheckpointedOperator, context: Mapping[str, Any]) -> PreparedStage:
     """
     Resolve the storage, the registration and the driver settings of a try, and set the link to its page.
@@ -316,10 +322,10 @@ def _fork(
     from airflow_provider_statecheck.gateway.time_travel import find_fork_source, fork_name
     from airflow_provider_statecheck.hooks.transport import airflow_gateway
 
-    if not is_given(task.job) or is_given(task.from_savepoint):
+    if not is_given(declared_job(task)) or is_given(task.from_savepoint):
         raise InvalidConfigurationError(
             "Expected from_checkpoint with job=, the job of the checkpoint, and without from_savepoint, found "
-            f"{'both' if is_given(task.job) else 'no job'}."
+            f"{'both' if is_given(declared_job(task)) else 'no job'}."
         )
     require_not_missing("fork", task.fork)
     source = find_fork_source(
@@ -366,10 +372,11 @@ def _registration(
 ) -> RegisterAttempt:
     from airflow_provider_statecheck.checkpoint.ids import new_key
     from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
+    from airflow_provider_statecheck.hooks.identity import job_name_of, owner_of
     from airflow_provider_statecheck.hooks.transport import is_orm_open
 
     dag, map_key = task.get_dag(), key_text(task.map_key)
-    job_name = job_name_of(context, task.job, is_test=is_orm_open())
+    job_name = job_name_of(context, declared_job(task), is_test=is_orm_open())
     return RegisterAttempt(
         job_name=job_name,
         uid=uid_of(context, task.uid, map_key),
@@ -466,9 +473,9 @@ def _is_checkpointed(task: Any) -> bool:
 
 def _arguments(task: Any) -> Mapping[str, Any]:
     if not isinstance(task, MappedOperator):
-        return {"job": task.job, "uid": task.declared_uid, "renamed_uids": task.renamed_uids}
-    return mapped_arguments(task.partial_kwargs, task.expand_input.value)
+        return {"job": declared_job(task), "uid": task.declared_uid, "renamed_uids": task.renamed_uids}
+    return mapped_arguments(task.partial_kwargs, task.expand_input.value, job_argument(task.template_fields))
 
 
 def _identity(task: Any) -> tuple[str | None, str, str | None]:
-    return task.job, task.uid or task.task_id, task.map_key
+    return declared_job(task), task.uid or task.task_id, task.map_key

@@ -8,7 +8,6 @@ from urllib.parse import quote, urlsplit
 
 from airflow.sdk import BaseOperatorLink
 
-from airflow_provider_statecheck.gateway.verbs import MOUNT_PATH
 from airflow_provider_statecheck.overriding import override
 
 
@@ -54,6 +53,8 @@ def page_of(ti: Any) -> str:
 def pages_root() -> str:
     """Return the external URL below which the pages are, or its path if the base URL has no host."""
     from airflow.sdk.configuration import conf
+
+    from airflow_provider_statecheck.gateway.verbs import MOUNT_PATH
 
     base = conf.get("api", "base_url", fallback="/") or "/"
     parts = urlsplit(base)

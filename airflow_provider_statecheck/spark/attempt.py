@@ -507,10 +507,13 @@ class FailedCheckpoints:
     def __init__(self, tolerable: int = UNLIMITED) -> None:
         tolerable = UNLIMITED_TOLERABLE_FAILURES if tolerable == UNLIMITED else tolerable
         self._manager = CheckpointFailureManager(tolerable, _FailStage())
+        self._has_failures = False
 
     def succeeded(self, checkpoint_id: int) -> None:
         """Reset the count after a completed checkpoint."""
-        self._manager.handle_checkpoint_success(checkpoint_id)
+        if self._has_failures:
+            self._has_failures = False
+            self._manager.handle_checkpoint_success(checkpoint_id)
 
     def failed(self, error: StateCheckError, checkpoint_id: int = UNKNOWN_CHECKPOINT_ID) -> None:
         """
@@ -519,6 +522,7 @@ class FailedCheckpoints:
         :param checkpoint_id: Id of the checkpoint, if it was triggered.
         :raises CheckpointDeclinedError: if more failed than are tolerated; the message lists the failures.
         """
+        self._has_failures = True
         self._manager.handle_checkpoint_exception(
             CheckpointException(_counted_reason(error), error),
             properties=_CHECKPOINT,

@@ -38,7 +38,7 @@ from airflow_provider_statecheck.spark.steps import (
     StepReport as StepReport,
     built,
 )
-from airflow_provider_statecheck.state.progress import ScopedNames, StepKey, keyed
+from airflow_provider_statecheck.state.progress import Scope, ScopedNames, StepKey, keyed
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class StageContext:
         self.costs: StageCosts = self._steps.costs
         """Time spent on checkpointing, over all attempts."""
         self._names = ScopedNames()
-        self._auto = AutoSnapshots(self._steps)
+        self._auto: AutoSnapshots | None = None
         self.steps: list[StepReport] = self._steps.reports
         """The steps that this attempt has restored or computed, in order."""
 
@@ -302,6 +302,7 @@ class StageContext:
             self._steps.report(step, live, is_restored=True)
             return self._steps.read(live)
         if when == "auto":
+            self._auto = self._auto or AutoSnapshots(self._steps)
             return self._auto.take(step, build, fingerprint)
         return self._steps.compute(step, build, fingerprint)
 
@@ -350,7 +351,7 @@ class StageContext:
         """
         refinement = Refinement(initial=initial, steps=steps, every=every, step=step, until=until, version=version)
         with self._claimed(name) as loop:
-            return RefiningLoop(self._steps, self._names, loop, refinement, self._auto.release).result()
+            return RefiningLoop(self._steps, self._names, loop, refinement, self._release).result()
 
     def each(
         self,
@@ -393,7 +394,7 @@ class StageContext:
             self._names.claim(name),
             version=version,
             context=self,
-            release=self._auto.release,
+            release=self._release,
         )
         return loop.items(pairs, rhythm, self._monotonic)
 
@@ -484,7 +485,11 @@ class StageContext:
 
     def _close(self) -> None:
         self.costs.report()
-        self._auto.release()
+        self._release()
+
+    def _release(self, scope: Scope = ()) -> None:
+        if self._auto is not None:
+            self._auto.release(scope)
 
 
 def _require_fitting(over: object, when: object, on_bad_part: str) -> None:

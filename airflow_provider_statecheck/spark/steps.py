@@ -136,7 +136,7 @@ class StageCheckpointer:
         self.unsaved_seconds = 0.0
         """Measured or estimated time to write them."""
         self._saved = self._content() if restored else ((), _EMPTY_STATE)
-        self._background = BackgroundCheckpoints(self._take_capture)
+        self._background: BackgroundCheckpoints | None = None
 
     def checkpoint(self) -> CheckpointRecord | None:
         """Take a checkpoint; return ``None`` if it failed and the failure is tolerated."""
@@ -170,6 +170,7 @@ class StageCheckpointer:
                 unsaved_seconds=self.unsaved_seconds,
             )
             self.unsaved_bytes, self.unsaved_seconds = 0, 0.0
+            self._background = self._background or BackgroundCheckpoints(self._take_capture)
             self._background.offer(capture)
             self.pace.completed()
 
@@ -181,12 +182,13 @@ class StageCheckpointer:
         :raises CheckpointDeclinedError: if more checkpoints failed than are tolerated.
         :raises StoppedWithSavepointError: if a stop with a savepoint was requested.
         """
-        with self.costs.timed():
-            self._background.settle()
-        self._take_back()
+        if self._background is not None:
+            with self.costs.timed():
+                self._background.settle()
+            self._take_back()
 
     def _take_back(self) -> None:
-        for capture in self._background.withdraw():
+        for capture in self._background.withdraw() if self._background is not None else ():
             self.unsaved_bytes += capture.unsaved_bytes
             self.unsaved_seconds += capture.unsaved_seconds
 

@@ -32,6 +32,8 @@ from airflow_provider_statecheck.storage.failures import advice
 log = logging.getLogger(__name__)
 
 LOCAL_SCHEMES = ("file", "local")
+_OF_HADOOP = {"s3": "s3a", "s3a": "s3a", "gs": "gs", "gcs": "gs", "abfs": "abfs", "abfss": "abfss", "hdfs": "hdfs"}
+"""Schemes of shared stores, and their names in Hadoop."""
 URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 """An absolute URI: its scheme, and the rest."""
 _ALMOST_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
@@ -122,6 +124,14 @@ def scheme_of(uri: str) -> str:
 def is_local(uri: str) -> bool:
     """Return whether a URI is on a local filesystem."""
     return scheme_of(uri) in LOCAL_SCHEMES
+
+
+def hadoop_uri(uri: str) -> str | None:
+    """Return a URI of a shared store as Hadoop's filesystems know it, ``None`` if none of them may know it."""
+    scheme, rest = _OF_HADOOP.get(scheme_of(uri)), uri.partition("://")[2]
+    # Hadoop takes the account of Azure from the URI only.
+    has_account = scheme not in ("abfs", "abfss") or "@" in rest.partition("/")[0]
+    return f"{scheme}://{rest}" if scheme is not None and has_account else None
 
 
 def deletable_root(uri: str, base_uri: str) -> str:

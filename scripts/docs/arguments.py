@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from airflow_provider_statecheck.operators.checkpointed import CheckpointedOperator
 from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOperator, CheckpointedStageOperator
+from airflow_provider_statecheck.operators.remote import RemoteDriverMixin, SubmittedDriverMixin
 from airflow_provider_statecheck.operators.spark_submit import (
     CheckpointedSparkSubmitOperator,
     CheckpointedStageSubmitOperator,
@@ -20,6 +21,8 @@ CLASSES: dict[str, type] = {
     for kind in (
         CheckpointedOperator,
         CheckpointedPySparkOperator,
+        SubmittedDriverMixin,
+        RemoteDriverMixin,
         CheckpointedSparkSubmitOperator,
         CheckpointedStageOperator,
         CheckpointedStageSubmitOperator,

@@ -23,7 +23,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     SkippedCheckpoint,
     TriggerCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus, OnClear
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus, OnClear, Transport
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     InvalidConfigurationError,
@@ -592,11 +592,13 @@ class CoordinatorContract(
     # --- adoption: a driver outlives the Airflow task that started it
 
     def test_a_later_try_of_the_same_task_adopts_the_running_attempt(self) -> None:
-        attempt = self.gateway.register(make_registration()).attempt
-        self.gateway.adopt(attempt, make_owner(label="try 2"))
+        owner = make_owner(transport=Transport.MAILBOX)
+        attempt = self.gateway.register(make_registration(owner=owner)).attempt
+        self.gateway.adopt(attempt, make_owner(label="try 2", transport=Transport.HTTP))
         complete_checkpoint(self.gateway, attempt)
         row = self.gateway.describe(JOB).attempts[0]
         assert (row.status, row.owner.label) == (AttemptStatus.RUNNING, "try 2")
+        assert row.owner.transport is Transport.MAILBOX, "its driver calls as before"
 
     @pytest.mark.parametrize("other", [{"logical_task": "dag/other"}, {"run_id": "manual__1"}], ids=["task", "run"])
     def test_another_task_or_run_cannot_adopt_an_attempt(self, other: dict[str, str]) -> None:
@@ -609,6 +611,15 @@ class CoordinatorContract(
         _finish(self.gateway, grant, AttemptStatus.FAILED)
         with pytest.raises(StaleAttemptError, match="already ended"):
             self.gateway.adopt(grant.attempt, make_owner())
+
+    def test_a_try_that_was_deferred_adopts_its_attempt_also_if_the_driver_has_ended_it(self) -> None:
+        owner = make_owner(ti_id="try-1")
+        grant = self.gateway.register(make_registration(owner=owner))
+        _finish(self.gateway, grant, AttemptStatus.FINISHED)
+        self.gateway.adopt(grant.attempt, owner)
+        assert [each.status for each in self.gateway.describe(JOB).attempts] == [AttemptStatus.FINISHED]
+        with pytest.raises(StaleAttemptError, match="already ended"):
+            self.gateway.adopt(grant.attempt, make_owner(ti_id="try-2"))
 
     # --- the fence
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.attempt_work import last_answer, work_of
 from airflow_provider_statecheck.checkpoint.checkpoint_summary import (
     CheckpointSummary,
     LoopSummary,
@@ -179,6 +180,24 @@ class SummaryContract:
         assert self.newest_attempt().restored_summary is None
         self.gateway.report_progress(ReportProgress(attempt=attempt, summary=RESTORED))
         assert self.newest_attempt().restored_summary == RESTORED
+
+    def test_a_report_is_an_answer_at_the_time_of_the_coordinator_whatever_the_driver_says(
+        self, clock: ManualClock
+    ) -> None:
+        ref = self.gateway.register(make_registration()).attempt
+        clock.advance(60)
+        self.gateway.report_progress(
+            ReportProgress(attempt=ref, summary=CheckpointSummary(computing="days", answered_after=1e9))
+        )
+        attempt = self.newest_attempt()
+        answered = last_answer(attempt, ())
+        assert 60 <= (answered - attempt.registered_at).total_seconds() < 61
+        complete_checkpoint(self.gateway, ref, summary=CheckpointSummary(computing="weeks"))
+        assert last_answer(self.newest_attempt(), ()) == answered, "a checkpoint has times of its own"
+        clock.advance(60)
+        complete_checkpoint(self.gateway, ref)
+        view = self.gateway.describe(JOB)
+        assert work_of(view, ref.operator_id).answered_at == view.checkpoints[-1].completed_at
 
     def test_a_report_of_an_attempt_that_was_replaced_changes_nothing(self) -> None:
         replaced = self.gateway.register(make_registration()).attempt

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +19,30 @@ from jinja2 import Template
 
 FOLDER = Path(__file__).parents[2] / "dags"
 FILES = sorted(FOLDER.glob("*.py"))
+OF_PROVIDERS = {
+    "example_databricks": "airflow.providers.databricks",
+    "example_dataproc": "airflow.providers.google",
+    "example_emr": "airflow.providers.amazon",
+    "example_glue": "airflow.providers.amazon",
+    "example_livy": "airflow.providers.apache.livy",
+    "example_spark_kubernetes": "airflow.providers.cncf",
+}
+"""Files without a Dag where a provider is missing."""
+_WITHOUT_PROVIDERS = f"""
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        # Airflow reads the declarations of installed providers.
+        if name.startswith({tuple(OF_PROVIDERS.values())!r}) and name.endswith(".operators"):
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Missing())
+from airflow.dag_processing.dagbag import DagBag
+bag = DagBag(dag_folder={str(FOLDER)!r})
+assert bag.import_errors == {{}}, bag.import_errors
+print(*sorted(bag.dags))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +53,24 @@ def bag() -> DagBag:
 @pytest.mark.airflow
 def test_every_file_parses(airflow_db: Path, bag: DagBag) -> None:
     assert bag.import_errors == {}
-    assert len(bag.dags) == len(FILES) > 0
+    missing = {name for name, provider in OF_PROVIDERS.items() if importlib.util.find_spec(provider) is None}
+    assert set(bag.dags) == {file.stem for file in FILES} - missing
+    assert missing <= {"example_dataproc"}
+
+
+@pytest.mark.airflow
+def test_a_file_whose_provider_is_missing_has_no_dag_and_fails_nothing(airflow_db: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_PROVIDERS], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert {*done.stdout.splitlines()[-1].split()} == {file.stem for file in FILES} - OF_PROVIDERS.keys()
+
+
+@pytest.mark.airflow
+def test_every_example_has_its_place_on_the_page() -> None:
+    page = (FOLDER.parent / "docs" / "start" / "examples.md").read_text()
+    assert [file.name for file in FILES if file.stem != "statecheck_maintenance" and file.name not in page] == []
 
 
 @pytest.mark.airflow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from markdown_it import MarkdownIt
@@ -12,7 +13,8 @@ from markdown_it.token import Token
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-FOR_USERS = [README, *sorted((ROOT / "docs" / "start").glob("*.md")), *sorted((ROOT / "docs" / "use").glob("*.md"))]
+FOLDERS_FOR_USERS = ("start", "use", "services")
+FOR_USERS = [README, *(page for name in FOLDERS_FOR_USERS for page in sorted((ROOT / "docs" / name).glob("*.md")))]
 """What a new user reads; ``make test`` runs the code of these pages, and ``make soak`` that of the others."""
 PAGES = [
     README,
@@ -22,7 +24,7 @@ PAGES = [
     *sorted((ROOT / "benchmarks").glob("*.md")),
 ]
 
-_MARK = re.compile(r"<!--\s*(?P<kind>untested|file|output|fragment):\s*(?P<text>.*?)\s*-->", re.DOTALL)
+_MARK = re.compile(r"<!--\s*(?P<kind>untested|file|output|fragment|needs):\s*(?P<text>.*?)\s*-->", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,8 @@ class Block:
     """Block or test whose output it is, from ``<!-- output: ... -->``."""
     fragment: str | None = None
     """What it shows, from ``<!-- fragment: ... -->``: a drawing, or a part that cannot run alone."""
+    needs: str | None = None
+    """Module without which it is not run, from ``<!-- needs: ... -->``."""
 
     @property
     def name(self) -> str:
@@ -73,6 +77,7 @@ def _blocks(page: Path, tokens: list[Token]) -> Iterator[Block]:
                 file=marks.get("file"),
                 output=marks.get("output"),
                 fragment=marks.get("fragment"),
+                needs=marks.get("needs"),
             )
         found = _MARK.fullmatch(token.content.strip()) if token.type == "html_block" else None
         marks = {found["kind"]: found["text"]} if found else {}
@@ -80,7 +85,13 @@ def _blocks(page: Path, tokens: list[Token]) -> Iterator[Block]:
 
 def runs_alone(block: Block) -> bool:
     """Tell whether the runner of Python blocks runs a block."""
-    return block.language == "python" and block.excuse is None and block.file is None and block.fragment is None
+    marks = (block.excuse, block.file, block.fragment)
+    return block.language == "python" and not any(marks) and has_what_it_needs(block)
+
+
+def has_what_it_needs(block: Block) -> bool:
+    """Tell whether the module that a block needs is installed."""
+    return block.needs is None or find_spec(block.needs) is not None
 
 
 def all_blocks(*languages: str) -> list[Block]:

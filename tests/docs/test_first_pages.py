@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from scripts.docs.pages import generated
-from tests.docs.pages import FOR_USERS, README, ROOT, Block, blocks_of, name_of, runs_alone
+from tests.docs.pages import FOR_USERS, README, ROOT, Block, blocks_of, has_what_it_needs, name_of, runs_alone
 from tests.docs.test_first_minutes import FOLLOWED
 from tests.unit.test_packaging import PROJECT
 
@@ -46,7 +46,7 @@ def test_a_page_begins_with_its_purpose_and_has_an_example(page: Path) -> None:
 
 def is_tried(block: Block) -> bool:
     """Tell whether ``make test`` runs a block, checks it or compares it, or the page says why not."""
-    if block.fragment or block.excuse:
+    if block.fragment or block.excuse or not has_what_it_needs(block):
         return True
     if block.language == "text":
         return block.output == "above" or block.output in BY_NAME

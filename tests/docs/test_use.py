@@ -12,8 +12,8 @@ from markdown_it.token import Token
 
 from tests.docs.pages import ROOT, blocks_of, name_of
 
-FOLDERS = {name: sorted((ROOT / "docs" / name).glob("*.md")) for name in ("start", "use", "operate")}
-PAGES = FOLDERS["use"]
+FOLDERS = {name: sorted((ROOT / "docs" / name).glob("*.md")) for name in ("start", "use", "services", "operate")}
+PAGES = [*FOLDERS["use"], *FOLDERS["services"]]
 WITH_TERMS = [page for pages in FOLDERS.values() for page in pages]
 MOST_WORDS = 1200
 GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
@@ -104,7 +104,7 @@ def test_the_index_has_each_page_in_the_part_of_its_folder():
     parts = re.split(r"^## ", (ROOT / "docs" / "index.md").read_text(), flags=re.MULTILINE)[1:]
     named = {part.splitlines()[0].lower(): set(re.findall(r"\]\((\w+/[\w/-]+\.md)\)", part)) for part in parts}
 
-    assert list(named) == ["start", "use", "operate", "reference", "inside"]
+    assert list(named) == ["start", "use", "services", "operate", "reference", "inside"]
     for folder, pages in named.items():
         assert {page.partition("/")[0] for page in pages} == {folder}
         assert {f"{folder}/{page.name}" for page in (ROOT / "docs" / folder).glob("*.md")} <= pages

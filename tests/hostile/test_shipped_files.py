@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError
-from airflow_provider_statecheck.spark.driver.cluster_start import STAGE_APPLICATION, arguments_of_python
+from airflow_provider_statecheck.spark.driver.application import STAGE_APPLICATION
+from airflow_provider_statecheck.spark.driver.cluster_start import arguments_of_python
 from airflow_provider_statecheck.spark.driver.shipped_files import (
     ShippedFile,
     write_launcher_jar,

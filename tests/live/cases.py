@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from tests.live.components import Component
 from tests.live.rest import wait_until
 from tests.live.runs import Pids, StageRun, is_alive, kill
 
@@ -109,9 +110,12 @@ def scheduler_terminated(run: StageRun) -> None:
 
 def scheduler_killed(run: StageRun) -> None:
     begun(run)
-    scheduler = run.deployment.scheduler
-    kill(scheduler.pid)
-    wait_until("the scheduler's end", lambda: not scheduler.is_running())
+    kill_and_start_again(run, run.deployment.scheduler)
+
+
+def kill_and_start_again(run: StageRun, component: Component) -> None:
+    kill(component.pid)
+    wait_until(f"the end of the {component.name}", lambda: not component.is_running())
     run.deployment.ensure_running()
 
 

@@ -35,6 +35,10 @@ DAG_IDS = (
     "live_steps",
     "live_actions",
     "live_leaks",
+    "live_mailbox",
+    "live_mailbox_hasty",
+    "live_mailbox_cluster",
+    "live_mailbox_deferred",
     "live_secrets",
     "live_queries",
     "live_days_waiting",
@@ -132,7 +136,8 @@ def running_deployment(folder: Path) -> Iterator[Deployment]:
 
 def _environment(folder: Path, database: str, port: int) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")}
-    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))  # spark-submit is there
+    # Programs of a test, such as one that submits into another network, and spark-submit.
+    path = os.pathsep.join((str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]))
     return {**kept, **airflow_variables(folder, database, port), "PATH": path}
 
 

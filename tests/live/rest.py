@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -9,7 +10,7 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 
-LIMIT_SECONDS = 240.0
+LIMIT_SECONDS = 600.0
 _POLL_SECONDS = 0.2
 
 Value = TypeVar("Value")
@@ -93,6 +94,12 @@ class AirflowApi:
         """Discard the task state of a task, as a clear of Airflow 3.4 does by default."""
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/state-store"
         self._client.delete(f"/api/v2{path}").raise_for_status()
+
+    def set_connection(self, conn_id: str, conn_type: str, extra: dict[str, Any], **fields: Any) -> None:
+        """Create a connection, or replace it."""
+        body = {"connection_id": conn_id, "conn_type": conn_type, "extra": json.dumps(extra), **fields}
+        self._client.delete(f"/api/v2/connections/{conn_id}")
+        self._send("POST", "/connections", body)
 
     def is_paused(self, dag_id: str) -> bool:
         return bool(self._send("GET", f"/dags/{dag_id}")["is_paused"])

@@ -24,6 +24,8 @@ class Pids:
     """The processes of a try: they are the tests' own, and each may be killed."""
 
     task: int
+    driver: int
+    """The process with Spark's session, which is the task itself unless it was submitted."""
     jvm: int
     supervisor: int
 
@@ -39,9 +41,13 @@ class StageRun:
         self.folder = deployment.folder / "control" / run_id
         self.folder.mkdir(parents=True)
 
+    @property
+    def conf(self) -> dict[str, str]:
+        """What the Dag run is triggered with."""
+        return {"control": str(self.folder)}
+
     def trigger(self) -> None:
-        control = {"control": str(self.folder)}
-        self.deployment.api.trigger(self.dag_id, self.run_id, self.logical_date.isoformat(), control)
+        self.deployment.api.trigger(self.dag_id, self.run_id, self.logical_date.isoformat(), self.conf)
 
     def steer(self, name: str, text: str, part: str = "") -> None:
         """Write a file of the control folder."""
@@ -57,10 +63,7 @@ class StageRun:
 
     def wait_for_stop(self) -> Pids:
         """Wait until the stage stands at its item."""
-        marker = self.folder / "stopped.json"
-        wait_until(f"{self.run_id} to stop", lambda: marker.exists() or self._has_ended())
-        assert marker.exists(), f"{self.run_id} ended before it stopped"
-        return Pids(**json.loads(marker.read_text()))
+        return Pids(**self._stopped())
 
     def wait_for_end(self) -> str:
         """Wait until the run has ended and return how."""
@@ -126,6 +129,12 @@ class StageRun:
         """Return what helps to understand a failed test."""
         logs = [f"--- try {n}\n{_events(self.log(n))}" for n in range(1, 5) if self.log(n)]
         return "\n".join([f"computed: {self.computed()}", f"error: {self.error()}", *logs])
+
+    def _stopped(self) -> dict[str, int]:
+        marker = self.folder / "stopped.json"
+        wait_until(f"{self.run_id} to stop", lambda: marker.exists() or self._has_ended())
+        assert marker.exists(), f"{self.run_id} ended before it stopped"
+        return dict(json.loads(marker.read_text()))
 
     def _has_ended(self) -> bool:
         # A scheduler that lost its database ends later than the database is back.

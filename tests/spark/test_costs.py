@@ -316,5 +316,5 @@ def test_a_step_and_the_life_of_a_stage_pass_few_files_of_the_package(tries, cap
             checkpoint.snapshot("rows", tries.builder("rows"))
         with tries.open() as checkpoint:
             assert ids(checkpoint.snapshot("rows", tries.builder("rows"))) == [0, 1, 2]
-    assert len(step) <= 43, sorted(step)
-    assert len(life | step) <= 66, sorted(life | step)
+    assert len(step) <= 41, sorted(step)
+    assert len(life | step) <= 64, sorted(life | step)

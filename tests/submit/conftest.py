@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -41,6 +41,7 @@ class Pipeline:
     trouble: str = "none"
     output: str = ""
     max_tries: int = 2
+    drivers_of_a_try: ClassVar[int] = 1
     _tries: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def start(self) -> subprocess.Popen[str]:
@@ -61,7 +62,7 @@ class Pipeline:
 
     def finish(self, process: subprocess.Popen[str]) -> int:
         """Wait for a try."""
-        status = process.wait(LIMIT_SECONDS)
+        status = process.wait(self.drivers_of_a_try * LIMIT_SECONDS)
         self.output = self._log(self._tries.index(process) + 1)
         return status
 

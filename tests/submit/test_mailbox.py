@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from tests.isolated_network import CAN_ISOLATE, WHY_NOT
+from tests.packaging.environment import Environment
 from tests.standalone_cluster import SPARK_HOME
 from tests.submit.conftest import Pipeline
 
 ISOLATED = """#!/bin/sh
 exec unshare -n sh -c 'ip link set lo up; cat /proc/net/dev > {work}/devices; exec "$@"' x {submit} "$@"
 """
-CAN_ISOLATE = os.geteuid() == 0 and shutil.which("unshare") is not None and shutil.which("ip") is not None
+BARE = """#!/bin/sh
+unset PYTHONPATH SPARK_HOME
+export PYSPARK_PYTHON={python} PYSPARK_DRIVER_PYTHON={python}
+exec unshare -n sh -c 'ip link set lo up; exec "$@"' x {submit} "$@"
+"""
 RESUMED = ["numbers", "item a", "item b", "item b", "item c"]
 
-pytestmark = pytest.mark.skipif(not CAN_ISOLATE, reason="network namespaces need root, unshare and ip")
+pytestmark = pytest.mark.skipif(not CAN_ISOLATE, reason=WHY_NOT)
 
 
 class MailboxPipeline(Pipeline):
@@ -58,8 +64,23 @@ class IsolatedPipeline(MailboxPipeline):
         return [line.partition(":")[0].strip() for line in lines if ":" in line]
 
 
+class BarePipeline(IsolatedPipeline):
+    """One task whose driver and executors have Spark, PyArrow and fsspec, and no other package."""
+
+    machine: Environment
+
+    def _environment(self) -> dict[str, str]:
+        found = super()._environment()
+        python = self.machine.python
+        script = BARE.format(python=python, submit=python.with_name("spark-submit"))
+        (self.work / "bin" / "spark-submit").write_text(script)
+        return found
+
+
 class SupervisedPipeline(MailboxPipeline):
     """One task whose driver runs in a cluster that starts it again."""
+
+    drivers_of_a_try = 2
 
     def _operator(self) -> dict[str, Any]:
         found = super()._operator()
@@ -89,6 +110,33 @@ def test_driver_without_a_network_that_is_killed_goes_on_in_its_retry(pipeline) 
     assert stage.mail() == []
 
 
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    machine = Environment(tmp_path_factory.mktemp("machine"))
+    machine.install(f"pyspark=={pyspark.__version__}", "pyarrow", "fsspec")
+    return machine
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("trouble", ["kill driver", "fail"])
+def test_driver_with_three_packages_goes_on_in_its_retry(pipeline, machine: Environment, trouble: str) -> None:
+    installed = machine.run(
+        "from importlib.metadata import distributions\nprint(*sorted(each.name.lower() for each in distributions()))"
+    )
+    assert installed.split() == ["fsspec", "py4j", "pyarrow", "pyspark"]
+    stage: BarePipeline = pipeline("local", trouble, BarePipeline)
+    stage.machine = machine
+    assert stage.run() != 0
+    assert stage.run() == 0, stage.output
+    assert stage.computed() == RESUMED
+    assert (stage.work / "result").read_text() == "300"
+    assert ".zip/airflow_provider_statecheck/" in (stage.work / "package").read_text()
+    attempts = stage.job().attempts
+    assert [a.status for a in attempts] == [AttemptStatus.FAILED, AttemptStatus.FINISHED]
+    assert attempts[1].restored_from == 2
+    assert stage.mail() == []
+
+
 @pytest.mark.soak
 def test_task_that_dies_leaves_a_driver_whose_calls_the_retry_carries_out_before_it_submits_again(pipeline) -> None:
     """A driver in client mode that outlives its task: what it has written is kept, and then it is shut out."""
@@ -104,7 +152,7 @@ def test_task_that_dies_leaves_a_driver_whose_calls_the_retry_carries_out_before
     retry = stage.start()
     stage.go("b", "c")
     assert stage.finish(retry) == 0, stage.output
-    assert "of the driver of the earlier try were carried out" in stage.output
+    assert "of the driver of the earlier try." in stage.output
     stage.wait_until(lambda: has_ended(driver))
     assert (stage.work / "result").read_text() == "300"
     assert [a.status for a in stage.job().attempts] == [AttemptStatus.FENCED, AttemptStatus.FINISHED]

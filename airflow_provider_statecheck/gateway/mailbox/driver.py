@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -25,6 +26,9 @@ from airflow_provider_statecheck.storage.uris import redact
 log = logging.getLogger(__name__)
 
 Found = TypeVar("Found")
+
+_LONG_WAIT_SECONDS = 60.0
+"""Time after which the log says that a call waits."""
 
 
 class MailboxGateway:
@@ -120,11 +124,13 @@ class MailboxGateway:
         return self._until(deadline, partial(self._box.answer, name), verb)
 
     def _is_posted(self, name: CallName, call: Any) -> bool:
+        # A call of a driver that has slept until its mailbox was removed would stay there.
+        self.require_open()
         self._box.post(name, call)
         return True
 
     def _until(self, deadline: float, look: Callable[[], Found | None], verb: Verb) -> Found:
-        pace = Pace()
+        pace, tell_at = Pace(), self._monotonic() + _LONG_WAIT_SECONDS
         while True:
             failure = ""
             try:
@@ -135,7 +141,21 @@ class MailboxGateway:
                 failure = str(error)
             if self._monotonic() >= deadline:
                 raise self._unanswered(verb, failure)
+            if self._monotonic() >= tell_at:
+                tell_at = math.inf
+                self._tell_wait(verb, failure)
             self._sleep(pace.pause())
+
+    def _tell_wait(self, verb: Verb, failure: str) -> None:
+        log.warning(
+            "The call %r has waited for %.0f s in the mailbox %s%s; its task, or the next try of it, answers. The call "
+            "fails after %.0f s.",
+            verb.name,
+            _LONG_WAIT_SECONDS,
+            redact(self._box.uri),
+            f" ({failure})" if failure else "",
+            self._patience_seconds,
+        )
 
     def _unanswered(self, verb: Verb, failure: str) -> CommitStateUnknownError:
         found = failure or "found none"

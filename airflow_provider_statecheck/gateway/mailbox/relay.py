@@ -27,6 +27,7 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
 )
 from airflow_provider_statecheck.gateway.mailbox.box import CallName, Listing, Mailbox
+from airflow_provider_statecheck.gateway.mailbox.waiting import WaitingCalls
 from airflow_provider_statecheck.gateway.verbs import STAGE_CALLS, StageGateway, Verb, encode_error
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -63,6 +64,7 @@ class MailboxRelay:
     :param registration: Registration of the task, with the key of the attempt that opened the mailbox.
     :param attempt: Newest attempt that the gateway may act for.
     :param registered: Called with the grant of each new attempt, of a driver that was started again.
+    :param waiting: Tells about the calls that wait; by default the log alone.
     """
 
     def __init__(
@@ -72,17 +74,49 @@ class MailboxRelay:
         registration: RegisterAttempt,
         attempt: AttemptRef,
         registered: Callable[[AttemptGrant], None] = lambda _: None,
+        waiting: WaitingCalls | None = None,
     ) -> None:
         self.mailbox = mailbox
         self._gateway = gateway
         self._registration = registration
         self._newest = attempt
         self._registered = registered
+        self._waiting = waiting or WaitingCalls()
         self._answered: set[CallName] = set()
         self._unreadable: dict[CallName, int] = {}
         self._left: set[CallName] = set()
         self._read_before: dict[str, int] = {}
         self._lock = threading.Lock()
+
+    @property
+    def registration(self) -> RegisterAttempt:
+        """The registration of the task, with the key of the attempt that opened the mailbox."""
+        return self._registration
+
+    @property
+    def newest(self) -> AttemptRef:
+        """The newest attempt of the drivers of this mailbox."""
+        return self._newest
+
+    @property
+    def has_waiting_driver(self) -> bool:
+        """Whether a new driver process waits to begin, which this relay may not let begin."""
+        return any(name.number == _BEGIN for name in self._left)
+
+    def look(self) -> int | None:
+        """
+        Carry out the calls as :meth:`carry`, but log what fails.
+
+        :return: The number of calls that were answered, ``None`` if calls may be left.
+        """
+        try:
+            carried = self.carry()
+        except Exception as error:
+            # What looks must not end before the driver, whatever an answer of a server or a storage is.
+            self._waiting.failed(str(error))
+            return None
+        self._waiting.carried()
+        return carried
 
     def carry(self) -> int:
         """
@@ -97,6 +131,7 @@ class MailboxRelay:
             # Calls that were left to another relay must not keep those behind them from being carried.
             waiting = sorted(self._open(listing), key=lambda name: (name in self._left, _turn(name)))[:_MOST_AT_ONCE]
             carried = self._carried(waiting, listing)
+            self._waiting.left(n for n in waiting if n not in carried or isinstance(carried[n], StateCheckError))
             self._left = {name for name, found in carried.items() if isinstance(found, NotCarriedError)}
             self._forget_read(listing)
         outcomes = list(carried.values())

@@ -28,7 +28,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
 )
 from airflow_provider_statecheck.checkpoint.masking import remember_secrets, show_logs_of_script
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt, RestoreSource
-from airflow_provider_statecheck.checkpoint.records import SCRIPT_PREFIX, AttemptOwner, OnOverlap
+from airflow_provider_statecheck.checkpoint.records import SCRIPT_PREFIX, AttemptOwner, OnOverlap, Transport
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, InvalidConfigurationError
 from airflow_provider_statecheck.gateway.in_process import open_gateway
 from airflow_provider_statecheck.gateway.time_travel import find_fork_source, fork_name
@@ -289,4 +289,5 @@ def _owner(job: str, run: str) -> AttemptOwner:
         run_id=run,
         clear_marker=new_key(),
         label=f"process {os.getpid()} on {platform.node()}",
+        transport=Transport.IN_PROCESS,
     )

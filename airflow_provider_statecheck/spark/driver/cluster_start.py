@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from airflow_provider_statecheck.spark.driver.application import STAGE_APPLICATION
+
 if TYPE_CHECKING:
     from airflow_provider_statecheck.spark.driver.shipped_files import ShippedFile
-
-STAGE_APPLICATION = "statecheck_stage.py"
-"""Name of the application that runs a stage, which is part of this package."""
 
 # The worker has copied the launcher to the driver's working directory before Java starts.
 _PROGRAM = """

@@ -20,6 +20,7 @@ from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, EnvironmentNotReadyError
 from airflow_provider_statecheck.gateway.mailbox.box import Mailbox
 from airflow_provider_statecheck.gateway.mailbox.driver import MailboxGateway
+from airflow_provider_statecheck.spark.driver.application import MAILBOX_ARGUMENT, MAILBOX_PROPERTY
 from airflow_provider_statecheck.spark.driver.attempts import (
     HANDOVER_VARIABLE,
     Connection,
@@ -32,9 +33,6 @@ from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-MAILBOX_PROPERTY = "spark.statecheck.mailbox"
-MAILBOX_ARGUMENT = "--statecheck-mailbox"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +123,10 @@ def find_handover(
     :param storage_options: Options of the filesystem of the mailbox.
     :raises EnvironmentNotReadyError: if no Airflow operator submitted this driver.
     """
-    uri = mailbox or (None if os.environ.get(HANDOVER_VARIABLE) else _in_properties(spark) or _in_arguments(sys.argv))
+    # Sessions of some services refuse to say whether they have a property.
+    uri = mailbox or (
+        None if os.environ.get(HANDOVER_VARIABLE) else taken_argument(MAILBOX_ARGUMENT) or _in_properties(spark)
+    )
     return take_handover() if uri is None else MailboxHandover.read(uri, storage_options or {})
 
 
@@ -142,12 +143,13 @@ def _submitted_session() -> SparkSession | None:
     return running_session() if is_submitted else SparkSession.getActiveSession()
 
 
-def _in_arguments(arguments: list[str]) -> str | None:
-    """Return the mailbox in the arguments of the application, and remove it, as it is none of the application's own."""
+def taken_argument(name: str) -> str | None:
+    """Return an argument of the application, and remove it, as it is none of the application's own."""
+    arguments = sys.argv
     for place, text in enumerate(arguments):
-        name, equals, uri = text.partition("=")
-        if name == MAILBOX_ARGUMENT:
-            uri = uri if equals else "".join(arguments[place + 1 : place + 2])
+        found, equals, value = text.partition("=")
+        if found == name:
+            value = value if equals else "".join(arguments[place + 1 : place + 2])
             del arguments[place : place + (1 if equals else 2)]
-            return uri
+            return value
     return None

@@ -9,6 +9,7 @@ cluster mode verifies them when it starts; see :mod:`~.cluster_start`.
 
 from __future__ import annotations
 
+import base64
 import functools
 import hashlib
 import io
@@ -18,13 +19,15 @@ import tempfile
 import zipfile
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import metadata, version
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
+from airflow_provider_statecheck.checkpoint.ids import packages_uri
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError
+from airflow_provider_statecheck.spark.driver.application import STAGE_APPLICATION, STAGE_PROGRAM
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,11 +41,8 @@ _FOLDERS = ("checkpoint", "gateway", "metadata", "queryable", "spark", "state", 
 _OF_AIRFLOW = ("configuration.py", "get_provider_info.py", "metadata/db_manager.py", "metadata/migrations/")
 """Files that only processes of Airflow import, by the beginning of their path."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-_STAGE_APPLICATION = b"""from airflow_provider_statecheck.spark.stages.stage_run import main
-
-if __name__ == "__main__":
-    main()
-"""
+_OF_WHEEL = ("Metadata-Version", "Name", "Version", "Requires-Python")
+_WHEEL = b"Wheel-Version: 1.0\nGenerator: airflow-provider-statecheck\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 _SHIPPED: WeakSet[Any] = WeakSet()
 """Sessions whose executors have this package."""
 
@@ -107,13 +107,72 @@ def package_file() -> tuple[str, bytes]:
     return f"{_ROOT.name}-{version(DISTRIBUTION)}-{hashlib.sha256(data).hexdigest()}.zip", data
 
 
-def publish(storage: CheckpointStorage, name: str, data: bytes) -> str:
+def wheel_file() -> tuple[str, bytes]:
     """
-    Write a file into the directory of a storage, unless it has this content there, and return its URI.
+    Return the name and the content of this package as a wheel, for services that install it.
+
+    The digest of the content is in the directory of its name, because the name of a wheel has a form of its own. Like
+    the zip file, it requires nothing.
+    """
+    installed = metadata(DISTRIBUTION)
+    folder = f"{_ROOT.name}-{installed['Version']}.dist-info"
+    about = "".join(f"{name}: {installed[name]}\n" for name in _OF_WHEEL)
+    files = {**_shipped(), f"{folder}/METADATA": about.encode(), f"{folder}/WHEEL": _WHEEL}
+    record = "".join(f"{name},{_recorded(data)}\n" for name, data in files.items()) + f"{folder}/RECORD,,\n"
+    data = _archive({**files, f"{folder}/RECORD": record.encode()})
+    name = f"{_ROOT.name}-{installed['Version']}-py3-none-any.whl"
+    return f"{hashlib.sha256(data).hexdigest()}/{name}", data
+
+
+def _recorded(data: bytes) -> str:
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=")
+    return f"sha256={digest.decode()},{len(data)}"
+
+
+def stage_file() -> tuple[str, bytes]:
+    """Return the name and the content of the application that runs a stage, with its digest in the directory."""
+    return f"{hashlib.sha256(STAGE_PROGRAM).hexdigest()}/{STAGE_APPLICATION}", STAGE_PROGRAM
+
+
+def published_package(storage: CheckpointStorage, directory: str | None = None) -> str:
+    """
+    Write this package to a storage, unless it is there, and return its URI.
+
+    The name has the digest of the content, so that drivers of several versions find theirs side by side.
+
+    :param directory: URI of a directory, by default that for packages below the checkpoint directory.
+    :raises StorageError: if the storage fails.
+    """
+    return publish(storage, directory or packages_uri(storage.base_uri), *package_file())
+
+
+def published_wheel(storage: CheckpointStorage) -> str:
+    """
+    Write this package as a wheel to a storage, unless it is there, and return its URI.
 
     :raises StorageError: if the storage fails.
     """
-    uri = f"{storage.base_uri}/{name}"
+    return publish(storage, packages_uri(storage.base_uri), *wheel_file())
+
+
+def published_stage_application(storage: CheckpointStorage, directory: str | None = None) -> str:
+    """
+    Write the application file that runs a stage to a storage, unless it is there, and return its URI.
+
+    :param directory: URI of a directory, by default that for packages below the checkpoint directory.
+    :raises StorageError: if the storage fails.
+    """
+    return publish(storage, directory or packages_uri(storage.base_uri), *stage_file())
+
+
+def publish(storage: CheckpointStorage, directory: str, name: str, data: bytes) -> str:
+    """
+    Write a file to a storage, unless it has this content there, and return its URI.
+
+    :param directory: URI of the directory of the file.
+    :raises StorageError: if the storage fails.
+    """
+    uri, storage = f"{directory}/{name}", storage.allowing(directory)
     if storage.size_or_none(uri) != len(data) or storage.read_bytes(uri) != data:
         storage.write_bytes(uri, data, overwrite=True)
     return uri
@@ -128,7 +187,7 @@ def write_launcher_jar(folder: Path) -> ShippedFile:
 def write_stage_application(folder: Path) -> Path:
     """Write the application file with which ``spark-submit`` runs a stage in client mode, and return its path."""
     # A separate folder, because Python puts the application's folder first on its module search path.
-    return ShippedFile.written(folder / "stage-application" / "statecheck_stage.py", _STAGE_APPLICATION).path
+    return ShippedFile.written(folder / "stage-application" / STAGE_APPLICATION, STAGE_PROGRAM).path
 
 
 def _has_content(path: Path, data: bytes) -> bool:
@@ -156,10 +215,14 @@ def _write(path: Path, data: bytes) -> None:
 @cache
 def package_bytes() -> bytes:
     """Return this package as a zip file; equal files give equal bytes."""
+    return _archive(_shipped())
+
+
+def _shipped() -> dict[str, bytes]:
     files = [*_ROOT.glob("*.py"), *chain.from_iterable((_ROOT / folder).rglob("*.py") for folder in _FOLDERS)]
     named = {path.relative_to(_ROOT).as_posix(): path for path in files}
     shipped = sorted(name for name in named if not name.startswith(_OF_AIRFLOW))
-    return _archive({f"{_ROOT.name}/{name}": named[name].read_bytes() for name in shipped})
+    return {f"{_ROOT.name}/{name}": named[name].read_bytes() for name in shipped}
 
 
 def _archive(entries: dict[str, bytes]) -> bytes:

@@ -31,8 +31,9 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError, St
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_interval import Pace, pace_of
 from airflow_provider_statecheck.spark.connectors.source import SizeUnit
+from airflow_provider_statecheck.spark.driver.application import STAGE_ARGUMENT
 from airflow_provider_statecheck.spark.driver.attempts import begin_submitted, open_attempt
-from airflow_provider_statecheck.spark.driver.mailbox import find_handover
+from airflow_provider_statecheck.spark.driver.mailbox import find_handover, taken_argument
 from airflow_provider_statecheck.spark.driver.packages import OF_STAGES, check_driver_packages
 from airflow_provider_statecheck.spark.driver.session import TaggedJobs, run_interruptibly, tasks_at_once
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings, StageSettings
@@ -474,7 +475,7 @@ class DriverTerminatedError(RuntimeError):
 
 def main() -> None:
     """
-    Run the stage at the location in the first argument.
+    Run the stage at the location in the first argument, or in ``--statecheck-stage``.
 
     :raises EnvironmentNotReadyError: if no Airflow operator submitted this driver, or a package is missing.
     :raises InvalidConfigurationError: if there is no such stage.
@@ -482,7 +483,7 @@ def main() -> None:
     check_driver_packages(*OF_STAGES)
     handover = find_handover()
     spark, attempt = begin_submitted(handover)
-    stage = _load_or_fail(sys.argv[1], handover.driver.parallelism, attempt)
+    stage = _load_or_fail(taken_argument(STAGE_ARGUMENT) or sys.argv[1], handover.driver.parallelism, attempt)
     signal.signal(signal.SIGTERM, _terminate)
     StageRun(spark, attempt, stage, handover.driver).run(functools.partial(run_interruptibly, spark))
     spark.stop()

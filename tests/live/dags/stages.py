@@ -67,7 +67,7 @@ class Control:
 def pids() -> dict[str, Any]:
     from airflow_provider_statecheck.spark.driver.session import jvm_pid
 
-    return {"task": os.getpid(), "jvm": jvm_pid(), "supervisor": os.getppid()}
+    return {"task": os.getpid(), "driver": os.getpid(), "jvm": jvm_pid(), "supervisor": os.getppid()}
 
 
 def stage(spark: Any, checkpoint: Any, control: Control) -> int:

@@ -38,16 +38,20 @@ def steps(spark: Any, checkpoint: Any) -> int:
 
 def let_begin(spark: Any, control: Path, name: str) -> bool:
     """Say that a step begins, with the ids of the processes, and wait as a stage does, in Spark's jobs."""
-    from airflow_provider_statecheck.spark.driver.session import jvm_pid
-
     hidden = control / f".{name}"
-    hidden.write_text(json.dumps({"task": os.getpid(), "jvm": jvm_pid(), "supervisor": os.getppid()}))
+    hidden.write_text(json.dumps(pids()))
     hidden.rename(control / f"{name}.json")
     with (control / "computed.log").open("a") as log:
         log.write(f"{name}\n")
     while not (control / f"release_{name}").exists():
         spark.range(1).selectExpr("java_method('java.lang.Thread', 'sleep', 100L)").collect()
     return True
+
+
+def pids() -> dict[str, Any]:
+    from airflow_provider_statecheck.spark.driver.session import jvm_pid
+
+    return {"task": os.getpid(), "driver": os.getpid(), "jvm": jvm_pid(), "supervisor": os.getppid()}
 
 
 @dag(schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC), catchup=False)

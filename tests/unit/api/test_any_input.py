@@ -38,7 +38,7 @@ OF_NO_COLUMN = {
     *("kind", "outcome", "type", "rows", "finished", "total", "finished_splits", "total_splits", "size_bytes"),
     *("seconds", "seconds_saved", "remaining_seconds", "snapshot_seconds", "write_seconds", "commit_seconds"),
     *("open_commits", "left_out", "parts", "share", "bad_parts"),
-    *("computing", "computing_after", "rows_per_second", "checkpoint_share"),
+    *("computing", "computing_after", "answered_after", "transport", "rows_per_second", "checkpoint_share"),
 }
 """Fields of messages that are looked at and not kept, or kept as a text of any length."""
 HOSTILE: tuple[Any, ...] = (

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.api.app import AirflowMetrics
+from airflow_provider_statecheck.api.metrics import AirflowMetrics, airflow_metrics, task_metrics
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import ConfirmRestore, SkippedCheckpoint, TriggerCheckpoint
+from airflow_provider_statecheck.checkpoint.records import Transport
 from airflow_provider_statecheck.gateway.in_process import observed_store
 from tests.messages import (
     ManualClock,
@@ -19,7 +20,7 @@ from tests.messages import (
 )
 from tests.sqlite_rows import new_store
 
-TAGS = {"dag_id": "nightly", "task_id": "features"}
+TAGS = {"dag_id": "nightly", "task_id": "features", "transport": "mailbox"}
 COORDINATES = (("dag_id", "nightly"), ("run_id", "r"), ("task_id", "features"), ("map_index", "-1"))
 
 
@@ -59,7 +60,7 @@ def coordinator(clock: ManualClock, stats: RecordedStats) -> AttemptCoordinator:
 
 @pytest.fixture
 def register(coordinator: AttemptCoordinator) -> Callable[[], Any]:
-    owner = make_owner(airflow=COORDINATES)
+    owner = make_owner(airflow=COORDINATES, transport=Transport.MAILBOX)
     return lambda: coordinator.register(make_registration(owner=owner)).attempt
 
 
@@ -113,6 +114,23 @@ def test_a_retry_counts_its_fence_its_restore_and_what_it_could_not_restore(coor
     skipped = (SkippedCheckpoint(checkpoint_id=2, reason="checksum differs"),)
     coordinator.confirm_restore(ConfirmRestore(attempt=retry, checkpoint_id=1, skipped=skipped))
     assert stats.take() == [("attempt.fenced", 1), ("restore.count", 1), ("restore.failed", 1)]
+
+
+def test_a_relay_sends_how_long_the_oldest_call_has_waited(stats) -> None:
+    owner = make_owner(airflow=COORDINATES, transport=Transport.MAILBOX)
+    AirflowMetrics(stats).waits(owner, 12.5)
+    assert stats.take() == [("mailbox.oldest_call_age", 12.5)]
+
+
+def test_a_metrics_backend_that_fails_fails_no_look_into_a_mailbox(caplog) -> None:
+    AirflowMetrics(object()).waits(make_owner(label="try 1"), 12.5)
+    assert "Metrics of try 1 could not be sent" in caplog.text
+
+
+@pytest.mark.parametrize("metrics", [airflow_metrics, task_metrics])
+def test_each_process_has_stats_that_take_the_gauge(metrics, caplog) -> None:
+    metrics().waits(make_owner(airflow=COORDINATES), 12.5)
+    assert caplog.text == ""
 
 
 def test_a_metrics_backend_that_fails_fails_no_checkpoint(caplog) -> None:

@@ -22,7 +22,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     ReportProgress,
     TriggerCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, Transport
 from airflow_provider_statecheck.cli import (
     maintenance_commands,
     package_command,
@@ -33,7 +33,7 @@ from airflow_provider_statecheck.cli import (
 from airflow_provider_statecheck.get_provider_info import get_provider_info
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from scripts.docs.commands import commands
-from tests.messages import make_acknowledgement
+from tests.messages import make_acknowledgement, make_owner
 from tests.unit.cli.conftest import Run, rows
 from tests.unit.interpreter import modules_loaded_by
 from tests.unit.written_stage import JOB, WrittenStage
@@ -93,6 +93,8 @@ def test_stats_tell_counts_summaries_and_the_latest_of_each_operator(counted: Wr
         "computing_since": None,
         "rows_per_second": None,
         "checkpointing_percent": None,
+        "transport": None,
+        "last_answer": "2026-01-01T00:00:04+00:00",
     }
 
 
@@ -105,7 +107,7 @@ def test_stats_of_an_operator_without_checkpoints_are_empty(stage: WrittenStage,
 def test_stats_and_jobs_tell_what_a_running_attempt_is_computing_and_no_longer_after_its_end(
     stage: WrittenStage, run: Run
 ) -> None:
-    attempt = stage.attempt()
+    attempt = stage.attempt(owner=make_owner(transport=Transport.MAILBOX))
     figures = CheckpointSummary(
         computing="days[2026-01-02]", computing_after=60.0, rows_per_second=1234.4, checkpoint_share=0.0314
     )
@@ -115,6 +117,7 @@ def test_stats_and_jobs_tell_what_a_running_attempt_is_computing_and_no_longer_a
     begun = stage.coordinator.describe(attempt.grant.attempt.job_id).attempts[0].registered_at
     assert (row["computing"], row["rows_per_second"], row["checkpointing_percent"]) == ("days[2026-01-02]", 1234, 3.1)
     assert row["computing_since"] == (begun + timedelta(seconds=60)).isoformat()
+    assert (row["transport"], row["last_answer"]) == ("mailbox", begun.isoformat())
     assert job["computing"] == [f"{attempt.grant.uid}: days[2026-01-02]"]
     attempt.finish(AttemptStatus.FAILED)
     [row] = rows(run("stats", JOB, "--output", "json"))

@@ -23,10 +23,12 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     StaleAttemptError,
     StateCheckError,
+    StorageError,
 )
 from airflow_provider_statecheck.gateway.mailbox.box import CallName, Fence, Mailbox, Pace
 from airflow_provider_statecheck.gateway.mailbox.driver import MailboxGateway
 from airflow_provider_statecheck.gateway.mailbox.relay import MailboxRelay
+from airflow_provider_statecheck.gateway.mailbox.waiting import WaitingCalls
 from airflow_provider_statecheck.gateway.verbs import MAX_BODY_BYTES
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.faults import FaultPlan, faulty_gateway, faulty_storage
@@ -53,7 +55,9 @@ class Mail:
         """Return another relay of the mailbox."""
         return MailboxRelay(self.box, gateway, REQUEST, attempt or self.attempt)
 
-    def driver(self, relay: MailboxRelay | None = None, storage: Any = None) -> MailboxGateway:
+    def driver(
+        self, relay: MailboxRelay | None = None, storage: Any = None, patience_seconds: float = 60.0
+    ) -> MailboxGateway:
         """Return a new process of the driver, whose relay looks while it waits."""
 
         def wait(seconds: float) -> None:
@@ -61,7 +65,7 @@ class Mail:
             (relay or self.relay).carry()
 
         mailbox = Mailbox(storage or self.storage, self.attempt)
-        return MailboxGateway(mailbox, 60.0, sleep=wait, monotonic=lambda: sum(self.pauses))
+        return MailboxGateway(mailbox, patience_seconds, sleep=wait, monotonic=lambda: sum(self.pauses))
 
     def begun(self) -> MailboxGateway:
         """Return a process that has its attempt."""
@@ -76,6 +80,36 @@ class Mail:
     def statuses(self) -> list[AttemptStatus]:
         """Return the statuses of the attempts."""
         return [each.status for each in self.coordinator.describe(job_id_of("sales")).attempts]
+
+
+class Waiting:
+    """A relay whose server is up or down, and its clock."""
+
+    def __init__(self, mail: Mail) -> None:
+        self.seconds = 0.0
+        self.sent: list[float] = []
+        self._mail = mail
+        self._reason = ""
+        self._calls = WaitingCalls(self.sent.append, lambda: self.seconds)
+        self._relay = MailboxRelay(mail.box, self, REQUEST, mail.attempt, waiting=self._calls)  # type: ignore[arg-type]
+        self._number = 0
+
+    def call(self) -> None:
+        """Write a call."""
+        self._number += 1
+        message = TriggerCheckpoint(attempt=self._mail.attempt, request_key=new_key())
+        self._mail.forge(forged_call("trigger", message), CallName(self._number, "a" * 32))
+
+    def look(self, *, is_up: bool, reason: str = "the server is down") -> None:
+        """Let the relay look."""
+        self._reason = "" if is_up else reason
+        self._relay.look()
+
+    def trigger(self, request: TriggerCheckpoint) -> Any:
+        """Answer, if the server is up."""
+        if self._reason:
+            raise CoordinatorUnavailableError(self._reason)
+        return self._mail.coordinator.trigger(request)
 
 
 @pytest.fixture
@@ -106,6 +140,15 @@ class TestDriver:
         with pytest.raises(CommitStateUnknownError, match=rf"call 'trigger' in the mailbox {mail.box.uri} within 60 s"):
             trigger(driver, mail.attempt)
         assert 60 <= sum(mail.pauses) - before <= 66
+
+    def test_log_of_a_driver_says_once_that_a_call_waits(self, mail: Mail, caplog) -> None:
+        mail.relay.carry = lambda: 0  # type: ignore[method-assign]
+        with pytest.raises(CommitStateUnknownError):
+            mail.driver(patience_seconds=600.0).register(REQUEST)
+        told = [each.getMessage() for each in caplog.records if "has waited" in each.getMessage()]
+        [line] = told
+        assert line.startswith(f"The call 'register' has waited for 60 s in the mailbox {mail.box.uri}; its task")
+        assert line.endswith("fails after 600 s.")
 
     def test_call_that_was_given_up_is_carried_by_the_next_relay(self, mail: Mail) -> None:
         driver = mail.begun()
@@ -149,6 +192,7 @@ class TestDriver:
         mail.box.remove()
         with pytest.raises(StaleAttemptError, match="it was removed, as the task of this driver has ended"):
             trigger(driver, mail.attempt)
+        assert mail.storage.list_files(mail.box.uri) == {}
 
     def test_process_without_an_attempt_begins_beside_a_fence_of_its_predecessor(self, mail: Mail) -> None:
         mail.begun()
@@ -361,3 +405,55 @@ class TestRelay:
         mail.box.reply(name, {"reply": None})
         mail.box.reply(name, {"error": {"code": "stale_attempt", "message": "later"}})
         assert mail.box.answer(name) == {"reply": None}
+
+
+class TestWaiting:
+    """What the log and the metrics of a task tell about calls that wait."""
+
+    @pytest.fixture
+    def waiting(self, mail: Mail) -> Waiting:
+        return Waiting(mail)
+
+    def test_reason_is_told_at_once_and_every_five_minutes_with_the_age_of_the_oldest_call(
+        self, waiting: Waiting, caplog
+    ) -> None:
+        waiting.call()
+        for _ in range(62):
+            waiting.look(is_up=False)
+            waiting.seconds += 10
+        assert [each.getMessage() for each in caplog.records] == [
+            f"Calls of the driver wait in the mailbox, the oldest for {age} s: the server is down"
+            for age in (0, 300, 600)
+        ]
+
+    def test_another_reason_is_told_at_once(self, waiting: Waiting, caplog) -> None:
+        waiting.call()
+        waiting.look(is_up=False)
+        waiting.seconds += 1
+        waiting.look(is_up=False, reason="the server is full")
+        assert caplog.records[-1].getMessage().endswith("the oldest for 1 s: the server is full")
+
+    def test_age_of_the_oldest_call_is_sent_until_calls_are_carried_again(self, waiting: Waiting, caplog) -> None:
+        caplog.set_level(logging.INFO)
+        waiting.look(is_up=True)
+        waiting.call()
+        waiting.look(is_up=False)
+        waiting.seconds += 30
+        waiting.call()
+        waiting.look(is_up=False)
+        waiting.look(is_up=True)
+        waiting.look(is_up=True)
+        assert waiting.sent == [0.0, 30.0, 0.0]
+        assert caplog.records[-1].getMessage() == "Calls of the driver in the mailbox are carried again."
+
+    def test_storage_that_cannot_be_listed_lets_known_calls_grow_older(self, waiting: Waiting, monkeypatch) -> None:
+        waiting.call()
+        waiting.look(is_up=False)
+        waiting.seconds += 30
+
+        def fail(_: Mailbox) -> None:
+            raise StorageError("the store is down")
+
+        monkeypatch.setattr(Mailbox, "listing", fail)
+        waiting.look(is_up=True)
+        assert waiting.sent == [0.0, 30.0]

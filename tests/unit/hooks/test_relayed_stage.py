@@ -12,8 +12,8 @@ from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, TriggerCheckpoint
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus
-from airflow_provider_statecheck.exceptions import CoordinatorError, StorageError
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus, OnClear, Transport
+from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.gateway.mailbox.box import CallName, Fence, Mailbox
 from airflow_provider_statecheck.gateway.mailbox.driver import MailboxGateway
 from airflow_provider_statecheck.gateway.mailbox.relay import MailboxRelay
@@ -44,12 +44,12 @@ class Task:
         self.storage: Any = CheckpointStorage.open(str(folder))
         self.relays: list[MailboxRelay] = []
 
-    def begin(self, number: int = 1) -> RelayedStage:
+    def begin(self, number: int = 1, on_clear: OnClear = OnClear.RESUME_UNCHANGED, **of_owner: Any) -> RelayedStage:
         """Begin a try."""
-        owner = make_owner(try_number=number, ti_id=f"try-{number}", label=f"try {number}")
+        owner = make_owner(**{"try_number": number, "ti_id": f"try-{number}", "label": f"try {number}"} | of_owner)
         return RelayedStage(
             DriverAccess("http://api", self.gateway),
-            make_registration(storage_base=self.storage.base_uri, owner=owner),
+            make_registration(storage_base=self.storage.base_uri, owner=owner, on_clear=on_clear),
             DriverSettings(storage_options={"secret": SECRET}, tolerable_failed_checkpoints=3),
             storage=self.storage,
             patience_seconds=60.0,
@@ -115,6 +115,23 @@ def test_handover_has_neither_a_token_nor_options_of_the_storage(task: Task) -> 
     assert found.driver.storage_options == {"key": "of the driver"}
 
 
+def test_attempt_knows_how_its_driver_calls(task: Task) -> None:
+    uri = task.begin().open_mailbox()
+    task.driver(uri)
+    task.driver(uri)
+    task.begin(2).register()
+    of_attempts = [each.owner.transport for each in task.gateway.describe(job_id_of("sales")).attempts]
+    assert of_attempts == [Transport.MAILBOX, Transport.MAILBOX, Transport.HTTP]
+
+
+def test_driver_that_is_started_again_under_a_later_try_calls_through_the_mailbox(task: Task) -> None:
+    uri = task.begin().open_mailbox()
+    task.driver(uri)
+    task.begin(2).adopt_running()
+    task.driver(uri)
+    assert task.gateway.describe(job_id_of("sales")).attempts[-1].owner.transport is Transport.MAILBOX
+
+
 def test_retry_completes_what_the_dead_driver_had_acknowledged(task: Task) -> None:
     uri = task.begin().open_mailbox()
     written_acknowledgement(task, uri, task.driver(uri), ref_of(task, 1))
@@ -140,6 +157,25 @@ def test_retry_that_cannot_complete_what_was_acknowledged_does_not_begin(task: T
             task.begin(2).open_mailbox()
     task.begin(3).open_mailbox()
     assert task.gateway.describe(job_id_of("sales")).attempts[-1].restored_from == 1
+
+
+@pytest.mark.parametrize(
+    ("of_try", "reason"),
+    [
+        ({"number": 2}, "retry after an attempt that never closed and was probably killed"),
+        ({"number": 2, "clear_marker": "cleared"}, "cleared before it finished, and on_clear is restart"),
+        ({"number": 1, "ti_id": "created again"}, "a new run with the id of a deleted run"),
+    ],
+)
+def test_calls_that_are_carried_first_do_not_change_how_a_task_starts(
+    task: Task, of_try: dict[str, Any], reason: str
+) -> None:
+    uri = task.begin().open_mailbox()
+    written_acknowledgement(task, uri, task.driver(uri), ref_of(task, 1))
+    task.begin(on_clear=OnClear.RESTART, **of_try).open_mailbox()
+    view = task.gateway.describe(job_id_of("sales"))
+    assert [c.epoch for c in view.checkpoints] == [1]
+    assert view.attempts[-1].start_reason == reason
 
 
 def test_forged_call_does_not_keep_a_retry_from_its_start(task: Task) -> None:
@@ -235,10 +271,9 @@ def test_thread_looks_until_it_is_stopped_and_once_more(task: Task) -> None:
     looked, first = [], threading.Event()
 
     class Relay:
-        def carry(self) -> int:
+        def look(self) -> None:
             looked.append(1)
             first.set()
-            raise StorageError("Expected an answer of the storage, found none.")
 
     looking = RelayThread(Relay())  # type: ignore[arg-type]
     looking.start()

@@ -7,24 +7,26 @@ import importlib
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import fsspec.implementations.memory
 import pytest
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
 from airflow_provider_statecheck.checkpoint import masking
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
+from airflow_provider_statecheck.checkpoint.records import Transport
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks.spark import (
     CheckpointedSparkSubmitHook,
     CheckpointedStageSubmitHook,
     Shipping,
-    Transport,
     as_cluster_python,
     require_cluster_paths,
 )
 from airflow_provider_statecheck.spark.driver.attempts import HANDOVER_VARIABLE, Handover, take_handover
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.messages import make_registration
 
 TOKEN = "a token that nobody may see"
@@ -81,6 +83,7 @@ def make_hook(
     *,
     ships: bool = True,
     shared: str | None = None,
+    storage: CheckpointStorage | None = None,
     kind: type[CheckpointedSparkSubmitHook] = CheckpointedSparkSubmitHook,
     transport: Transport | None = None,
     **kwargs: Any,
@@ -91,6 +94,7 @@ def make_hook(
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(connection))
     shipping = Shipping(
         scratch=tmp_path / "scratch",
+        storage=storage or CheckpointStorage.open(f"file://{tmp_path}/checkpoints"),
         shared=shared or f"file://{tmp_path}/shared",
         is_package_shipped=ships,
         transport=transport,
@@ -236,10 +240,57 @@ def test_stage_on_yarn_is_the_application_of_this_package(submit, tmp_path) -> N
     assert command[-2:] == [str(script), *arguments]
 
 
+class OnAStore(fsspec.implementations.memory.MemoryFileSystem):  # type: ignore[misc]
+    """A store of objects under the name of any shared store."""
+
+    protocol: ClassVar[tuple[str, ...]] = ("s3", "gcs", "abfss", "hdfs")
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(f"memory://{path.rpartition('://')[2]}"))
+
+
+@pytest.mark.parametrize("connection", [YARN, KUBERNETES], ids=["YARN", "Kubernetes"])
+@pytest.mark.parametrize(
+    ("directory", "shown"),
+    [
+        ("s3://lake/packages", "s3a://lake/packages"),
+        ("gcs://lake/packages", "gs://lake/packages"),
+        ("abfss://lake@account.dfs.core.windows.net/packages", "abfss://lake@account.dfs.core.windows.net/packages"),
+        ("hdfs://name:8020/packages", "hdfs://name:8020/packages"),
+    ],
+)
+def test_what_spark_can_load_from_the_storage_is_uploaded_there_once(submit, connection, directory, shown) -> None:
+    storage = CheckpointStorage(OnAStore(), directory)
+    shipping: dict[str, Any] = {"shared": directory, "storage": storage, "kind": CheckpointedStageSubmitHook}
+    command, _ = submit(connection, "statecheck_stage.py", py_files="/jobs/mine.zip", **shipping)
+    mine, package = option(command, "--py-files").split(",")
+    names = sorted(storage.list_files(directory))
+    assert (mine, [package, command[-1]]) == ("/jobs/mine.zip", [f"{shown}/{name}" for name in names])
+    assert submit(connection, "statecheck_stage.py", py_files="/jobs/mine.zip", **shipping)[0] == command
+
+
+def test_driver_of_a_task_gets_its_package_from_the_task(submit, tmp_path) -> None:
+    command, _ = submit(STANDALONE, transport=Transport.MAILBOX, shared="s3://lake/packages")
+    assert Path(option(command, "--py-files")).parent == tmp_path / "scratch"
+
+
 def test_driver_with_a_mailbox_may_be_started_again_by_spark(submit) -> None:
     command, _ = submit(IN_CLUSTER, transport=Transport.MAILBOX, conf={"spark.driver.supervise": "true"})
-    assert "spark.driver.supervise=true" in command
+    assert command[:2] == ["spark-submit", "--supervise"]
     assert "spark.driver.supervise=false" not in command
+
+
+@pytest.mark.parametrize(
+    ("connection", "value"),
+    [(IN_CLUSTER, "false"), (STANDALONE, "true"), (YARN, "true")],
+    ids=["off", "client", "YARN"],
+)
+def test_option_to_start_a_driver_again_is_passed_where_spark_reads_it(submit, connection, value) -> None:
+    command, _ = submit(connection, transport=Transport.MAILBOX, conf={"spark.driver.supervise": value})
+    assert "--supervise" not in command
 
 
 @pytest.mark.parametrize(
@@ -256,8 +307,12 @@ def test_modes_without_a_safe_way_are_refused(monkeypatch, tmp_path, connection,
         make_hook(monkeypatch, tmp_path, connection, conf=conf, transport=transport)
 
 
-def test_package_that_cannot_reach_a_pod_is_told_before_anything_is_registered(monkeypatch, tmp_path) -> None:
-    hook, stage = make_hook(monkeypatch, tmp_path, KUBERNETES)
+@pytest.mark.parametrize("kind", [CheckpointedSparkSubmitHook, CheckpointedStageSubmitHook])
+@pytest.mark.parametrize("shared", [None, "abfs://lake/packages", "memory://lake/packages"])
+def test_package_that_cannot_reach_a_pod_is_told_before_anything_is_registered(
+    monkeypatch, tmp_path, kind, shared
+) -> None:
+    hook, stage = make_hook(monkeypatch, tmp_path, KUBERNETES, kind=kind, shared=shared)
     with pytest.raises(InvalidConfigurationError, match=r"spark\.kubernetes\.file\.upload\.path in conf"):
         hook.submit("/jobs/a.py")
     assert stage.registered == 0

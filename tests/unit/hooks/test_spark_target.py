@@ -14,6 +14,7 @@ from airflow.providers.apache.spark.operators.spark_pyspark import PySparkOperat
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, InvalidConfigurationError
 from airflow_provider_statecheck.hooks.spark import CheckpointedSparkSubmitHook, SessionTarget, Shipping
 from airflow_provider_statecheck.hooks.spark_settings import checked_settings, checked_texts
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 
 @pytest.mark.parametrize(
@@ -207,7 +208,8 @@ def test_a_submission_that_spark_would_refuse_is_told_before_it_begins(
     monkeypatch, tmp_path, connection, deploy_mode, message
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(connection))
-    shipping = Shipping(scratch=tmp_path, shared=tmp_path.as_uri())
+    storage = CheckpointStorage.open(tmp_path.as_uri())
+    shipping = Shipping(scratch=tmp_path, storage=storage, shared=tmp_path.as_uri())
     with pytest.raises(InvalidConfigurationError, match=re.escape(message)):
         CheckpointedSparkSubmitHook.taking_over(SparkSubmitHook(deploy_mode=deploy_mode), None, shipping)  # type: ignore[arg-type]
 

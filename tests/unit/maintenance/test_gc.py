@@ -16,6 +16,7 @@ from airflow_provider_statecheck.checkpoint.store import RECENT
 from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.gateway.mailbox.box import CallName, Mailbox
 from airflow_provider_statecheck.maintenance.gc import CollectedJob, PruneRequest, prune_job
+from airflow_provider_statecheck.spark.driver.shipped_files import published_package, published_stage_application
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle, encode_metadata, load_document
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
@@ -239,6 +240,16 @@ def test_mailboxes_go_hours_after_the_newest_attempt_of_their_operator_has_ended
     assert [box.is_open for box in boxes] == [True, True, True]
     collect(stage)
     assert [len(stage.storage.list_files(box.uri)) for box in boxes] == [0, 2, 2]
+
+
+def test_packages_stay_as_drivers_that_are_started_again_load_them(stage):
+    ended = stage.run().grant.attempt
+    packages = [published_package(stage.storage), published_stage_application(stage.storage)]
+    stage.clock.advance(365 * 24 * 3600)
+    collect(stage)
+    prune_job(stage.maintenance, ended.job_id, PruneRequest(job_ids=(ended.job_id,)), CheckpointStorage.open)
+    assert [local_path(uri).exists() for uri in packages] == [True, True]
+    assert [path.name for path in local_path(stage.storage.base_uri).iterdir()] == ["packages"]
 
 
 def test_nothing_goes_while_the_newest_attempt_of_an_operator_has_not_ended(stage):

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import Column, Float, Integer, create_engine, delete, insert, text
 from sqlalchemy.engine import Engine
 
+from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.job_list import JobOverview, JobSort, JobsPage, ListedStatus
@@ -19,11 +20,13 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointProperti
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
     ActionRecord,
+    AttemptOwner,
     AttemptStatus,
     CheckpointRequest,
     JobAction,
     RowsVersion,
     StatisticsRecord,
+    Transport,
 )
 from airflow_provider_statecheck.checkpoint.store import CheckpointPage
 from airflow_provider_statecheck.exceptions import CorruptRowError, StateCheckError
@@ -35,7 +38,14 @@ from airflow_provider_statecheck.maintenance.job_maintenance import (
     UnknownRuns,
     each_job,
 )
-from airflow_provider_statecheck.metadata.record_rows import EnumText, Flag, JsonOf, RecordTable, UtcDateTime
+from airflow_provider_statecheck.metadata.record_rows import (
+    EnumText,
+    Flag,
+    JsonOf,
+    RecordTable,
+    UtcDateTime,
+    json_reader,
+)
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import (
     ACKNOWLEDGEMENTS,
@@ -339,3 +349,11 @@ def test_the_error_of_a_bad_row_arrives_over_http_as_what_it_is(engine: Engine, 
     assert isinstance(arrived, CorruptRowError)
     assert (arrived.table, arrived.column) == ("statecheck_checkpoint", "status")
     assert arrived.key == f"job_id={BAD}, checkpoint_id=3"
+
+
+def test_owner_in_a_row_of_an_earlier_version_has_no_transport() -> None:
+    written = encode(make_owner(transport=Transport.MAILBOX))
+    read = json_reader(AttemptOwner)
+    assert read(written).transport is Transport.MAILBOX
+    del written["transport"]
+    assert read(written).transport is None

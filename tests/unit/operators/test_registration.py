@@ -16,9 +16,9 @@ from airflow_provider_statecheck.checkpoint.declared_uids import former_uids
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.messages import RestoreSource
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, RestoreMode
-from airflow_provider_statecheck.checkpoint.records import OnOverlap
+from airflow_provider_statecheck.checkpoint.records import OnOverlap, Transport
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.hooks import submitted_stage, transport
+from airflow_provider_statecheck.hooks import identity, submitted_stage, transport
 from airflow_provider_statecheck.hooks.identity import job_name_of, owner_of
 from airflow_provider_statecheck.operators import checkpointed
 from airflow_provider_statecheck.operators.checkpointed import (
@@ -178,6 +178,14 @@ def test_a_run_of_a_partition_is_known_by_its_partition() -> None:
 def test_a_logical_date_precedes_a_partition() -> None:
     owner = owner_of(make_context(partition_key="us", partition_date=DATE), None)
     assert (owner.run_key, owner.is_of_partition, owner.partition_date) == (DATE.isoformat(), False, "")
+
+
+@pytest.mark.parametrize(("is_open", "transport"), [(True, Transport.IN_PROCESS), (False, Transport.HTTP)])
+def test_a_driver_in_its_task_calls_as_the_task_does(
+    monkeypatch: pytest.MonkeyPatch, is_open: bool, transport: Transport
+) -> None:
+    monkeypatch.setattr(identity, "is_orm_open", lambda: is_open)
+    assert owner_of(make_context(), None).transport is transport
 
 
 def test_an_attempt_knows_the_task_instance_of_its_try() -> None:

@@ -22,7 +22,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import MaskSecret, SetXCom
 
-from airflow_provider_statecheck.api.app import AirflowMetrics
+from airflow_provider_statecheck.api.metrics import AirflowMetrics
 from airflow_provider_statecheck.checkpoint import masking
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.masking import remember_secrets

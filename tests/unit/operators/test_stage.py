@@ -30,6 +30,7 @@ from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOpe
 from airflow_provider_statecheck.operators.spark_submit import CheckpointedStageSubmitOperator
 from airflow_provider_statecheck.spark.stages import planning
 from airflow_provider_statecheck.state.backends import FsStateBackend
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.unit.interpreter import modules_loaded_by
 from tests.unit.operators import stages_of_test
 from tests.unit.operators.test_registration import make_context
@@ -217,7 +218,12 @@ def end_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str],
     def fail(*_: object) -> None:
         raise RuntimeError("spark-submit ended with 1")
 
-    prepared = SimpleNamespace(registration=SimpleNamespace(owner=None), driver=None, on_overlap=None, storage=None)
+    prepared = SimpleNamespace(
+        registration=SimpleNamespace(owner=None),
+        driver=None,
+        on_overlap=None,
+        storage=CheckpointStorage.open("memory://t"),
+    )
     monkeypatch.setattr(CheckpointedStageSubmitOperator, "prepare", lambda *_: prepared)
     monkeypatch.setattr(submitted_stage, "driver_access", lambda _: nullcontext())
     monkeypatch.setattr(SparkSubmitOperator, "execute", fail)

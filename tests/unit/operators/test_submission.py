@@ -27,9 +27,10 @@ from airflow_provider_statecheck.operators.spark_submit import (
     CheckpointedSparkSubmitOperator,
     CheckpointedStageSubmitOperator,
 )
+from airflow_provider_statecheck.spark.driver.application import STAGE_APPLICATION
 from airflow_provider_statecheck.spark.driver.attempts import Handover
-from airflow_provider_statecheck.spark.driver.cluster_start import STAGE_APPLICATION
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.messages import make_registration
 
 CLIENT = {"conn_type": "spark", "host": "spark://master", "port": 7077}
@@ -154,7 +155,9 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attempt: Stage) -> 
 
     def prepare(operator: Any, _: Any) -> Any:
         operator.ship_package, operator.package_dir = False, str(tmp_path)
-        return SimpleNamespace(registration=make_registration(), driver=None, on_overlap=None, storage=None)
+        return SimpleNamespace(
+            registration=make_registration(), driver=None, on_overlap=None, storage=CheckpointStorage.open("memory://t")
+        )
 
     monkeypatch.setattr(subprocess, "Popen", popen)
     monkeypatch.setattr(subprocess, "run", run)

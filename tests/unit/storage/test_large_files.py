@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from pathlib import Path
@@ -55,54 +56,56 @@ def test_a_second_block_is_told_to_come_again_while_another_holds_a_large_file(s
         assert read(storage, "large") == LARGE + 1
 
 
-@pytest.mark.parametrize("is_cause", [False, True])
-def test_an_error_leaves_a_block_without_what_the_block_held(storage: CheckpointStorage, is_cause: bool) -> None:
-    """The next block begins while a server still answers with the error."""
-    held = list[weakref.ref[Held]]()
+class Held:
+    """What a block has decoded."""
 
-    def fail() -> None:
+
+class Failing:
+    """Work of a block that fails while it holds what it has decoded."""
+
+    def __init__(self, storage: CheckpointStorage) -> None:
+        self._storage = storage
+        self._held: list[weakref.ref[Held]] = []
+
+    def plainly(self) -> None:
+        """Fail."""
         decoded = Held()
-        held.append(weakref.ref(decoded))
-        read(storage, "large")
-        raise ValueError(len(held))
+        self._held.append(weakref.ref(decoded))
+        read(self._storage, "large")
+        raise ValueError(len(self._held))
 
-    def wrap() -> None:
+    def as_cause(self) -> None:
+        """Fail with an error that has the first one as its cause."""
         try:
-            fail()
+            self.plainly()
         except ValueError as error:
             raise KeyError("wrapped") from error
 
-    with pytest.raises((ValueError, KeyError)) as raised, one_large_at_a_time():
-        wrap() if is_cause else fail()
-    assert raised.value.__traceback__ is not None
-    assert [each() for each in held] == [None]
-
-
-def test_an_error_with_another_cause_or_in_a_circle_leaves_a_block_the_same_way(storage: CheckpointStorage) -> None:
-    held = list[weakref.ref[Held]]()
-
-    def fail() -> None:
-        decoded = Held()
-        held.append(weakref.ref(decoded))
-        read(storage, "large")
-        raise ValueError(len(held))
-
-    def wrap() -> None:
+    def in_a_circle(self) -> None:
+        """Fail with an error that is the cause of its own cause, and has the first one as its context."""
         try:
-            fail()
+            self.plainly()
         except ValueError:
             error, other = KeyError("wrapped"), OSError("of another call")
             other.__cause__ = error
             raise error from other
 
-    with pytest.raises(KeyError) as raised, one_large_at_a_time():
-        wrap()
-    assert raised.value.__context__ is not None
-    assert [each() for each in held] == [None]
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing holds what was decoded."""
+        return [each() for each in self._held] == [None]
 
 
-class Held:
-    """What a block has decoded."""
+@pytest.mark.parametrize("fail", [Failing.plainly, Failing.as_cause, Failing.in_a_circle])
+def test_an_error_leaves_a_block_without_what_the_block_held(
+    storage: CheckpointStorage, fail: Callable[[Failing], None]
+) -> None:
+    """The next block begins while a server still answers with the error."""
+    failing = Failing(storage)
+    with pytest.raises((ValueError, KeyError)) as raised, one_large_at_a_time():
+        fail(failing)
+    assert raised.value.__traceback__ is not None
+    assert failing.is_free
 
 
 def test_metadata_is_asked_for_its_size_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

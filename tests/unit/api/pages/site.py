@@ -33,7 +33,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     ReportProgress,
     TriggerCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, Transport
 from airflow_provider_statecheck.maintenance.actions import JobActions
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
@@ -93,7 +93,7 @@ class MadeJob:
     def __post_init__(self) -> None:
         self.coordinator = AttemptCoordinator(self.store)
 
-    def begin(self, **changes: Any) -> MadeJob:
+    def begin(self, transport: Transport | None = None, **changes: Any) -> MadeJob:
         """Register the next try, which restores the newest checkpoint."""
         self.tries += 1
         task = self.task
@@ -102,6 +102,7 @@ class MadeJob:
             run_id=task.run_id,
             label=f"task {task.dag_id}.{task.task_id} of run {task.run_id}, try {self.tries}",
             airflow=task.pairs,
+            transport=transport,
         )
         self.grant = self.coordinator.register(
             make_registration(**{"job_name": self.name, "uid": self.uid, "owner": owner, "num_retained": 3} | changes)

@@ -13,7 +13,7 @@ from airflow_provider_statecheck.checkpoint import messages
 from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
 from airflow_provider_statecheck.checkpoint.fencing import SILENCE
 from airflow_provider_statecheck.checkpoint.ids import operator_id_of
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear, Transport
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.metadata.tables import Caller
 from tests.messages import make_owner
@@ -86,6 +86,30 @@ def test_a_page_is_shown_whatever_number_a_driver_sends(site: Site, retried: Mad
     numbers: dict[str, Any] = {"computing_after": seconds, "rows_per_second": seconds, "checkpoint_share": seconds}
     retried.report(CheckpointSummary(computing="increment 1", **numbers))
     assert tiles(site.read(path_of(retried)))["Computing now"].startswith("increment 1")
+
+
+@pytest.mark.parametrize(
+    ("transport", "shown"),
+    [
+        (Transport.IN_PROCESS, " in process"),
+        (Transport.HTTP, " over HTTP"),
+        (Transport.MAILBOX, " through a mailbox"),
+        (None, ""),
+    ],
+)
+def test_the_age_of_the_last_answer_and_the_way_of_the_calls_are_shown_until_the_attempt_ends(
+    site: Site, transport: Transport | None, shown: str
+) -> None:
+    job = site.job().begin(transport=transport)
+    job.clock.advance(60)
+    job.report(CheckpointSummary(computing="increment 1"))
+    job.clock.advance(600)
+    page = site.read(path_of(job))
+    assert tiles(page)["Last answer"].startswith("10 min ago")
+    assert tiles(page)["Last answer"].endswith(shown)
+    assert shown in page.table(ATTEMPTS)[0]["Airflow"]
+    job.end(AttemptStatus.FAILED, "lost")
+    assert "Last answer" not in tiles(site.read(path_of(job)))
 
 
 def test_what_a_silent_attempt_was_computing_is_not_said_to_go_on(site: Site, retried: MadeJob) -> None:

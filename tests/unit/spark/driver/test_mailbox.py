@@ -11,8 +11,14 @@ import pytest
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, InvalidConfigurationError
 from airflow_provider_statecheck.gateway.mailbox.box import Mailbox
+from airflow_provider_statecheck.spark.driver.application import STAGE_ARGUMENT
 from airflow_provider_statecheck.spark.driver.attempts import HANDOVER_VARIABLE, Handover
-from airflow_provider_statecheck.spark.driver.mailbox import MailboxContent, MailboxHandover, find_handover
+from airflow_provider_statecheck.spark.driver.mailbox import (
+    MailboxContent,
+    MailboxHandover,
+    find_handover,
+    taken_argument,
+)
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.messages import make_registration
@@ -42,6 +48,22 @@ def test_mailbox_is_taken_out_of_the_arguments_of_the_application(mailbox: Mailb
     monkeypatch.setattr(sys, "argv", arguments)
     assert (found().mailbox.uri, found(mailbox=mailbox.uri).patience_seconds) == (mailbox.uri, 9.0)
     assert arguments == ["job.py", "--day", "1", "--verbose"]
+
+
+def test_session_that_refuses_to_name_its_properties_is_not_asked_where_an_argument_names_the_mailbox(
+    mailbox: Mailbox, monkeypatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["job.py", f"--statecheck-mailbox={mailbox.uri}"])
+    assert found(spark=object()).mailbox.uri == mailbox.uri
+
+
+@pytest.mark.parametrize("form", [["--statecheck-stage", "sales:totals"], ["--statecheck-stage=sales:totals"]])
+def test_stage_is_taken_out_of_arguments_with_names(monkeypatch, form: list[str]) -> None:
+    arguments = ["statecheck_stage.py", "--JOB_NAME", "totals", *form]
+    monkeypatch.setattr(sys, "argv", arguments)
+    assert taken_argument(STAGE_ARGUMENT) == "sales:totals"
+    assert taken_argument(STAGE_ARGUMENT) is None
+    assert arguments == ["statecheck_stage.py", "--JOB_NAME", "totals"]
 
 
 def test_mailbox_that_the_application_names_comes_first(mailbox: Mailbox, monkeypatch) -> None:

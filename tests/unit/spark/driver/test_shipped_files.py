@@ -8,20 +8,27 @@ import io
 import subprocess
 import sys
 import uuid
+import venv
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import airflow_provider_statecheck
 from airflow_provider_statecheck.spark.driver import shipped_files
 from airflow_provider_statecheck.spark.driver.shipped_files import (
     package_file,
     publish,
+    published_package,
+    published_stage_application,
     ship_package,
+    stage_file,
+    wheel_file,
     write_launcher_jar,
     write_package,
+    write_stage_application,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
@@ -114,6 +121,39 @@ print(write_package(Path("copies")).path)
     assert Path(done.stdout.strip()).name == path.name
 
 
+class TestWheel:
+    def test_is_installed_without_anything_else_and_knows_its_version(self, tmp_path: Path) -> None:
+        name, data = wheel_file()
+        wheel = tmp_path / Path(name).name
+        wheel.write_bytes(data)
+        python = venv.EnvBuilder(symlinks=True).ensure_directories(tmp_path / "env").env_exe
+        venv.create(tmp_path / "env", symlinks=True)
+        pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index"]
+        subprocess.run([*pip, "--disable-pip-version-check", "-q", str(wheel)], check=True, cwd=tmp_path)
+        script = """
+from importlib.metadata import version
+import airflow_provider_statecheck.exceptions as found
+print(found.__file__, version("airflow-provider-statecheck"))
+"""
+        done = subprocess.run([python, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=True)
+        file, number = done.stdout.split()
+        assert file.startswith(str(tmp_path / "env"))
+        assert number == airflow_provider_statecheck.__version__
+
+    def test_has_the_files_of_the_zip_file_and_is_reproducible(self) -> None:
+        name, data = wheel_file()
+        with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(io.BytesIO(package_file()[1])) as package:
+            assert archive.namelist()[:-3] == package.namelist()
+        assert name == f"{hashlib.sha256(data).hexdigest()}/airflow_provider_statecheck-0.1.0-py3-none-any.whl"
+        assert wheel_file() == (name, data)
+
+
+def test_application_of_a_stage_is_a_file_of_its_own(tmp_path: Path) -> None:
+    name, data = stage_file()
+    assert name == f"{hashlib.sha256(data).hexdigest()}/statecheck_stage.py"
+    assert write_stage_application(tmp_path).read_bytes() == data
+
+
 class TestOnAStorage:
     @pytest.fixture
     def storage(self) -> CheckpointStorage:
@@ -123,19 +163,37 @@ class TestOnAStorage:
         self, storage: CheckpointStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         name, data = package_file()
-        uri = publish(storage, name, data)
+        uri = publish(storage, storage.base_uri, name, data)
         assert uri == f"{storage.base_uri}/{name}"
         assert storage.read_bytes(uri) == data
         writes: list[str] = []
         monkeypatch.setattr(CheckpointStorage, "write_bytes", lambda _, where, *given, **named: writes.append(where))
-        assert publish(storage, name, data) == uri
+        assert publish(storage, storage.base_uri, name, data) == uri
         assert writes == []
 
     @pytest.mark.parametrize("found", [b"", b"other", b"PK\x03"])
     def test_what_another_has_written_in_its_place_is_replaced(self, storage: CheckpointStorage, found: bytes) -> None:
         storage.write_bytes(f"{storage.base_uri}/package.zip", found)
-        publish(storage, "package.zip", b"PK\x04")
+        publish(storage, storage.base_uri, "package.zip", b"PK\x04")
         assert storage.read_bytes(f"{storage.base_uri}/package.zip") == b"PK\x04"
+
+    @pytest.mark.parametrize("is_elsewhere", [False, True])
+    @pytest.mark.parametrize("published", [published_package, published_stage_application])
+    def test_each_content_has_a_name_of_its_own_in_the_directory_for_packages(
+        self, storage: CheckpointStorage, published: Callable[..., str], is_elsewhere: bool
+    ) -> None:
+        directory = f"memory://{uuid.uuid4().hex}" if is_elsewhere else None
+        uri = published(storage, directory)
+        folder, _, name = uri.rpartition("/")
+        assert folder == (directory or f"{storage.base_uri}/packages")
+        found = CheckpointStorage.open(folder)
+        assert hashlib.sha256(found.read_bytes(uri)).hexdigest() in name
+        assert published(storage, directory) == uri
+        assert list(found.list_files(folder)) == [name]
+
+    def test_application_of_a_stage_is_that_of_client_mode(self, storage: CheckpointStorage, tmp_path: Path) -> None:
+        of_client_mode = write_stage_application(tmp_path).read_bytes()
+        assert storage.read_bytes(published_stage_application(storage)) == of_client_mode
 
 
 def test_launcher_is_a_jar_without_a_class(tmp_path: Path) -> None:
