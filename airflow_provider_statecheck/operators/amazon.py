@@ -150,7 +150,7 @@ class CheckpointedGlueJobOperator(_AmazonMixin, GlueJobOperator):
         run_id = self._run_before(context)
         if run_id is None:
             return super().submit_job(context)
-        self._adopt_running()
+        self.adopt_running()
         self._set_job_run_id(context, run_id)
         return run_id
 

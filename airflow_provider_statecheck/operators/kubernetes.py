@@ -54,7 +54,7 @@ class CheckpointedSparkKubernetesOperator(RemoteDriverMixin, SparkKubernetesOper
             self.log.info("The task was cleared, or its job was removed; its application is submitted again.")
             self.launcher.delete_spark_job(spark_job_name=pod.metadata.name.removesuffix("-driver"))
             return None
-        self._adopt_running()
+        self.adopt_running()
         return pod
 
     @override

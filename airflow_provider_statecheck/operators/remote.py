@@ -107,12 +107,12 @@ class SubmittedDriverMixin(CheckpointedOperator):
 
     def poll_until_complete(self, external_id: Any, context: Context) -> None:
         """Adopt the attempt of a driver that an earlier try submitted, and wait until the driver ends."""
-        self._adopt_running()
+        self.adopt_running()
         super().poll_until_complete(external_id, context)  # type: ignore[misc]
 
     def get_job_result(self, external_id: Any, context: Context) -> Any:
         """Adopt the attempt of a driver that ended while no task was running, and return its result."""
-        self._adopt_running()
+        self.adopt_running()
         return super().get_job_result(external_id, context)  # type: ignore[misc]
 
     @contextmanager
@@ -226,7 +226,8 @@ class SubmittedDriverMixin(CheckpointedOperator):
             timeout=deferred.timeout,
         )
 
-    def _adopt_running(self) -> None:
+    def adopt_running(self) -> None:
+        """Adopt the attempt of a driver that an earlier try submitted, if this try has none."""
         if self._stage is not None:
             self._stage.adopt_running()
 

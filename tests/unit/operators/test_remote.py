@@ -139,7 +139,7 @@ def test_a_job_that_has_failed_ends_its_attempt_and_is_submitted_again(task: Tas
     with pytest.raises(RuntimeError):
         task.run(1)
     assert task.statuses() == [AttemptStatus.FAILED]
-    del task.jobs.poll  # type: ignore[attr-defined]
+    del task.jobs.poll
     task.run(2)
     assert task.statuses() == [AttemptStatus.FAILED, AttemptStatus.FINISHED]
     assert len(set(task.jobs.mailboxes)) == 2
