@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_provider_statecheck.checkpoint.masking import counted
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, RegisterAttempt
@@ -26,7 +27,7 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StorageError,
 )
-from airflow_provider_statecheck.gateway.mailbox.box import Mailbox, Pace
+from airflow_provider_statecheck.gateway.mailbox.box import Mailbox, Pace, Sleep
 from airflow_provider_statecheck.gateway.mailbox.relay import MailboxRelay, NotCarriedError, is_mailbox_of
 from airflow_provider_statecheck.gateway.mailbox.waiting import WaitingCalls
 from airflow_provider_statecheck.hooks.submitted_stage import SubmittedStage
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_LOOKS_FOR_A_DRIVER = 16
+"""A minute, with the pauses between them."""
 _LONGEST_LOOK_SECONDS = 3.0
 """Of the five that Airflow leaves to a task that it ends."""
 
@@ -71,6 +74,7 @@ class RelayedStage(SubmittedStage):
     :param storage: Storage of the mailbox.
     :param patience_seconds: Longest time that the driver waits for an answer.
     :param looking: Returns what looks into a mailbox until it is stopped; a thread by default.
+    :param sleep: Waits for a number of seconds.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class RelayedStage(SubmittedStage):
         storage: CheckpointStorage,
         patience_seconds: float,
         looking: Callable[[MailboxRelay], Looking] | None = None,
+        sleep: Sleep = time.sleep,
     ) -> None:
         super().__init__(access, registration, driver, on_overlap)
         self._storage = storage
@@ -90,6 +95,9 @@ class RelayedStage(SubmittedStage):
         self._looking = looking or RelayThread
         self._relay: MailboxRelay | None = None
         self._relaying: Looking | None = None
+        self._sleep = sleep
+        self._opened: Mapping[str, Any] | None = None
+        """Epoch and key of the attempt that opened the mailbox, of a task that was deferred."""
 
     def open_mailbox(self) -> str:
         """
@@ -114,11 +122,15 @@ class RelayedStage(SubmittedStage):
 
     @property
     def submission(self) -> str:
-        """Name of the submission of the driver of this attempt, of 32 letters and digits."""
-        if self._attempt is None:
+        """Name of the submission of the driver of this attempt, of 32 letters and digits; no other attempt has it."""
+        if self._relay is None:
             raise StaleAttemptError("Expected a registered attempt, found none; open the mailbox first.")
-        attempt = self._attempt
-        return hashlib.sha256(f"{attempt.job_id}/{attempt.operator_id}/{attempt.epoch}".encode()).hexdigest()[:32]
+        return hashlib.sha256(self._relay.registration.attempt_key.encode()).hexdigest()[:32]
+
+    @property
+    def mailbox_uri(self) -> str | None:
+        """URI of the mailbox; ``None`` without one."""
+        return None if self._relay is None else self._relay.mailbox.uri
 
     def relay_access(self) -> RelayAccess | None:
         """Return what another process needs to relay the calls of the driver, ``None`` without a mailbox."""
@@ -150,6 +162,19 @@ class RelayedStage(SubmittedStage):
         finally:
             if self._relaying is not None:
                 self._relaying.stop()
+
+    def let_begin(self) -> None:
+        """Carry the calls until no new driver process waits to begin, for a minute at most."""
+        pace = Pace(shortest=1.0)
+        for _ in range(_LOOKS_FOR_A_DRIVER):
+            if self._relay is None or (self._relay.look() is not None and not self._relay.has_waiting_driver):
+                return
+            self._sleep(pace.pause())
+
+    @override
+    def resume(self, mailbox: Mapping[str, Any] | None = None) -> None:
+        self._opened = mailbox
+        super().resume()
 
     @override
     def _continue(self, running: AttemptRecord) -> None:
@@ -189,6 +214,9 @@ class RelayedStage(SubmittedStage):
         return replace(earlier, logical_task=own.logical_task, run_id=own.run_id, airflow=own.airflow)
 
     def _relay_of(self, running: AttemptRecord) -> MailboxRelay | None:
+        if self._opened is not None:
+            attempt = replace(AttemptRef.of(running), epoch=self._opened["epoch"])
+            return self._relay_in(Mailbox(self._storage, attempt), self._opened["opened_by"], AttemptRef.of(running))
         for mailbox in reversed(self._mailboxes_up_to(AttemptRef.of(running))):
             try:
                 opened_by = MailboxContent.of(mailbox).registration.attempt_key

@@ -20,6 +20,8 @@ from airflow_provider_statecheck.payloads.emr import container_job_with, serverl
 from airflow_provider_statecheck.payloads.glue import run_with
 
 if TYPE_CHECKING:
+    from airflow.sdk import Context
+
     from airflow_provider_statecheck.payloads.additions import Additions
 
 
@@ -106,6 +108,16 @@ class CheckpointedEmrServerlessStartJobOperator(_AmazonMixin, EmrServerlessStart
         self._has_own_token = bool(client_request_token)
 
     @override
+    def require_waiting(self) -> None:
+        # The provider's operator does not defer either, if it does not wait.
+        if not self.wait_for_completion:
+            raise InvalidConfigurationError(
+                "Expected wait_for_completion=True, because the task relays the calls of the driver until its end, "
+                "found False; leave it out.",
+                key="wait_for_completion",
+            )
+
+    @override
     def add_to_job(self, additions: Additions, submission: str) -> None:
         self.job_driver = serverless_job_with(self.job_driver, additions, self.configuration_overrides)
         if not self._has_own_token:
@@ -131,6 +143,25 @@ class CheckpointedGlueJobOperator(_AmazonMixin, GlueJobOperator):
     @override
     def submits_later(self) -> bool:
         return True  # also if it defers
+
+    @override
+    def submit_job(self, context: Context) -> Any:
+        """Reconnect to a run that this task has started, or open a mailbox for the driver and start one."""
+        run_id = self._run_before(context)
+        if run_id is None:
+            return super().submit_job(context)
+        self.adopt_running()
+        self._set_job_run_id(context, run_id)
+        return run_id
+
+    def _run_before(self, context: Context) -> str | None:
+        # Where the provider's operator looks for a run, it does so after the mailbox would have shut its driver out.
+        is_first = context["ti"].try_number <= 1
+        is_stored = not self.deferrable and context.get("task_state_store") is not None
+        if is_first or is_stored or not self.durable or not hasattr(self, "_find_previous_job_run"):
+            return None
+        _, task_uuid = self._prepare_script_args_with_task_uuid(context)
+        return self._find_previous_job_run(context, task_uuid)
 
     @override
     def add_to_job(self, additions: Additions, submission: str) -> None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from airflow.providers.databricks.operators import databricks
 from airflow.providers.databricks.operators.databricks import DatabricksRunNowOperator, DatabricksSubmitRunOperator
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.operators.links import CheckpointsLink
 from airflow_provider_statecheck.operators.remote import RemoteDriverMixin
 from airflow_provider_statecheck.overriding import override
+from airflow_provider_statecheck.payloads.additions import Additions
 from airflow_provider_statecheck.payloads.databricks import job_run_with, submitted_run_with
-
-if TYPE_CHECKING:
-    from airflow_provider_statecheck.payloads.additions import Additions
 
 _TOKEN = "idempotency_token"  # noqa: S105 - the field of a request
 
@@ -44,7 +44,12 @@ class _DatabricksMixin(RemoteDriverMixin):
     def _merged(self) -> dict[str, Any]:
         # Before 7.17, the provider's operators merge their arguments when they are made.
         merge = getattr(super(), "_get_merged_json", None)
-        return dict(self.json) if merge is None else merge()
+        return copy.deepcopy(dict(self.json) if merge is None else merge())
+
+    def _forwarded_params(self) -> dict[str, Any]:
+        # The provider's operators forward them to fields that are empty, which is not so with a mailbox.
+        forwardable = getattr(databricks, "_get_forwardable_dag_params", None)
+        return {} if forwardable is None else dict(forwardable(self.params))
 
     def _change(self, request: dict[str, Any], submission: str) -> None:
         # A submission that is repeated after a lost reply starts no second run.
@@ -71,7 +76,11 @@ class CheckpointedDatabricksSubmitRunOperator(_DatabricksMixin, DatabricksSubmit
 
     @override
     def add_to_job(self, additions: Additions, submission: str) -> None:
-        self._change(submitted_run_with(self._merged(), additions), submission)
+        run, params = self._merged(), self._forwarded_params()
+        if params:
+            for task in run["tasks"] if isinstance(run.get("tasks"), list) else [run]:
+                databricks._inject_airflow_params_into_task(task, params)
+        self._change(submitted_run_with(run, additions), submission)
 
 
 class CheckpointedDatabricksRunNowOperator(_DatabricksMixin, DatabricksRunNowOperator):
@@ -98,4 +107,19 @@ class CheckpointedDatabricksRunNowOperator(_DatabricksMixin, DatabricksRunNowOpe
 
     @override
     def add_to_job(self, additions: Additions, submission: str) -> None:
-        self._change(job_run_with(self._merged(), additions), submission)
+        self._change(job_run_with(self._with_params(self._merged()), additions), submission)
+
+    @override
+    def _get_merged_json(self) -> dict[str, Any]:
+        mailbox = None if self._stage is None else self._stage.mailbox_uri
+        if self._changed is None and mailbox is not None:
+            # A repair of a run whose request an earlier process has made.
+            return job_run_with(self._with_params(self._merged()), Additions(mailbox=mailbox))
+        return super()._get_merged_json()
+
+    def _with_params(self, run: dict[str, Any]) -> dict[str, Any]:
+        params = self._forwarded_params() if getattr(self, "forward_dag_params", False) else {}
+        used = getattr(databricks, "_RUN_NOW_PARAM_SLOTS_CONFLICTING_WITH_JOB_PARAMETERS", ())
+        if params and not run.get("job_parameters") and not any(name in run for name in used):
+            return {**run, "job_parameters": params}
+        return run

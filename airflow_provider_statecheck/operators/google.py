@@ -25,6 +25,7 @@ class _DataprocMixin(RemoteDriverMixin):
     job: Any
     batch: Any
     request_id: str | None
+    num_retries_if_resource_is_not_ready: int
 
     @override
     def require_waiting(self) -> None:
@@ -101,7 +102,8 @@ class CheckpointedDataprocCreateBatchOperator(_DataprocMixin, DataprocCreateBatc
     @override
     def add_to_job(self, additions: Additions, submission: str) -> None:
         self.batch = batch_with(self.batch, additions)
-        if getattr(self, "batch_id_prefix", None) is None:
+        # A batch that the operator creates again has to be another one.
+        if not getattr(self, "batch_id_prefix", None) and not self.num_retries_if_resource_is_not_ready:
             self.request_id = self.request_id or submission
 
     @override

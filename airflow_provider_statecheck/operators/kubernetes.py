@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.cncf.kubernetes.operators.spark_kubernetes import SparkKubernetesOperator
 
+from airflow_provider_statecheck.checkpoint.masking import masked
 from airflow_provider_statecheck.operators.links import CheckpointsLink
 from airflow_provider_statecheck.operators.remote import RemoteDriverMixin
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.payloads.kubernetes import spark_application_with
 
 if TYPE_CHECKING:
+    from airflow.sdk import Context
+
     from airflow_provider_statecheck.payloads.additions import Additions
 
 
@@ -31,6 +34,9 @@ class CheckpointedSparkKubernetesOperator(RemoteDriverMixin, SparkKubernetesOper
     ]
     operator_extra_links: Any = (*SparkKubernetesOperator.operator_extra_links, CheckpointsLink())
 
+    # The provider's own have no dots, and would take texts such as "daily_json" for files.
+    template_ext = (".yaml", ".yml", ".json")
+
     _launcher: Any = None
 
     @property
@@ -42,9 +48,23 @@ class CheckpointedSparkKubernetesOperator(RemoteDriverMixin, SparkKubernetesOper
     def find_spark_job(self, context: Any, exclude_checked: bool = True) -> Any:
         """Return the pod of the driver, if there is one, and adopt its attempt."""
         pod = super().find_spark_job(context, exclude_checked)
-        if pod is not None:
-            self._adopt_running()
+        if pod is None or self._launcher is not None or self._stage is None:
+            return pod
+        if self._stage.was_cleared():
+            self.log.info("The task was cleared, or its job was removed; its application is submitted again.")
+            self.launcher.delete_spark_job(spark_job_name=pod.metadata.name.removesuffix("-driver"))
+            return None
+        self.adopt_running()
         return pod
+
+    @override
+    def may_reconnect(self, context: Context) -> bool:
+        """Return whether a retry would reattach to the driver."""
+        try:
+            return bool(self.reattach_on_restart and self.find_spark_job(context) is not None)
+        except Exception as error:
+            self.log.warning("The state of the driver is unknown: %s", masked(str(error)))
+            return True
 
     @override
     def get_or_create_spark_crd(self, launcher: Any, context: Any) -> Any:

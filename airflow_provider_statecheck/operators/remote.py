@@ -24,7 +24,11 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     StoppedWithSavepointError,
 )
-from airflow_provider_statecheck.operators.checkpointed import CheckpointedOperator, PreparedStage
+from airflow_provider_statecheck.operators.checkpointed import (
+    CheckpointedOperator,
+    PreparedStage,
+    StageTerminatedError,
+)
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -72,8 +76,9 @@ class SubmittedDriverMixin(CheckpointedOperator):
         given = dict(next_kwargs or {})
         deferral = given.pop(_DEFERRAL, None)
         with self._attempt(context) as stage:
-            stage.resume()
+            stage.resume(None if deferral is None else deferral["mailbox"])
             if deferral is not None and given.get("event") == DRIVER_WAITS:
+                stage.let_begin()
                 raise _deferred_again(next_method, given, deferral)
             self._is_resumed = True
             try:
@@ -102,12 +107,12 @@ class SubmittedDriverMixin(CheckpointedOperator):
 
     def poll_until_complete(self, external_id: Any, context: Context) -> None:
         """Adopt the attempt of a driver that an earlier try submitted, and wait until the driver ends."""
-        self._adopt_running()
+        self.adopt_running()
         super().poll_until_complete(external_id, context)  # type: ignore[misc]
 
     def get_job_result(self, external_id: Any, context: Context) -> Any:
         """Adopt the attempt of a driver that ended while no task was running, and return its result."""
-        self._adopt_running()
+        self.adopt_running()
         return super().get_job_result(external_id, context)  # type: ignore[misc]
 
     @contextmanager
@@ -120,7 +125,7 @@ class SubmittedDriverMixin(CheckpointedOperator):
             with self._interruptible(), self._prepared(context) as stage:
                 self._forget_driver_of_cleared_task(context, stage)
                 try:
-                    with repeatedly(stage.log_checkpoints), self._closing(stage), stage.relaying():
+                    with repeatedly(stage.log_checkpoints), self._closing(stage, context), stage.relaying():
                         yield stage
                 except TaskDeferred as deferred:
                     raise self._relayed(deferred, stage) from None
@@ -149,7 +154,7 @@ class SubmittedDriverMixin(CheckpointedOperator):
         )
 
     @contextmanager
-    def _closing(self, stage: SubmittedStage) -> Iterator[None]:
+    def _closing(self, stage: SubmittedStage, context: Context) -> Iterator[None]:
         from airflow_provider_statecheck.checkpoint.records import AttemptStatus
         from airflow_provider_statecheck.spark.endings import message_of
 
@@ -162,10 +167,34 @@ class SubmittedDriverMixin(CheckpointedOperator):
             raise
         except BaseException as error:
             self._is_interruptible = False
-            stage.close(AttemptStatus.FAILED, message_of(error))
+            if self._is_left_to_retry(error, context):
+                self.log.warning("The driver may still run; its attempt stays open, and the retry reconnects to it.")
+            else:
+                stage.close(AttemptStatus.FAILED, message_of(error))
             self.kept = stage.kept()
             refuse_retry_of_stopped(stage)
             raise
+
+    def may_reconnect(self, context: Context) -> bool:
+        """Return whether a retry would find the job of this try, which runs or whose state is unknown."""
+        store, key = context.get("task_state_store"), getattr(self, "external_id_key", None)
+        external_id = None if store is None or key is None else store.get(key)
+        if not external_id or getattr(self, "deferrable", False):
+            return False
+        operator: Any = self
+        try:
+            return bool(operator.is_job_active(operator.get_job_status(external_id, context)))
+        except Exception as error:
+            self.log.warning("The state of the job is unknown: %s", masked(str(error)))
+            return True
+
+    def _is_left_to_retry(self, error: BaseException, context: Context) -> bool:
+        # A look at the job that failed, such as one with a lost reply, says nothing about its driver.
+        is_final = isinstance(error, (StageTerminatedError, AirflowFailException, *A_RETRY_CANNOT_HELP))
+        if is_final or not isinstance(error, Exception) or not self.may_reconnect(context):
+            return False
+        ti: Any = context["ti"]
+        return bool(ti.try_number <= ti.max_tries)
 
     def _relayed(self, deferred: TaskDeferred, stage: RelayedStage) -> TaskDeferred:
         """Return a deferral whose trigger also relays the calls of the driver."""
@@ -184,7 +213,12 @@ class SubmittedDriverMixin(CheckpointedOperator):
             access=encode(access),
             storage_conn_id=settings.storage_conn_id,
         )
-        deferral = {"classpath": classpath, "trigger_kwargs": trigger_kwargs, "deadline": _deadline(deferred.timeout)}
+        deferral = {
+            "classpath": classpath,
+            "trigger_kwargs": trigger_kwargs,
+            "deadline": _deadline(deferred.timeout),
+            "mailbox": {"epoch": access.opened.epoch, "opened_by": access.registration.attempt_key},
+        }
         return TaskDeferred(
             trigger=trigger,
             method_name=deferred.method_name,
@@ -192,7 +226,8 @@ class SubmittedDriverMixin(CheckpointedOperator):
             timeout=deferred.timeout,
         )
 
-    def _adopt_running(self) -> None:
+    def adopt_running(self) -> None:
+        """Adopt the attempt of a driver that an earlier try submitted, if this try has none."""
         if self._stage is not None:
             self._stage.adopt_running()
 
@@ -298,9 +333,9 @@ class RemoteDriverMixin(SubmittedDriverMixin):
 
     @override
     @contextmanager
-    def _closing(self, stage: SubmittedStage) -> Iterator[None]:
+    def _closing(self, stage: SubmittedStage, context: Context) -> Iterator[None]:
         try:
-            with super()._closing(stage):
+            with super()._closing(stage, context):
                 yield
                 if self.stage is not None:
                     stage.require_end()

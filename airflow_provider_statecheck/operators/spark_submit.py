@@ -192,9 +192,9 @@ class CheckpointedStageSubmitOperator(CheckpointedSparkSubmitOperator):
 
     @override
     @contextmanager
-    def _closing(self, stage: SubmittedStage) -> Iterator[None]:
+    def _closing(self, stage: SubmittedStage, context: Context) -> Iterator[None]:
         try:
-            with super()._closing(stage):
+            with super()._closing(stage, context):
                 yield
                 stage.require_end()
         except Exception as error:

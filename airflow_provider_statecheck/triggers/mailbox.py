@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncIterator, Callable, Mapping
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -21,9 +22,9 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_statecheck.api.metrics import airflow_metrics
 from airflow_provider_statecheck.checkpoint.codec import decode
+from airflow_provider_statecheck.checkpoint.masking import masked
 from airflow_provider_statecheck.checkpoint.messages import FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.gateway.http import HttpGateway
 from airflow_provider_statecheck.gateway.mailbox.box import Mailbox, Pace
 from airflow_provider_statecheck.gateway.mailbox.relay import MailboxRelay
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.gateway.verbs import StageGateway
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 DRIVER_WAITS = {"statecheck": "a driver waits to begin"}
 """Event of a driver that its platform has started again; its attempt begins with the token of the task."""
@@ -115,12 +118,11 @@ class RelayingTrigger(BaseTrigger):
 
     async def on_kill(self) -> None:
         """Let the other trigger end the job, as a user has ended the task, and close the attempt as failed."""
+        # First, as the time of both together is bounded, and the driver ends by this as well.
+        with _logging("The attempt could not be closed, the next one will replace it: %s"):
+            await _in_thread(self._close)
         if hasattr(self._waiting, "on_kill"):  # since Airflow 3.3
             await self._waiting.on_kill()
-        try:
-            await _in_thread(self._close)
-        except StateCheckError as error:
-            self.log.warning("The attempt could not be closed, the next one will replace it: %s", error)
 
     @cached_property
     def _waiting(self) -> BaseTrigger:
@@ -138,7 +140,7 @@ class RelayingTrigger(BaseTrigger):
         """Carry calls until a new driver process waits to begin."""
         if self._access.token is not None:
             await mask_in_triggerer(self._access.token)
-        relay, checkpoints = await _in_thread(self._opened)
+        relay, checkpoints = await self._opened_at_last()
         self.log.info(
             "The driver calls through the mailbox %s, which this triggerer relays.", redact(relay.mailbox.uri)
         )
@@ -147,9 +149,20 @@ class RelayingTrigger(BaseTrigger):
         while not relay.has_waiting_driver:
             carried = await _in_thread(relay.look)
             if loop.time() >= log_at:
-                await _in_thread(checkpoints.log_new)
+                with _logging("The checkpoints of the driver could not be read: %s"):
+                    await _in_thread(checkpoints.log_new)
                 log_at = loop.time() + _LOG_SECONDS
             await asyncio.sleep(pace.pause(is_busy=bool(carried)))
+
+    async def _opened_at_last(self) -> tuple[MailboxRelay, DriverCheckpoints]:
+        # Airflow may not give the connection while its api-server is away, and the driver runs on meanwhile.
+        pace = Pace(shortest=1.0)
+        while True:
+            try:
+                return await _in_thread(self._opened)
+            except Exception as error:
+                log.warning("The mailbox could not be opened, trying again: %s", masked(str(error)))
+            await asyncio.sleep(pace.pause())
 
     def _opened(self) -> tuple[MailboxRelay, DriverCheckpoints]:
         registration, newest = self._access.registration, self._access.newest
@@ -176,6 +189,14 @@ class RelayingTrigger(BaseTrigger):
             is_of_task=True,
         )
         self._gateway().finish(end)
+
+
+@contextmanager
+def _logging(message: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        log.warning(message, masked(str(error)))
 
 
 async def _in_thread(function: Callable[[], T]) -> T:

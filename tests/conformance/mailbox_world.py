@@ -53,23 +53,28 @@ KILLS = (FaultMode.KILL, FaultMode.KILL_AFTER)
 GARBAGE = (b"", b"{", b"[]", b'{"verb": "adopt", "message": {}}', b'{"verb": "jobs", "message": {}}', b"[" * 9999)
 
 
-class TaskGateway(AttemptCoordinator):
-    """A coordinator that gives tokens, and only to the newest try, as the exchange of tokens does."""
+class TaskGateway:
+    """The gateway of one try, to which the coordinator gives tokens only while the try is the newest one."""
 
-    newest_try = 0
+    def __init__(self, world: MailboxWorld, number: int) -> None:
+        self._world = world
+        self._number = number
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._world.coordinator, name)
 
     def register(self, request: RegisterAttempt) -> AttemptGrant:
         """Register an attempt of the newest try."""
-        self._prove(request.owner)
-        return super().register(request)
+        self._prove()
+        return self._world.coordinator.register(request)
 
     def adopt(self, attempt: AttemptRef, owner: AttemptOwner) -> None:
         """Give an attempt to the newest try."""
-        self._prove(owner)
-        super().adopt(attempt, owner)
+        self._prove()
+        self._world.coordinator.adopt(attempt, owner)
 
-    def _prove(self, owner: AttemptOwner) -> None:
-        if owner.try_number != self.newest_try:
+    def _prove(self) -> None:
+        if self._number != self._world.newest_try:
             raise AccessDeniedError("Expected a task instance that runs, found an earlier try.")
 
     def token_of(self, attempt: AttemptRef) -> str:
@@ -115,7 +120,7 @@ class Try:
         self.looks: list[Looks] = []
         storage: Any = world.storage if is_safe else LateListings(world.storage, world.chance)
         self.stage = RelayedStage(
-            DriverAccess("", faulty_gateway(world.coordinator, self.plan)),
+            DriverAccess("", faulty_gateway(TaskGateway(world, number), self.plan)),
             world.registration(number),
             DriverSettings(),
             storage=faulty_storage(storage, self.plan, CALLS),
@@ -167,7 +172,8 @@ class MailboxWorld:
         self.chance = random.Random(seed)
         self.storage: Any = CheckpointStorage.open(str(folder / "checkpoints"))
         self.store = new_store()
-        self.coordinator = TaskGateway(self.store)
+        self.coordinator = AttemptCoordinator(self.store)
+        self.newest_try = 0
         self.history: list[str] = []
         self.seconds = 0.0
         self.told: dict[int, int] = {}
@@ -253,7 +259,7 @@ class MailboxWorld:
 
     def _begin_try(self, *, is_safe: bool = False) -> None:
         self._number += 1
-        self.coordinator.newest_try = self._number
+        self.newest_try = self._number
         begun = Try(self, self._number, is_safe=is_safe)
         if self.chance.random() < 0.6:
             # Airflow starts a try when the earlier one has ended, or does not answer.

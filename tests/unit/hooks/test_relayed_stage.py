@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,7 @@ class Task:
         self.gateway: Any = Gateway(new_store(ManualClock()))
         self.storage: Any = CheckpointStorage.open(str(folder))
         self.relays: list[MailboxRelay] = []
+        self.sleep: Callable[[float], object] = time.sleep
 
     def begin(self, number: int = 1, on_clear: OnClear = OnClear.RESUME_UNCHANGED, **of_owner: Any) -> RelayedStage:
         """Begin a try."""
@@ -54,6 +57,7 @@ class Task:
             storage=self.storage,
             patience_seconds=60.0,
             looking=self._looking,
+            sleep=self.sleep,
         )
 
     def _looking(self, relay: MailboxRelay) -> Any:
@@ -230,6 +234,35 @@ def test_driver_that_was_started_again_is_followed_and_closed_with_its_own_attem
     task.driver(uri)
     stage.close(AttemptStatus.FAILED, "killed")
     assert task.statuses() == [AttemptStatus.FENCED, AttemptStatus.FAILED]
+
+
+def test_deferred_task_finds_its_mailbox_without_a_listing(task: Task, monkeypatch) -> None:
+    first = task.begin()
+    first.open_mailbox()
+    access = first.relay_access()
+    assert access is not None
+    resumed = task.begin()
+    monkeypatch.setattr(Mailbox, "all_of", lambda *_: pytest.fail("listed"))
+    resumed.resume({"epoch": access.opened.epoch, "opened_by": access.registration.attempt_key})
+    assert resumed.relay_access() == access
+
+
+def test_new_process_is_waited_for_within_a_bound(task: Task) -> None:
+    uri = task.begin().open_mailbox()
+    task.driver(uri)
+    pauses: list[float] = []
+    task.sleep = pauses.append
+    resumed = task.begin()
+    resumed.resume(None)
+    relay, waiting = task.relays[-1], [True, True, False]
+    relay.look = lambda: 1  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MailboxRelay, "has_waiting_driver", property(lambda _: waiting.pop(0)))
+        resumed.let_begin()
+    assert (waiting, len(pauses)) == ([], 2)
+    relay.look = lambda: None  # type: ignore[method-assign]
+    resumed.let_begin()
+    assert 60 < sum(pauses) < 90
 
 
 def test_attempt_with_a_token_has_no_mailbox_to_carry(task: Task) -> None:

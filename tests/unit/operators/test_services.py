@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from airflow.sdk import BaseOperator
 from airflow.sdk.execution_time import task_runner
+from jinja2.sandbox import SandboxedEnvironment
 
 import airflow_provider_statecheck
 from airflow_provider_statecheck import RemoteDriverMixin
@@ -145,7 +146,8 @@ def test_templates_and_links_are_those_of_both_parents(kind: Operator) -> None:
     assert len(set(kind.template_fields)) == len(kind.template_fields)
     links = [type(each) for each in kind.operator_extra_links]
     assert links == [*(type(each) for each in provider_of(kind).operator_extra_links), CheckpointsLink]
-    assert kind.template_ext == provider_of(kind).template_ext
+    # On Kubernetes the provider's have no dots, with which a name may end as well.
+    assert [each.strip(".") for each in kind.template_ext] == [e.strip(".") for e in provider_of(kind).template_ext]
 
 
 @EACH
@@ -189,7 +191,12 @@ def test_a_job_that_is_waited_for_is_taken(kind: Operator) -> None:
         ),
         *(
             (f"Checkpointed{kind}Operator", {"wait_for_completion": False}, "Expected wait_for_completion=True or def")
-            for kind in ("EmrAddSteps", "EmrContainer", "EmrServerlessStartJob", "GlueJob")
+            for kind in ("EmrAddSteps", "EmrContainer", "GlueJob")
+        ),
+        (
+            "CheckpointedEmrServerlessStartJobOperator",
+            {"wait_for_completion": False, "deferrable": True},
+            "Expected wait_for_completion=True, because",
         ),
         *(
             (f"CheckpointedDataproc{kind}Operator", {"asynchronous": True}, "Expected asynchronous=False, .* found")
@@ -242,6 +249,58 @@ def test_a_repeated_submission_is_recognised_by_a_token_unless_the_user_has_set_
         operator = made(name, **arguments)
         operator.add_to_job(additions, SUBMISSION)
         assert token_of(operator) == expected
+
+
+PARAMS = {"day": "2026-01-01", "unset": None}
+FORWARDED = {"day": "2026-01-01", "statecheck-mailbox": ADDITIONS.mailbox}
+NOTEBOOK = {"existing_cluster_id": "c", "notebook_task": {"notebook_path": "/totals"}}
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"json": NOTEBOOK}, {"tasks": [{"task_key": "t", **NOTEBOOK}]}], ids=["one task", "tasks"]
+)
+def test_params_of_a_dag_reach_a_notebook_beside_the_mailbox(arguments: dict[str, Any]) -> None:
+    operator = OPERATORS["CheckpointedDatabricksSubmitRunOperator"](task_id="t", params=PARAMS, **arguments)
+    operator.add_to_job(ADDITIONS, SUBMISSION)
+    [task] = operator.json.get("tasks", [operator.json])
+    assert task["notebook_task"]["base_parameters"] == FORWARDED
+    assert "base_parameters" not in NOTEBOOK["notebook_task"]
+
+
+@pytest.mark.parametrize(
+    ("own", "name", "expected"),
+    [
+        ({}, "job_parameters", FORWARDED),
+        ({"job_parameters": {"a": "b"}}, "job_parameters", {"a": "b", "statecheck-mailbox": ADDITIONS.mailbox}),
+        ({"python_params": ["a"]}, "python_params", ["a", f"--statecheck-mailbox={ADDITIONS.mailbox}"]),
+    ],
+    ids=["none", "parameters of the job", "parameters of the script"],
+)
+def test_params_of_a_dag_reach_a_job_as_without_checkpoints(own: dict[str, Any], name: str, expected: Any) -> None:
+    operator = OPERATORS["CheckpointedDatabricksRunNowOperator"](task_id="t", job_id=7, params=PARAMS, **own)
+    operator.add_to_job(Additions(mailbox=ADDITIONS.mailbox), SUBMISSION)
+    assert operator.json[name] == expected
+    assert {key for key in operator.json if key.endswith(("_params", "_parameters"))} == {name}
+
+
+def test_a_text_that_ends_as_a_file_does_is_none_on_kubernetes() -> None:
+    operator = OPERATORS["CheckpointedSparkKubernetesOperator"](
+        task_id="t", template_spec={"spark": SPARK}, job="daily_json", uid="to_yaml", stage="jobs:orders_yml"
+    )
+    operator.render_template_fields({}, SandboxedEnvironment())
+    assert (operator.job, operator.uid, operator.stage) == ("daily_json", "to_yaml", "jobs:orders_yml")
+
+
+def test_a_run_of_glue_that_still_runs_keeps_its_driver(monkeypatch) -> None:
+    operator = made("CheckpointedGlueJobOperator", deferrable=True)
+    adopted: list[str] = []
+    monkeypatch.setattr(operator, "adopt_running", lambda: adopted.append("adopted"))
+    monkeypatch.setattr(operator, "_find_previous_job_run", lambda _, task_uuid: f"run of {task_uuid}")
+    monkeypatch.setattr(operator, "_set_job_run_id", lambda *_: None)
+    monkeypatch.setattr(operator, "hand_over", lambda: pytest.fail("a mailbox was opened"))
+    ti = SimpleNamespace(try_number=2, dag_id="d", task_id="t", run_id="r", map_index=-1)
+    assert operator.submit_job({"ti": ti}) == "run of d:t:r:-1"
+    assert adopted == ["adopted"]
 
 
 @pytest.mark.parametrize("name", NO_SCRIPT)

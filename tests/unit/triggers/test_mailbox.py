@@ -19,13 +19,14 @@ from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import TriggerCheckpoint
 from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus
-from airflow_provider_statecheck.exceptions import StaleAttemptError
+from airflow_provider_statecheck.exceptions import StaleAttemptError, StorageError
 from airflow_provider_statecheck.gateway.http import HttpClient, HttpGateway
 from airflow_provider_statecheck.gateway.mailbox.box import Pace
 from airflow_provider_statecheck.gateway.mailbox.driver import MailboxGateway
 from airflow_provider_statecheck.gateway.mailbox.relay import MailboxRelay
+from airflow_provider_statecheck.hooks.connection import open_storage
 from airflow_provider_statecheck.hooks.relayed_stage import RelayedStage
-from airflow_provider_statecheck.hooks.submitted_stage import DriverAccess
+from airflow_provider_statecheck.hooks.submitted_stage import DriverAccess, DriverCheckpoints
 from airflow_provider_statecheck.spark.driver.mailbox import MailboxHandover
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -72,6 +73,8 @@ class Waits(BaseTrigger):
         (self._folder / "cleaned").touch()
 
     async def on_kill(self) -> None:
+        if self._answer == "refuse":
+            raise ValueError("The service refuses.")
         (self._folder / "killed").touch()
 
 
@@ -164,7 +167,7 @@ class Deferred:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailbox_trigger, "Pace", lambda: Pace(shortest=0.01, longest=0.05))
+    monkeypatch.setattr(mailbox_trigger, "Pace", lambda **_: Pace(shortest=0.01, longest=0.05))
 
 
 @pytest.fixture
@@ -256,10 +259,45 @@ def test_a_user_who_ends_the_task_ends_the_job_and_the_attempt(deferred: Deferre
     )
 
 
-def test_an_attempt_that_cannot_be_closed_is_told(deferred: Deferred, capfd) -> None:
+def test_an_attempt_that_cannot_be_closed_is_told(deferred: Deferred, caplog) -> None:
     asyncio.run(deferred.trigger(url="http://127.0.0.1:9").on_kill())
     assert deferred.has("killed")
-    assert "The attempt could not be closed" in capfd.readouterr().out
+    assert "The attempt could not be closed" in caplog.text
+
+
+def test_the_attempt_is_closed_although_the_job_cannot_be_ended(deferred: Deferred) -> None:
+    with pytest.raises(ValueError, match="The service refuses"):
+        asyncio.run(deferred.trigger("refuse").on_kill())
+    assert [each.status for each in deferred.attempts()] == [AttemptStatus.FAILED]
+
+
+def test_a_mailbox_that_cannot_be_opened_at_once_is_opened_later(deferred: Deferred, monkeypatch, caplog) -> None:
+    failures = [RuntimeError("The connection 'lake' isn't defined"), StorageError("No answer.")]
+
+    def open_at_last(*arguments: Any) -> CheckpointStorage:
+        if failures:
+            raise failures.pop(0)
+        return open_storage(*arguments)
+
+    def drive() -> None:
+        deferred.begun()
+        deferred.end()
+
+    monkeypatch.setattr(mailbox_trigger, "open_storage", open_at_last)
+    assert event_of(deferred.trigger(), drive) == [{"status": "done"}]
+    assert caplog.text.count("could not be opened, trying again") == 2
+
+
+def test_checkpoints_that_cannot_be_read_stop_no_relay(deferred: Deferred, monkeypatch) -> None:
+    def fail(_: DriverCheckpoints) -> None:
+        raise ValueError("an answer of a proxy")
+
+    def drive() -> None:
+        deferred.begun()
+        deferred.end()
+
+    monkeypatch.setattr(DriverCheckpoints, "log_new", fail)
+    assert event_of(deferred.trigger(), drive) == [{"status": "done"}]
 
 
 def test_what_fails_the_other_trigger_fails_this_one(deferred: Deferred) -> None:
