@@ -106,16 +106,6 @@ guard_logs()
 
 _MODULES = {
     "hooks.statecheck": ("StatecheckHook",),
-    "operators.amazon": (
-        "CheckpointedEmrAddStepsOperator",
-        "CheckpointedEmrContainerOperator",
-        "CheckpointedEmrServerlessStartJobOperator",
-        "CheckpointedGlueJobOperator",
-    ),
-    "operators.databricks": ("CheckpointedDatabricksRunNowOperator", "CheckpointedDatabricksSubmitRunOperator"),
-    "operators.google": ("CheckpointedDataprocCreateBatchOperator", "CheckpointedDataprocSubmitJobOperator"),
-    "operators.kubernetes": ("CheckpointedSparkKubernetesOperator",),
-    "operators.livy": ("CheckpointedLivyOperator",),
     "operators.pyspark": ("CheckpointedPySparkOperator", "CheckpointedStageOperator"),
     "operators.remote": ("RemoteDriverMixin",),
     "operators.spark_submit": ("CheckpointedSparkSubmitOperator", "CheckpointedStageSubmitOperator"),
@@ -159,7 +149,26 @@ _MODULES = {
         "RichMapFunction",
     ),
 }
-_PUBLIC = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
+_OF_SERVICES = {
+    "operators.amazon": (
+        "CheckpointedEmrAddStepsOperator",
+        "CheckpointedEmrContainerOperator",
+        "CheckpointedEmrServerlessStartJobOperator",
+        "CheckpointedGlueJobOperator",
+    ),
+    "operators.databricks": (
+        "CheckpointedDatabricksRunNowOperator",
+        "CheckpointedDatabricksSubmitRunOperator",
+    ),
+    "operators.google": (
+        "CheckpointedDataprocCreateBatchOperator",
+        "CheckpointedDataprocSubmitJobOperator",
+    ),
+    "operators.kubernetes": ("CheckpointedSparkKubernetesOperator",),
+    "operators.livy": ("CheckpointedLivyOperator",),
+}
+"""What needs the provider of a service, an extra of this package; an import of all names leaves it out."""
+_PUBLIC = {name: f"{__name__}.{module}" for module, names in {**_MODULES, **_OF_SERVICES}.items() for name in names}
 
 __all__ = [
     "AggregateFunction",
@@ -167,18 +176,8 @@ __all__ = [
     "AsyncQueryableStateClient",
     "BoundedOneInput",
     "CheckpointSensor",
-    "CheckpointedDatabricksRunNowOperator",
-    "CheckpointedDatabricksSubmitRunOperator",
-    "CheckpointedDataprocCreateBatchOperator",
-    "CheckpointedDataprocSubmitJobOperator",
-    "CheckpointedEmrAddStepsOperator",
-    "CheckpointedEmrContainerOperator",
-    "CheckpointedEmrServerlessStartJobOperator",
     "CheckpointedFunction",
-    "CheckpointedGlueJobOperator",
-    "CheckpointedLivyOperator",
     "CheckpointedPySparkOperator",
-    "CheckpointedSparkKubernetesOperator",
     "CheckpointedSparkSubmitOperator",
     "CheckpointedStageOperator",
     "CheckpointedStageSubmitOperator",
@@ -230,4 +229,13 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_PUBLIC[name]), name)
+    try:
+        module = importlib.import_module(_PUBLIC[name])
+    except ModuleNotFoundError as error:
+        extra = _PUBLIC[name].rpartition(".")[2]
+        if f"operators.{extra}" not in _OF_SERVICES:
+            raise
+        raise ModuleNotFoundError(
+            f"{name} needs {error.name}, found none; install airflow-provider-statecheck[{extra}].", name=error.name
+        ) from error
+    return getattr(module, name)

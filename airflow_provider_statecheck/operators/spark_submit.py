@@ -148,7 +148,7 @@ class CheckpointedSparkSubmitOperator(SubmittedDriverMixin, SparkSubmitOperator)
         chosen = str(self.transport).strip().lower()
         if chosen not in (Transport.HTTP, Transport.MAILBOX):
             raise InvalidConfigurationError(
-                f"Expected transport to be http or mailbox, found {self.transport!r}.", key="transport"
+                f"Expected transport to be http or mailbox, found {self.transport!r}; correct it.", key="transport"
             )
         return Transport(chosen)
 

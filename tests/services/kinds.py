@@ -121,7 +121,7 @@ def _on_eks(work: Path, trouble: str) -> Arguments:
         "name": "totals",
         "virtual_cluster_id": cluster,
         "execution_role_arn": ROLE,
-        "release_label": "emr-8.0.0",
+        "release_label": "emr-8.0.0-latest",
         "job_driver": {"sparkSubmitJobDriver": driver},
         "poll_interval": 1,
     }

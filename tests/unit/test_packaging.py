@@ -93,6 +93,16 @@ def test_constraints_hold_the_equal_versions_of_pyspark_and_its_client():
     assert all(pins[name] in allowed for name, allowed in ranges.items())
 
 
+SERVICES = ("amazon", "databricks", "google", "kubernetes", "livy")
+OF_PROVIDERS = (
+    "airflow.providers.amazon.aws.operators.emr",
+    "airflow.providers.apache.livy.operators.livy",
+    "airflow.providers.cncf.kubernetes.operators.spark_kubernetes",
+    "airflow.providers.databricks.operators.databricks",
+    "airflow.providers.google.cloud.operators.dataproc",
+)
+
+
 def test_each_requirement_is_a_name_with_a_range():
     extras = [item for extra in PROJECT["optional-dependencies"].values() for item in extra]
 
@@ -126,7 +136,26 @@ def test_type_checkers_are_told_the_same_public_names():
     for name, module in told.items():
         if is_importable(module):
             assert getattr(airflow_provider_statecheck, name) is getattr(importlib.import_module(module), name)
-    assert {*told, "__version__"} == set(airflow_provider_statecheck.__all__)
+    of_services = {name for name, module in told.items() if module.rpartition(".")[2] in SERVICES}
+    assert {*told, "__version__"} - of_services == set(airflow_provider_statecheck.__all__)
+    assert len(of_services) == 10
+
+
+def test_all_names_are_imported_without_the_providers_of_services():
+    blocked = "; ".join(f"sys.modules[{name!r}] = None" for name in OF_PROVIDERS)
+    loaded = modules_loaded_by(f"import sys; {blocked}\nfrom airflow_provider_statecheck import *")
+    assert "airflow_provider_statecheck.operators.pyspark" in loaded
+
+
+@pytest.mark.parametrize(
+    ("name", "extra"), [("CheckpointedLivyOperator", "livy"), ("CheckpointedEmrAddStepsOperator", "amazon")]
+)
+def test_a_missing_provider_is_named_with_its_extra(name, extra, monkeypatch):
+    monkeypatch.delitem(sys.modules, f"airflow_provider_statecheck.operators.{extra}", raising=False)
+    for module in OF_PROVIDERS:
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ModuleNotFoundError, match=rf"{name} needs airflow.* install .*\[{extra}\]"):
+        getattr(airflow_provider_statecheck, name)
 
 
 def test_importing_the_package_loads_nothing_heavy_and_no_airflow():

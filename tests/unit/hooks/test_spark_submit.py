@@ -267,8 +267,8 @@ def test_what_spark_can_load_from_the_storage_is_uploaded_there_once(submit, con
     shipping: dict[str, Any] = {"shared": directory, "storage": storage, "kind": CheckpointedStageSubmitHook}
     command, _ = submit(connection, "statecheck_stage.py", py_files="/jobs/mine.zip", **shipping)
     mine, package = option(command, "--py-files").split(",")
-    names = sorted(storage.list_files(directory))
-    assert (mine, [package, command[-1]]) == ("/jobs/mine.zip", [f"{shown}/{name}" for name in names])
+    uploaded = {f"{shown}/{name}" for name in storage.list_files(directory)}
+    assert (mine, {package, command[-1]}) == ("/jobs/mine.zip", uploaded)
     assert submit(connection, "statecheck_stage.py", py_files="/jobs/mine.zip", **shipping)[0] == command
 
 

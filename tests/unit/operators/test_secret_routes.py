@@ -193,9 +193,9 @@ def test_rendered_fields_links_and_values_for_other_tasks_are_masked(told: Told)
     _require_masked([_place("message to the supervisor", each) for each in sent], is_told=False)
 
 
-def test_metrics_have_the_dag_and_the_task_only(told: Told) -> None:
+def test_metrics_have_the_dag_the_task_and_the_transport_only(told: Told) -> None:
     assert {name for name, _, _ in told.metrics} >= {"incr", "gauge"}
-    assert {tag for _, _, values in told.metrics for tag in values["tags"]} <= {"dag_id", "task_id"}
+    assert {tag for _, _, values in told.metrics for tag in values["tags"]} <= {"dag_id", "task_id", "transport"}
     _require_masked([_place("metric", each) for each in told.metrics], is_told=False)
 
 

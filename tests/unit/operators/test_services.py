@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import subprocess
@@ -50,10 +51,14 @@ Operator = type[Any]
 
 def importable() -> Iterator[Operator]:
     """Yield the public operators of services whose provider is installed."""
-    for name in filter(is_importable, airflow_provider_statecheck.__all__):
-        found = getattr(airflow_provider_statecheck, name)
-        if inspect.isclass(found) and issubclass(found, RemoteDriverMixin) and found is not RemoteDriverMixin:
-            yield found
+    for service in ("amazon", "databricks", "google", "kubernetes", "livy"):
+        module = f"{PACKAGE}.operators.{service}"
+        if not is_importable(module):
+            continue
+        for name, found in sorted(vars(importlib.import_module(module)).items()):
+            if name.startswith("Checkpointed") and name.endswith("Operator"):
+                assert getattr(airflow_provider_statecheck, name) is found
+                yield found
 
 
 OPERATORS = {kind.__name__: kind for kind in importable()}

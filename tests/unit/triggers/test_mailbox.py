@@ -259,10 +259,18 @@ def test_a_user_who_ends_the_task_ends_the_job_and_the_attempt(deferred: Deferre
     )
 
 
-def test_an_attempt_that_cannot_be_closed_is_told(deferred: Deferred, caplog) -> None:
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the warnings of the trigger."""
+    warnings: list[str] = []
+    monkeypatch.setattr(mailbox_trigger.log, "warning", lambda text, *values: warnings.append(text % values))
+    return warnings
+
+
+def test_an_attempt_that_cannot_be_closed_is_told(deferred: Deferred, told: list[str]) -> None:
     asyncio.run(deferred.trigger(url="http://127.0.0.1:9").on_kill())
     assert deferred.has("killed")
-    assert "The attempt could not be closed" in caplog.text
+    assert [each.partition(",")[0] for each in told] == ["The attempt could not be closed"]
 
 
 def test_the_attempt_is_closed_although_the_job_cannot_be_ended(deferred: Deferred) -> None:
@@ -271,7 +279,9 @@ def test_the_attempt_is_closed_although_the_job_cannot_be_ended(deferred: Deferr
     assert [each.status for each in deferred.attempts()] == [AttemptStatus.FAILED]
 
 
-def test_a_mailbox_that_cannot_be_opened_at_once_is_opened_later(deferred: Deferred, monkeypatch, caplog) -> None:
+def test_a_mailbox_that_cannot_be_opened_at_once_is_opened_later(
+    deferred: Deferred, monkeypatch, told: list[str]
+) -> None:
     failures = [RuntimeError("The connection 'lake' isn't defined"), StorageError("No answer.")]
 
     def open_at_last(*arguments: Any) -> CheckpointStorage:
@@ -285,7 +295,7 @@ def test_a_mailbox_that_cannot_be_opened_at_once_is_opened_later(deferred: Defer
 
     monkeypatch.setattr(mailbox_trigger, "open_storage", open_at_last)
     assert event_of(deferred.trigger(), drive) == [{"status": "done"}]
-    assert caplog.text.count("could not be opened, trying again") == 2
+    assert [each.partition(":")[0] for each in told] == ["The mailbox could not be opened, trying again"] * 2
 
 
 def test_checkpoints_that_cannot_be_read_stop_no_relay(deferred: Deferred, monkeypatch) -> None:
@@ -311,17 +321,25 @@ def test_a_trigger_that_ends_without_an_event_gives_none(deferred: Deferred) -> 
     assert asyncio.run(fired(deferred.trigger("nothing"))) == []
 
 
-def test_calls_wait_while_the_server_is_away(deferred: Deferred, caplog) -> None:
+def test_calls_wait_while_the_server_is_away(deferred: Deferred, monkeypatch) -> None:
+    looks: list[int | None] = []
+    look = MailboxRelay.look
+
+    def noted(relay: MailboxRelay) -> int | None:
+        looks.append(look(relay))
+        return looks[-1]
+
     async def outage() -> list[Any]:
         away = asyncio.create_task(fired(deferred.trigger(url="http://127.0.0.1:9")))
         call = asyncio.create_task(asyncio.to_thread(deferred.begun))
-        await until(lambda: "Calls of the driver wait in the mailbox" in caplog.text)
+        await until(lambda: None in looks)
         away.cancel()
         back = asyncio.create_task(fired(deferred.trigger()))
         await asyncio.wait_for(call, SECONDS)
         deferred.end()
         return await back
 
+    monkeypatch.setattr(MailboxRelay, "look", noted)
     assert asyncio.run(outage()) == [{"status": "done"}]
 
 
