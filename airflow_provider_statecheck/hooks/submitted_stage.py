@@ -363,7 +363,7 @@ def serving(services: Services) -> Iterator[str]:
 
 class ChangedViews:
     """
-    Views of a job, each of which has up to a hundred checkpoints with their figures; most polls find no new one.
+    Views of a job. A view has up to a hundred checkpoints with their figures, and most polls find no new one.
 
     :param gateway: Gateway that reads the job.
     """

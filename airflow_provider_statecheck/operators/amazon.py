@@ -43,7 +43,7 @@ class _AmazonMixin(RemoteDriverMixin):
 
 class CheckpointedEmrAddStepsOperator(_AmazonMixin, EmrAddStepsOperator):
     """
-    Add steps to an EMR cluster, of which the one with a Python application resumes from its last completed checkpoint.
+    Add steps to an EMR cluster. The step with a Python application resumes from its last completed checkpoint.
 
     Arguments are those of ``EmrAddStepsOperator`` and of
     :class:`~airflow_provider_statecheck.operators.remote.RemoteDriverMixin`; ``wait_for_completion`` is on by default.

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from airflow.providers.common.compat.sdk import BaseOperator, ResumableJobMixin
-from airflow.sdk.execution_time import task_runner
 
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.gateway.mailbox.box import Pace
-from airflow_provider_statecheck.hooks import relayed_stage, transport
 from airflow_provider_statecheck.operators.remote import RemoteDriverMixin
 from airflow_provider_statecheck.payloads.additions import Additions
 from tests.served_rows import job_in
-from tests.stand_in_task import DAG_ID, RUN_ID, TASK_ID, TrustedTask, context_of
+from tests.stand_in_task import DAG_ID, RUN_ID, TASK_ID, context_of
 
 
 class Jobs:
@@ -77,7 +72,7 @@ class CheckpointedJobOperator(RemoteDriverMixin, JobOperator):
 
 
 class Task:
-    """A task over its tries, each of which can be the last."""
+    """A task over its tries."""
 
     def __init__(self, folder: Path, jobs: Jobs) -> None:
         self.folder = folder
@@ -100,12 +95,7 @@ class Task:
 
 
 @pytest.fixture
-def task(api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
-    monkeypatch.setenv("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "airflow-db-not-allowed:///")
-    monkeypatch.setenv("AIRFLOW_CONN_STATECHECK_DEFAULT", json.dumps({"conn_type": "statecheck", "host": api}))
-    monkeypatch.setattr(transport, "task_credentials", lambda client, _: TrustedTask(client))
-    monkeypatch.setattr(relayed_stage, "Pace", lambda: Pace(shortest=0.01, longest=0.05))
-    monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", SimpleNamespace(send=lambda _: None), raising=False)
+def task(in_worker: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
     monkeypatch.setitem(globals(), "JOBS", Jobs())
     return Task(tmp_path, JOBS)
 

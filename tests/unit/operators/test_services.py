@@ -15,15 +15,12 @@ from typing import Any
 
 import pytest
 from airflow.sdk import BaseOperator
-from airflow.sdk.execution_time import task_runner
 from jinja2.sandbox import SandboxedEnvironment
 
 import airflow_provider_statecheck
 from airflow_provider_statecheck import RemoteDriverMixin
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.gateway.mailbox.box import Pace
-from airflow_provider_statecheck.hooks import relayed_stage, transport
 from airflow_provider_statecheck.operators.checkpointed import CheckpointedOperator
 from airflow_provider_statecheck.operators.links import CheckpointsLink
 from airflow_provider_statecheck.operators.remote import SubmittedDriverMixin
@@ -31,7 +28,7 @@ from airflow_provider_statecheck.payloads.additions import Additions
 from tests.docs.pages import ROOT, blocks_of
 from tests.optional_providers import is_importable
 from tests.served_rows import job_in
-from tests.stand_in_task import DAG_ID, RUN_ID, TASK_ID, TrustedTask, context_of
+from tests.stand_in_task import DAG_ID, RUN_ID, TASK_ID, context_of
 from tests.unit.interpreter import modules_loaded_by
 
 PACKAGE = "airflow_provider_statecheck"
@@ -361,13 +358,8 @@ if not first.exists():
 
 
 @pytest.fixture
-def batch_operator(api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Operator:
+def batch_operator(in_worker: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Operator:
     """Return the operator that the page shows, in a worker, with the command that it runs."""
-    monkeypatch.setenv("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "airflow-db-not-allowed:///")
-    monkeypatch.setenv("AIRFLOW_CONN_STATECHECK_DEFAULT", json.dumps({"conn_type": "statecheck", "host": api}))
-    monkeypatch.setattr(transport, "task_credentials", lambda client, _: TrustedTask(client))
-    monkeypatch.setattr(relayed_stage, "Pace", lambda: Pace(shortest=0.01, longest=0.05))
-    monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", SimpleNamespace(send=lambda _: None), raising=False)
     command = tmp_path / "batches"
     command.write_text(_BATCHES)
     command.chmod(0o755)
