@@ -28,6 +28,7 @@ _TOOLS = (
     "psutil",
     "pyiceberg[sql-sqlite]",
     "pytest",
+    "pytest-timeout",
     "pytest-xdist",
 )
 _READY = ".ready"
