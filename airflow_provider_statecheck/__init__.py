@@ -239,3 +239,7 @@ def __getattr__(name: str) -> Any:
             f"{name} needs {error.name}, found none; install airflow-provider-statecheck[{extra}].", name=error.name
         ) from error
     return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

@@ -158,6 +158,11 @@ def test_a_missing_provider_is_named_with_its_extra(name, extra, monkeypatch):
         getattr(airflow_provider_statecheck, name)
 
 
+def test_names_are_listed_without_the_providers_of_services():
+    names = {*airflow_provider_statecheck.__all__, "CheckpointedDataprocSubmitJobOperator"}
+    assert names <= set(dir(airflow_provider_statecheck))
+
+
 def test_importing_the_package_loads_nothing_heavy_and_no_airflow():
     assert not _top_level(modules_loaded_by("import airflow_provider_statecheck")) & {*HEAVY, "airflow", "sqlalchemy"}
 
