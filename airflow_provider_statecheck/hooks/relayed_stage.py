@@ -30,6 +30,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.gateway.mailbox.box import Mailbox, Pace, Sleep
 from airflow_provider_statecheck.gateway.mailbox.relay import MailboxRelay, NotCarriedError, is_mailbox_of
 from airflow_provider_statecheck.gateway.mailbox.waiting import WaitingCalls
+from airflow_provider_statecheck.hooks.connection import DEFAULT_TIMEOUT_SECONDS
 from airflow_provider_statecheck.hooks.submitted_stage import SubmittedStage
 from airflow_provider_statecheck.hooks.transport import is_orm_open
 from airflow_provider_statecheck.overriding import override
@@ -65,6 +66,8 @@ class RelayAccess:
     """Root URL of the coordinator's server, ``None`` to use Airflow's database."""
     token: str | None = field(default=None, repr=False)
     """Token of the newest attempt, which can begin no other one."""
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
+    """Timeout of a request to the server."""
 
 
 class RelayedStage(SubmittedStage):
@@ -144,6 +147,7 @@ class RelayedStage(SubmittedStage):
             newest=newest,
             url=None if is_local else self._access.url,
             token=None if is_local else self._access.gateway.token_of(newest),
+            timeout_seconds=self._access.timeout_seconds,
         )
 
     @override

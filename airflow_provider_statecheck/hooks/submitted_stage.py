@@ -2,8 +2,7 @@
 Task side of a stage whose driver runs in another process.
 
 :class:`SubmittedStage` registers an attempt for the driver, follows its checkpoints in the log of the task and closes
-    the
-attempt if the driver did not. In ``airflow tasks test`` and ``dag.test`` no api-server may be running;
+the attempt if the driver did not. In ``airflow tasks test`` and ``dag.test`` no api-server may be running;
 :func:`driver_access` then serves the API from the task.
 """
 
@@ -41,6 +40,7 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
 )
 from airflow_provider_statecheck.gateway.verbs import registering
+from airflow_provider_statecheck.hooks.connection import DEFAULT_TIMEOUT_SECONDS, coordinator_address
 from airflow_provider_statecheck.hooks.transport import is_orm_open, over_http, task_gateway
 from airflow_provider_statecheck.spark.driver.attempts import Handover
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings
@@ -287,6 +287,8 @@ class DriverAccess:
     url: str
     gateway: HttpGateway
     """Gateway of the task; it knows the tokens of the attempts that it registers."""
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
+    """Timeout of a request."""
 
 
 @contextmanager
@@ -300,9 +302,8 @@ def driver_access(owner: AttemptOwner) -> Iterator[DriverAccess]:
         with _own_server(owner) as access:
             yield access
     else:
-        from airflow_provider_statecheck.hooks.connection import coordinator_address
-
-        yield DriverAccess(coordinator_address().url, task_gateway())
+        address = coordinator_address()
+        yield DriverAccess(address.url, task_gateway(), address.timeout_seconds)
 
 
 @contextmanager

@@ -176,9 +176,11 @@ class RelayingTrigger(BaseTrigger):
         url, token = self._access.url, self._access.token
         if url is None or token is None:
             return airflow_gateway()
-        client, owner = CoordinatorAddress(url=url).open(), self._access.registration.owner
+        address = CoordinatorAddress(url=url, timeout_seconds=self._access.timeout_seconds)
         # Without repetitions during an outage, as each look repeats what the one before could not carry.
-        gateway: Any = HttpGateway.of_attempt(client, self._access.newest, owner, token)
+        gateway: Any = HttpGateway.of_attempt(
+            address.open(), self._access.newest, self._access.registration.owner, token
+        )
         return cast("StageGateway", gateway)
 
     def _close(self) -> None:

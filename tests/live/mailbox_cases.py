@@ -164,7 +164,7 @@ def wait_for_end_of_driver(run: MailboxRun, pids: Pids) -> None:
 FAILED, FENCED, FINISHED = AttemptStatus.FAILED, AttemptStatus.FENCED, AttemptStatus.FINISHED
 
 CASES = (
-    MailboxCase(name="driver killed", play=driver_killed, attempts=(FAILED, FINISHED), is_slow=False),
+    MailboxCase(name="driver killed", play=driver_killed, attempts=(FAILED, FINISHED)),
     MailboxCase(name="undisturbed", play=undisturbed, attempts=(FINISHED,), tries=1),
     MailboxCase(name="driver started again", play=driver_started_again, attempts=(FENCED, FINISHED), tries=1),
     MailboxCase(name="task killed", play=task_killed, attempts=(FENCED, FINISHED)),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from airflow.providers.common.compat.sdk import BaseOperator, ResumableJobMixin
+from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
+from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
@@ -69,6 +73,17 @@ class JobOperator(ResumableJobMixin, BaseOperator):
 class CheckpointedJobOperator(RemoteDriverMixin, JobOperator):
     def add_to_job(self, additions: Additions, submission: str) -> None:
         JOBS.mailboxes.append(additions.mailbox)
+
+
+class DeferringOperator(BaseOperator):
+    template_fields = ()
+
+    def execute(self, context: Any) -> None:
+        self.defer(trigger=TimeDeltaTrigger(timedelta(hours=1)), method_name="complete")
+
+
+class CheckpointedDeferringOperator(RemoteDriverMixin, DeferringOperator):
+    def add_to_job(self, additions: Additions, submission: str) -> None: ...
 
 
 class Task:
@@ -161,3 +176,18 @@ def test_submissions_of_two_deployments_have_names_of_their_own(task: Task, tmp_
         assert len(names) == attempt + 1
     assert len(set(names)) == 2
     assert {len(each) for each in names} == {32}
+
+
+def test_the_relay_of_a_deferred_task_has_the_timeout_of_the_connection(
+    in_worker: None, api: str, tmp_path: Path, monkeypatch
+) -> None:
+    connection = {"conn_type": "statecheck", "host": api, "extra": {"timeout": 7}}
+    monkeypatch.setenv("AIRFLOW_CONN_STATECHECK_DEFAULT", json.dumps(connection))
+    operator = CheckpointedDeferringOperator(
+        task_id=TASK_ID, checkpoint_dir=str(tmp_path / "checkpoints"), ship_package=False
+    )
+    context: Any = context_of(tmp_path, 1, 2)
+    with pytest.raises(TaskDeferred) as deferred:
+        operator.execute(context)
+    _, kwargs = deferred.value.trigger.serialize()
+    assert kwargs["access"]["timeout_seconds"] == 7.0

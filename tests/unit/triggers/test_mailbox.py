@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -269,6 +270,17 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_an_attempt_that_cannot_be_closed_is_told(deferred: Deferred, told: list[str]) -> None:
     asyncio.run(deferred.trigger(url="http://127.0.0.1:9").on_kill())
+    assert deferred.has("killed")
+    assert [each.partition(",")[0] for each in told] == ["The attempt could not be closed"]
+
+
+def test_a_server_that_does_not_answer_is_given_up_after_the_timeout(deferred: Deferred, told: list[str]) -> None:
+    async def kill(url: str) -> None:
+        async with asyncio.timeout(SECONDS / 4):
+            await deferred.trigger(url=url, timeout_seconds=0.1).on_kill()
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        asyncio.run(kill(f"http://127.0.0.1:{silent.getsockname()[1]}"))
     assert deferred.has("killed")
     assert [each.partition(",")[0] for each in told] == ["The attempt could not be closed"]
 
