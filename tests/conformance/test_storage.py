@@ -81,6 +81,7 @@ class TestS3ThroughArrow(TestS3):
     """Where s3fs is not installed."""
 
     tells_other_bytes = False
+    large_bytes = 24 * MIB  # in three parts
 
     @pytest.fixture
     def base_uri(self, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> str:
