@@ -19,8 +19,8 @@ import pytest
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, StateCheckError, StorageError
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.connectors.commit import committer
-from airflow_provider_statecheck.spark.connectors.commit.commit_files import CommitFiles
+from airflow_provider_statecheck.spark.connectors.exactly_once import committer
+from airflow_provider_statecheck.spark.connectors.exactly_once.commit_files import CommitFiles
 from airflow_provider_statecheck.spark.connectors.sink import Sink
 from airflow_provider_statecheck.storage import file_operations
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, InProcessPlan, Killed

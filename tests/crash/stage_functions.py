@@ -12,8 +12,8 @@ from unittest.mock import patch
 
 from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.connectors.commit.commit_files import FileDestination
-from airflow_provider_statecheck.spark.connectors.commit.target_files import ParquetSinkWriter, TargetFiles
+from airflow_provider_statecheck.spark.connectors.exactly_once.commit_files import FileDestination
+from airflow_provider_statecheck.spark.connectors.exactly_once.target_files import ParquetSinkWriter, TargetFiles
 from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
 from airflow_provider_statecheck.spark.connectors.sink import SinkContext, SinkTaskContext
 from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, ValueStateDescriptor

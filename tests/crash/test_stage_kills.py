@@ -26,7 +26,7 @@ import pytest
 from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE, job_uri
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.store import JobView
-from airflow_provider_statecheck.spark.connectors.commit.target_files import staged_epoch
+from airflow_provider_statecheck.spark.connectors.exactly_once.target_files import staged_epoch
 from airflow_provider_statecheck.spark.connectors.files.sink import committed_files
 from airflow_provider_statecheck.spark.stages.executor.aggregate_run import STATE_NAME, scan_values
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor

@@ -14,7 +14,7 @@ import pytest
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, orphans_uri
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError
 from airflow_provider_statecheck.maintenance.gc import DeletionLog
-from airflow_provider_statecheck.spark.connectors.commit.target_files import TargetFiles
+from airflow_provider_statecheck.spark.connectors.exactly_once.target_files import TargetFiles
 from airflow_provider_statecheck.storage.discarding import StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.orphans import Quarantine
@@ -149,6 +149,6 @@ def test_files_of_a_sink_are_not_deleted_through_a_link_below_its_target(tmp_pat
 
 
 def _internal(files: TargetFiles) -> str:
-    from airflow_provider_statecheck.spark.connectors.commit.target_files import lineage_directory
+    from airflow_provider_statecheck.spark.connectors.exactly_once.target_files import lineage_directory
 
     return lineage_directory(files.lineage)

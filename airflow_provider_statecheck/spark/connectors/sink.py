@@ -19,7 +19,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.connectors.commit.places import RestoredOutput
+from airflow_provider_statecheck.spark.connectors.exactly_once.places import RestoredOutput
 from airflow_provider_statecheck.spark.tables.data_files import WrittenFile
 
 if TYPE_CHECKING:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from airflow_provider_statecheck.spark.connectors.commit.places import Place
+    from airflow_provider_statecheck.spark.connectors.exactly_once.places import Place
     from airflow_provider_statecheck.spark.connectors.sink import Sink
     from airflow_provider_statecheck.spark.connectors.source import Increment, SplitEnumerator
 
@@ -437,7 +437,7 @@ def require_all_subtasks(
 
 def place_of(sink: object) -> Place | None:
     """Return the place of an opened sink; ``None`` for a sink that is not of this package, or derived from one."""
-    from airflow_provider_statecheck.spark.connectors.commit.committing_sink import CommittingSink
+    from airflow_provider_statecheck.spark.connectors.exactly_once.committing_sink import CommittingSink
 
     return sink.place if isinstance(sink, CommittingSink) else None
 

@@ -43,7 +43,7 @@ from airflow_provider_statecheck.storage.views.checkpoint_storages import Operat
 from airflow_provider_statecheck.storage.views.state_files import read_state
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.spark.connectors.commit.places import RestoredOutput
+    from airflow_provider_statecheck.spark.connectors.exactly_once.places import RestoredOutput
 
 SINK = "sink"
 """Uid of the sink within the stage."""
@@ -148,7 +148,7 @@ class RestoredStageState:
         """
         if self._restored is None or self.own_checkpoint_id is None:
             return None
-        from airflow_provider_statecheck.spark.connectors.commit.places import Place, RestoredOutput
+        from airflow_provider_statecheck.spark.connectors.exactly_once.places import Place, RestoredOutput
 
         # A savepoint does not tell whether the output of the checkpoint that it copies was committed later.
         checkpoint, is_copy = self._restored.checkpoint, self.checkpoint_id != self.own_checkpoint_id

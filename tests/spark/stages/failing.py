@@ -13,7 +13,7 @@ from typing import Any
 from pyspark import TaskContext
 
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.connectors.commit.target_files import ParquetSinkWriter
+from airflow_provider_statecheck.spark.connectors.exactly_once.target_files import ParquetSinkWriter
 from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
 from airflow_provider_statecheck.spark.connectors.sink import SinkTaskContext
 from tests.spark.stages.functions import RunningBalance

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.spark.connectors.commit.commit_log import CommitLog
+from airflow_provider_statecheck.spark.connectors.exactly_once.commit_log import CommitLog
 from airflow_provider_statecheck.storage.metadata_file import decode_metadata, encode_metadata
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotManifest
 from tests.docs.pages import ROOT

@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Self, final
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.connectors.commit.commit_files import FileDestination, Output
-from airflow_provider_statecheck.spark.connectors.commit.commit_log import Publication
-from airflow_provider_statecheck.spark.connectors.commit.committing_sink import CommittingSink
-from airflow_provider_statecheck.spark.connectors.commit.places import Place
-from airflow_provider_statecheck.spark.connectors.commit.target_files import open_target
+from airflow_provider_statecheck.spark.connectors.exactly_once.commit_files import FileDestination, Output
+from airflow_provider_statecheck.spark.connectors.exactly_once.commit_log import Publication
+from airflow_provider_statecheck.spark.connectors.exactly_once.committing_sink import CommittingSink
+from airflow_provider_statecheck.spark.connectors.exactly_once.places import Place
+from airflow_provider_statecheck.spark.connectors.exactly_once.target_files import open_target
 from airflow_provider_statecheck.spark.connectors.sink import (
     OnEarlierOutput,
     SinkContext,

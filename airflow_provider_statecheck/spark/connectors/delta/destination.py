@@ -32,17 +32,6 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.connectors.commit.commit_files import CommitFiles
-from airflow_provider_statecheck.spark.connectors.commit.commit_log import (
-    ALL_CHECKPOINTS,
-    CommitLog,
-    CommitRange,
-    LogChange,
-    Publication,
-    Start,
-)
-from airflow_provider_statecheck.spark.connectors.commit.committer import CommitDestination, require_newest
-from airflow_provider_statecheck.spark.connectors.commit.target_files import TargetFiles, lineage_directory
 from airflow_provider_statecheck.spark.connectors.delta.restrictions import restrictions_of
 from airflow_provider_statecheck.spark.connectors.delta.table import DeltaCommit, DeltaSnapshot, DeltaTableAccess
 from airflow_provider_statecheck.spark.connectors.delta.table_files import (
@@ -51,6 +40,17 @@ from airflow_provider_statecheck.spark.connectors.delta.table_files import (
     stored_schema,
     zoneless_maps,
 )
+from airflow_provider_statecheck.spark.connectors.exactly_once.commit_files import CommitFiles
+from airflow_provider_statecheck.spark.connectors.exactly_once.commit_log import (
+    ALL_CHECKPOINTS,
+    CommitLog,
+    CommitRange,
+    LogChange,
+    Publication,
+    Start,
+)
+from airflow_provider_statecheck.spark.connectors.exactly_once.committer import CommitDestination, require_newest
+from airflow_provider_statecheck.spark.connectors.exactly_once.target_files import TargetFiles, lineage_directory
 from airflow_provider_statecheck.spark.connectors.sink import SinkContext, decode_schema
 from airflow_provider_statecheck.spark.tables.data_files import require_partitionable
 from airflow_provider_statecheck.spark.tables.schemas import all_nullable, required_part_differences, schema_differences

@@ -21,14 +21,17 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.lazy import pa, parquet
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.connectors.commit.commit_log import (
+from airflow_provider_statecheck.spark.connectors.delta.destination import DeltaDestination
+from airflow_provider_statecheck.spark.connectors.delta.table import DeltaCommit, DeltaLog, DeltaSnapshot, deltalake
+from airflow_provider_statecheck.spark.connectors.delta.table_files import file_schema, statistics_of
+from airflow_provider_statecheck.spark.connectors.exactly_once.commit_log import (
     ALL_CHECKPOINTS,
     CommitLog,
     CommitRange,
     LogChange,
     Publication,
 )
-from airflow_provider_statecheck.spark.connectors.commit.target_files import (
+from airflow_provider_statecheck.spark.connectors.exactly_once.target_files import (
     ParquetSinkWriter,
     TargetFiles,
     data_directory,
@@ -39,9 +42,6 @@ from airflow_provider_statecheck.spark.connectors.commit.target_files import (
     sweep_staged,
     writer_of_data_file,
 )
-from airflow_provider_statecheck.spark.connectors.delta.destination import DeltaDestination
-from airflow_provider_statecheck.spark.connectors.delta.table import DeltaCommit, DeltaLog, DeltaSnapshot, deltalake
-from airflow_provider_statecheck.spark.connectors.delta.table_files import file_schema, statistics_of
 from airflow_provider_statecheck.spark.connectors.limits import delta_limits, length_limits
 from airflow_provider_statecheck.spark.connectors.sink import (
     CHECKPOINT,

@@ -8,15 +8,6 @@ from typing import Any, ClassVar, Literal, Self, get_args
 
 from airflow_provider_statecheck.checkpoint.codec import require_one_of
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.connectors.commit.commit_files import CommitFiles
-from airflow_provider_statecheck.spark.connectors.commit.committing_sink import CommittingSink
-from airflow_provider_statecheck.spark.connectors.commit.places import Place
-from airflow_provider_statecheck.spark.connectors.commit.target_files import (
-    ParquetSinkWriter,
-    TargetFiles,
-    ledger_storage,
-    open_target,
-)
 from airflow_provider_statecheck.spark.connectors.delta.destination import DeltaDestination
 from airflow_provider_statecheck.spark.connectors.delta.output import (
     AppendedFiles,
@@ -26,6 +17,15 @@ from airflow_provider_statecheck.spark.connectors.delta.output import (
 )
 from airflow_provider_statecheck.spark.connectors.delta.restrictions import text_lengths
 from airflow_provider_statecheck.spark.connectors.delta.table import DeltaTableAccess, deltalake, require_safe_commits
+from airflow_provider_statecheck.spark.connectors.exactly_once.commit_files import CommitFiles
+from airflow_provider_statecheck.spark.connectors.exactly_once.committing_sink import CommittingSink
+from airflow_provider_statecheck.spark.connectors.exactly_once.places import Place
+from airflow_provider_statecheck.spark.connectors.exactly_once.target_files import (
+    ParquetSinkWriter,
+    TargetFiles,
+    ledger_storage,
+    open_target,
+)
 from airflow_provider_statecheck.spark.connectors.sink import (
     OnEarlierOutput,
     SinkContext,

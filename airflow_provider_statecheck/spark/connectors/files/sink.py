@@ -21,11 +21,11 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.lazy import pa, parquet
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.connectors.commit.commit_files import CommitFiles, FileDestination, Output
-from airflow_provider_statecheck.spark.connectors.commit.commit_log import CommitLog, Publication
-from airflow_provider_statecheck.spark.connectors.commit.committing_sink import CommittingSink
-from airflow_provider_statecheck.spark.connectors.commit.places import Place
-from airflow_provider_statecheck.spark.connectors.commit.target_files import (
+from airflow_provider_statecheck.spark.connectors.exactly_once.commit_files import CommitFiles, FileDestination, Output
+from airflow_provider_statecheck.spark.connectors.exactly_once.commit_log import CommitLog, Publication
+from airflow_provider_statecheck.spark.connectors.exactly_once.committing_sink import CommittingSink
+from airflow_provider_statecheck.spark.connectors.exactly_once.places import Place
+from airflow_provider_statecheck.spark.connectors.exactly_once.target_files import (
     LEDGER_DIRECTORY,
     ParquetSinkWriter,
     TargetFiles,

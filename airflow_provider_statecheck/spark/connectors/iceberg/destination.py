@@ -25,15 +25,15 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.connectors.commit.commit_log import (
+from airflow_provider_statecheck.spark.connectors.exactly_once.commit_log import (
     CommitLog,
     CommitRange,
     LogChange,
     Publication,
     Start,
 )
-from airflow_provider_statecheck.spark.connectors.commit.committer import CommitDestination, other_output_error
-from airflow_provider_statecheck.spark.connectors.commit.target_files import missing_file_cause
+from airflow_provider_statecheck.spark.connectors.exactly_once.committer import CommitDestination, other_output_error
+from airflow_provider_statecheck.spark.connectors.exactly_once.target_files import missing_file_cause
 from airflow_provider_statecheck.spark.connectors.iceberg.table import (
     OpenTable,
     decode_data_file,

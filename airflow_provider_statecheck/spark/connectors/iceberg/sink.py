@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Self
 from airflow_provider_statecheck.checkpoint.codec import require_count
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, UnsupportedStateError
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.connectors.commit.committing_sink import CommittingSink
-from airflow_provider_statecheck.spark.connectors.commit.places import Place
+from airflow_provider_statecheck.spark.connectors.exactly_once.committing_sink import CommittingSink
+from airflow_provider_statecheck.spark.connectors.exactly_once.places import Place
 from airflow_provider_statecheck.spark.connectors.iceberg.destination import IcebergDestination
 from airflow_provider_statecheck.spark.connectors.iceberg.table import (
     OpenTable,

@@ -19,7 +19,7 @@ from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.exceptions import StateCheckError, StorageError, UnsupportedStateError
 from airflow_provider_statecheck.lazy import pa, pc
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.connectors.commit.commit_log import CommitRange
+from airflow_provider_statecheck.spark.connectors.exactly_once.commit_log import CommitRange
 from airflow_provider_statecheck.spark.connectors.iceberg.partitions import partitions_of, require_nameable
 from airflow_provider_statecheck.spark.connectors.iceberg.table import (
     TaskTable,

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_statecheck.checkpoint.masking import counted
 from airflow_provider_statecheck.exceptions import StateCheckError, StorageError
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.connectors.commit.commit_log import (
+from airflow_provider_statecheck.spark.connectors.exactly_once.commit_log import (
     CommitLog,
     CommitRange,
     LogChange,
     Publication,
 )
-from airflow_provider_statecheck.spark.connectors.commit.committer import CommitDestination, other_output_error
-from airflow_provider_statecheck.spark.connectors.commit.target_files import (
+from airflow_provider_statecheck.spark.connectors.exactly_once.committer import CommitDestination, other_output_error
+from airflow_provider_statecheck.spark.connectors.exactly_once.target_files import (
     TargetFiles,
     delete_after_commit,
     sweep_staged,

@@ -12,7 +12,7 @@ from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.masking import counted
 from airflow_provider_statecheck.exceptions import CorruptStateError
 from airflow_provider_statecheck.lazy import pa, parquet
-from airflow_provider_statecheck.spark.connectors.commit.target_files import TargetFiles, missing_file_cause
+from airflow_provider_statecheck.spark.connectors.exactly_once.target_files import TargetFiles, missing_file_cause
 from airflow_provider_statecheck.spark.connectors.sink import (
     CHECKPOINT,
     LINEAGE,

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.connectors.commit.committing_sink import CommittingSink
-from airflow_provider_statecheck.spark.connectors.commit.places import Place
-from airflow_provider_statecheck.spark.connectors.commit.target_files import (
+from airflow_provider_statecheck.spark.connectors.exactly_once.committing_sink import CommittingSink
+from airflow_provider_statecheck.spark.connectors.exactly_once.places import Place
+from airflow_provider_statecheck.spark.connectors.exactly_once.target_files import (
     ParquetSinkWriter,
     TargetFiles,
     open_target,

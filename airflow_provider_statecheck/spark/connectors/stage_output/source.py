@@ -25,9 +25,9 @@ from airflow_provider_statecheck.exceptions import (
     SourceRestartRequiredError,
 )
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.connectors.commit.commit_log import Ancestry, CommitLog, within
-from airflow_provider_statecheck.spark.connectors.commit.target_files import ledger_storage, open_target
 from airflow_provider_statecheck.spark.connectors.enumerator import ItemReader, ItemSplit, parse_limits
+from airflow_provider_statecheck.spark.connectors.exactly_once.commit_log import Ancestry, CommitLog, within
+from airflow_provider_statecheck.spark.connectors.exactly_once.target_files import ledger_storage, open_target
 from airflow_provider_statecheck.spark.connectors.files.listing import FileListing, parse_paths
 from airflow_provider_statecheck.spark.connectors.files.reader import FileFormat, FileReader
 from airflow_provider_statecheck.spark.connectors.files.sink import CommittedFile, committed_files, logs_of_target

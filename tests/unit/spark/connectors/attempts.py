@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from airflow_provider_statecheck.spark.connectors.commit.target_files import TargetFiles
+from airflow_provider_statecheck.spark.connectors.exactly_once.target_files import TargetFiles
 from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink, committed_files
 from airflow_provider_statecheck.spark.connectors.sink import SinkContext
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA, SinkAttempt

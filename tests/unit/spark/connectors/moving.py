@@ -10,9 +10,9 @@ from typing import Any, cast
 from pyiceberg.exceptions import NoSuchTableError
 
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.connectors.commit.committing_sink import CommittingSink
-from airflow_provider_statecheck.spark.connectors.commit.places import Place, RestoredOutput
 from airflow_provider_statecheck.spark.connectors.delta.sink import DeltaSink
+from airflow_provider_statecheck.spark.connectors.exactly_once.committing_sink import CommittingSink
+from airflow_provider_statecheck.spark.connectors.exactly_once.places import Place, RestoredOutput
 from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
 from airflow_provider_statecheck.spark.connectors.iceberg.sink import IcebergSink
 from airflow_provider_statecheck.spark.connectors.sink import Sink

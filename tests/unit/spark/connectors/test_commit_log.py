@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, StaleAttemptError
-from airflow_provider_statecheck.spark.connectors.commit.commit_files import CommitFiles, seal, unseal
-from airflow_provider_statecheck.spark.connectors.commit.commit_log import (
+from airflow_provider_statecheck.spark.connectors.custom.two_phase_commit_sink import TransactionCommittable
+from airflow_provider_statecheck.spark.connectors.exactly_once.commit_files import CommitFiles, seal, unseal
+from airflow_provider_statecheck.spark.connectors.exactly_once.commit_log import (
     ALL_CHECKPOINTS,
     Ancestry,
     CommitLog,
     CommitRange,
     Start,
 )
-from airflow_provider_statecheck.spark.connectors.commit.target_files import open_target
-from airflow_provider_statecheck.spark.connectors.custom.two_phase_commit_sink import TransactionCommittable
+from airflow_provider_statecheck.spark.connectors.exactly_once.target_files import open_target
 from airflow_provider_statecheck.testing.sink_contract import SinkAttempt
 from tests.unit.spark.connectors.folder_sink import FolderSink, keys_in, opened
 

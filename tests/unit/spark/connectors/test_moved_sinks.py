@@ -18,9 +18,9 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StorageError,
 )
-from airflow_provider_statecheck.spark.connectors.commit.commit_files import CommitFiles
-from airflow_provider_statecheck.spark.connectors.commit.target_files import TargetFiles
 from airflow_provider_statecheck.spark.connectors.delta.sink import DeltaSink
+from airflow_provider_statecheck.spark.connectors.exactly_once.commit_files import CommitFiles
+from airflow_provider_statecheck.spark.connectors.exactly_once.target_files import TargetFiles
 from airflow_provider_statecheck.spark.connectors.sql.sink import SqlSink
 from airflow_provider_statecheck.storage import file_operations
 from airflow_provider_statecheck.testing.faults import FaultMode, Killed

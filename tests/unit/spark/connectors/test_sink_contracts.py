@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.connectors.commit.commit_files import CommitFiles
-from airflow_provider_statecheck.spark.connectors.commit.target_files import TargetFiles
 from airflow_provider_statecheck.spark.connectors.delta.destination import LogFiles
 from airflow_provider_statecheck.spark.connectors.delta.sink import DeltaSink
 from airflow_provider_statecheck.spark.connectors.delta.table import DeltaTableAccess
+from airflow_provider_statecheck.spark.connectors.exactly_once.commit_files import CommitFiles
+from airflow_provider_statecheck.spark.connectors.exactly_once.target_files import TargetFiles
 from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink, PublishedFiles
 from airflow_provider_statecheck.spark.connectors.iceberg import destination as iceberg_destination
 from airflow_provider_statecheck.spark.connectors.iceberg.sink import IcebergSink

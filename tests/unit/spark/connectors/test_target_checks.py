@@ -24,12 +24,12 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.spark.connectors.commit.commit_files import seal, unseal
-from airflow_provider_statecheck.spark.connectors.commit.target_files import TargetFiles
 from airflow_provider_statecheck.spark.connectors.custom.two_phase_commit_sink import TransactionCommittable
 from airflow_provider_statecheck.spark.connectors.delta.output import DeltaCommittable
 from airflow_provider_statecheck.spark.connectors.delta.sink import DeltaSink
 from airflow_provider_statecheck.spark.connectors.delta.source import DeltaSource
+from airflow_provider_statecheck.spark.connectors.exactly_once.commit_files import seal, unseal
+from airflow_provider_statecheck.spark.connectors.exactly_once.target_files import TargetFiles
 from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink, committed_files
 from airflow_provider_statecheck.spark.connectors.iceberg.sink import IcebergSink
 from airflow_provider_statecheck.spark.connectors.iceberg.writer import IcebergCommittable

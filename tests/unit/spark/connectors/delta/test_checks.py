@@ -18,8 +18,8 @@ from airflow_provider_statecheck.exceptions import (
     UnfitOutputError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.spark.connectors.commit.target_files import TargetFiles
 from airflow_provider_statecheck.spark.connectors.delta.sink import DeltaSink
+from airflow_provider_statecheck.spark.connectors.exactly_once.target_files import TargetFiles
 from airflow_provider_statecheck.spark.stages.executor.elements import table_of as table_of_elements
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA, table_of
 from tests.unit.spark.connectors.delta.attempts import DeltaAttempt, keys_of, rows_of, table_at

@@ -14,9 +14,9 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StorageError,
 )
-from airflow_provider_statecheck.spark.connectors.commit import committer
 from airflow_provider_statecheck.spark.connectors.delta.destination import LogFiles, epoch_of_log
 from airflow_provider_statecheck.spark.connectors.delta.table import DeltaTableAccess
+from airflow_provider_statecheck.spark.connectors.exactly_once import committer
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA, table_of
 from tests.unit.spark.connectors.delta.attempts import (
     DeltaAttempt,

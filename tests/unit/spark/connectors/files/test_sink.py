@@ -20,9 +20,9 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.spark.connectors.commit import target_files
-from airflow_provider_statecheck.spark.connectors.commit.commit_files import CommitFiles
-from airflow_provider_statecheck.spark.connectors.commit.target_files import TargetFiles
+from airflow_provider_statecheck.spark.connectors.exactly_once import target_files
+from airflow_provider_statecheck.spark.connectors.exactly_once.commit_files import CommitFiles
+from airflow_provider_statecheck.spark.connectors.exactly_once.target_files import TargetFiles
 from airflow_provider_statecheck.spark.connectors.files.sink import PublishedFiles, committed_files
 from airflow_provider_statecheck.spark.tables.data_files import OutputFile
 from airflow_provider_statecheck.storage import file_operations

@@ -19,7 +19,7 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StorageError,
 )
-from airflow_provider_statecheck.spark.connectors.commit import committer
+from airflow_provider_statecheck.spark.connectors.exactly_once import committer
 from airflow_provider_statecheck.spark.connectors.iceberg import destination
 from airflow_provider_statecheck.spark.connectors.iceberg.destination import TableLedger, files_of
 from airflow_provider_statecheck.spark.connectors.iceberg.source import IcebergSource

@@ -140,7 +140,9 @@ def test_concurrent_upsert_of_the_same_key_is_merged_again(folder, monkeypatch):
         real_commit(*args)
 
     monkeypatch.setattr(iceberg_destination, "commit_edit", commit)
-    monkeypatch.setattr("airflow_provider_statecheck.spark.connectors.commit.committer.pause", lambda number: None)
+    monkeypatch.setattr(
+        "airflow_provider_statecheck.spark.connectors.exactly_once.committer.pause", lambda number: None
+    )
     first.add(1, 1, 3, name="first")
     assert names_in(folder) == {1: "first 1", 2: "second 2", 3: "first 3"}
 

@@ -23,7 +23,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.spark.connectors.commit.target_files import TargetFiles
+from airflow_provider_statecheck.spark.connectors.exactly_once.target_files import TargetFiles
 from airflow_provider_statecheck.spark.connectors.sink import CHECKPOINT, LINEAGE, lineage_of
 from airflow_provider_statecheck.spark.connectors.sql.databases import SinkDatabase
 from airflow_provider_statecheck.spark.connectors.sql.loading import COMMITS, HEADS, RowLoader

@@ -20,11 +20,11 @@ from airflow_provider_statecheck.exceptions import (
     IncompatibleCheckpointError,
     StorageError,
 )
-from airflow_provider_statecheck.spark.connectors.commit.commit_log import CommitLog
-from airflow_provider_statecheck.spark.connectors.commit.places import Place, RestoredOutput
+from airflow_provider_statecheck.spark.connectors.exactly_once.commit_log import CommitLog
+from airflow_provider_statecheck.spark.connectors.exactly_once.places import Place, RestoredOutput
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.spark.connectors.commit.committer import CommitDestination, TwoPhaseCommitter
+    from airflow_provider_statecheck.spark.connectors.exactly_once.committer import CommitDestination, TwoPhaseCommitter
     from airflow_provider_statecheck.spark.connectors.sink import SinkContext
 
 log = logging.getLogger(__name__)

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Self, TypeVar, get_args
 
 from airflow_provider_statecheck.checkpoint.codec import require_one_of
 from airflow_provider_statecheck.exceptions import CoordinatorError, CorruptStateError
-from airflow_provider_statecheck.spark.connectors.commit.commit_log import CommitLog
-from airflow_provider_statecheck.spark.connectors.commit.committer import CommitDestination, TwoPhaseCommitter
-from airflow_provider_statecheck.spark.connectors.commit.former_places import FormerPlaces
-from airflow_provider_statecheck.spark.connectors.commit.places import Place
+from airflow_provider_statecheck.spark.connectors.exactly_once.commit_log import CommitLog
+from airflow_provider_statecheck.spark.connectors.exactly_once.committer import CommitDestination, TwoPhaseCommitter
+from airflow_provider_statecheck.spark.connectors.exactly_once.former_places import FormerPlaces
+from airflow_provider_statecheck.spark.connectors.exactly_once.places import Place
 from airflow_provider_statecheck.spark.connectors.sink import OnEarlierOutput, SinkContext, TaskCommittable
 
 log = logging.getLogger(__name__)

@@ -35,14 +35,14 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.connectors.commit.commit_log import (
+from airflow_provider_statecheck.spark.connectors.exactly_once.commit_log import (
     ALL_CHECKPOINTS,
     CommitLog,
     CommitRange,
     LogChange,
     Publication,
 )
-from airflow_provider_statecheck.spark.connectors.commit.committer import (
+from airflow_provider_statecheck.spark.connectors.exactly_once.committer import (
     CommitDestination,
     other_output_error,
     require_newest,

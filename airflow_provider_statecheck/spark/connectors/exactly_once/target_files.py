@@ -25,7 +25,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.connectors.commit.commit_log import Publication
+from airflow_provider_statecheck.spark.connectors.exactly_once.commit_log import Publication
 from airflow_provider_statecheck.spark.connectors.limits import MAX_NAME_BYTES, TargetLimits
 from airflow_provider_statecheck.spark.connectors.sink import (
     Committable,

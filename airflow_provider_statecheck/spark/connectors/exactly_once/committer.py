@@ -17,7 +17,7 @@ from airflow_provider_statecheck.exceptions import (
     StaleAttemptError,
     StateCheckError,
 )
-from airflow_provider_statecheck.spark.connectors.commit.commit_log import (
+from airflow_provider_statecheck.spark.connectors.exactly_once.commit_log import (
     Ancestry,
     CommitLog,
     CommitRange,
