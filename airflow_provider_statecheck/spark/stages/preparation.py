@@ -55,6 +55,8 @@ _AVAILABLE_PACKAGES = ("__main__", "airflow_provider_statecheck", "pyspark", "py
 _ROWS_PER_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _DEFAULT_BATCH_ROWS = "10000"
 _LARGE_BATCH_ROWS = "65536"
+_UNION_PARTITIONING = "spark.sql.unionOutputPartitioning"
+"""Earlier versions of Spark, which never merge partitions in a union, ignore it."""
 
 _HEADROOM = 4
 """Factor by which the parallelism of a function may grow later."""
@@ -266,23 +268,39 @@ def require_same_output(before: Sequence[PlannedVertex], now: Sequence[PlannedVe
 @contextmanager
 def stage_settings_applied(spark: SparkSession) -> Iterator[None]:
     """
-    Increase the size of Arrow batches during a ``with`` block, unless the user has changed it.
+    Set what the jobs of a stage need in its session, until the end of a ``with`` block.
 
-    With Spark's default size, the overhead of a batch equals the cost of its content.
+    Arrow batches are larger, unless the user has changed their size: with Spark's default, the overhead of a batch
+    equals the cost of its content. The partitions of a union are those of its parts, one after the other: Spark
+    would otherwise merge those that are partitioned alike, and a task would see the rows of several increments.
     """
-    before = spark.conf.get(_ROWS_PER_BATCH, _DEFAULT_BATCH_ROWS)
-    if before != _DEFAULT_BATCH_ROWS:
-        yield
-        return
-    spark.conf.set(_ROWS_PER_BATCH, _LARGE_BATCH_ROWS)
+    with _setting(spark, _UNION_PARTITIONING, "false"):
+        if spark.conf.get(_ROWS_PER_BATCH, _DEFAULT_BATCH_ROWS) != _DEFAULT_BATCH_ROWS:
+            yield
+            return
+        with _setting(spark, _ROWS_PER_BATCH, _LARGE_BATCH_ROWS):
+            yield
+
+
+@contextmanager
+def _setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    before = spark.conf.get(name, None)
+    spark.conf.set(name, value)
     try:
         yield
     except BaseException:
         # A lost session needs no reset, and its error must not replace that of the stage.
         with suppress(Exception):
-            spark.conf.set(_ROWS_PER_BATCH, before)
+            _reset(spark, name, before)
         raise
-    spark.conf.set(_ROWS_PER_BATCH, before)
+    _reset(spark, name, before)
+
+
+def _reset(spark: SparkSession, name: str, before: str | None) -> None:
+    if before is None:
+        spark.conf.unset(name)
+    else:
+        spark.conf.set(name, before)
 
 
 def subtasks_within(slots: int, bounds: Iterable[int | None]) -> int:
