@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -336,6 +337,38 @@ def test_importing_the_operators_adds_our_modules_alone_to_those_of_the_provider
     assert set(ours) <= loaded
     assert {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names <= {PACKAGE, "airflow"}
     assert [name for name in loaded if name.startswith("airflow.providers.")] == []
+
+
+MOST_SECONDS = 0.05
+_COST = """
+import os, time
+import {theirs}
+for _ in range(5):
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        before = time.process_time()
+        from airflow_provider_statecheck import {ours}
+        os.write(writing, str(time.process_time() - before).encode())
+        os._exit(0)
+    os.wait()
+    print(os.read(reading, 64).decode())
+"""
+"""Prints what our operators cost in processes that have loaded those of the providers, in seconds of a processor."""
+
+
+def test_importing_the_operators_costs_little_where_those_of_the_providers_are_loaded() -> None:
+    theirs = ", ".join(sorted({provider_of(kind).__module__ for kind in OPERATORS.values()}))
+    done = subprocess.run(
+        [sys.executable, "-c", _COST.format(theirs=theirs, ours=", ".join(OPERATORS))],
+        # The first process writes the bytecode of what another test has not imported yet.
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert 0 < min(map(float, done.stdout.split())) <= MOST_SECONDS, done.stdout
 
 
 _BATCHES = f"""#!{sys.executable}
