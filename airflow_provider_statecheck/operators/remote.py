@@ -88,11 +88,22 @@ class SubmittedDriverMixin(CheckpointedOperator):
 
     @override
     def on_kill(self) -> None:
-        """End the driver, if it was submitted, and interrupt the task wherever it waits, which closes the attempt."""
+        """
+        End the driver, if it was submitted, and interrupt the task wherever it waits, which closes the attempt.
+
+        A checkpoint that is on its way is waited for, two seconds at most.
+        """
         try:
+            self._let_complete()
             super().on_kill()
         finally:
             self._interrupt()
+
+    def _let_complete(self) -> None:
+        from airflow_provider_statecheck.hooks.submitted_stage import COMPLETION_SECONDS, within
+
+        if self._stage is not None and self._is_interruptible:
+            within(COMPLETION_SECONDS, self._stage.let_complete)
 
     @override
     def fail_after_end(self, error: BaseException) -> None:
