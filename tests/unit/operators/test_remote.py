@@ -238,5 +238,6 @@ def test_a_task_that_is_ended_waits_for_a_checkpoint_on_its_way_and_cancels_its_
     with pytest.raises(StageTerminatedError):
         task.run(1)
     assert task.jobs.status == "cancelled"
+    assert "job" not in json.loads((task.folder / "store.json").read_text()), "a retry would look for it"
     assert task.statuses() == [AttemptStatus.FAILED]
     assert [each.status for each in task.rows.checkpoints] == [status]
