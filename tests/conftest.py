@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from tests.tables import print_tables
+
 if TYPE_CHECKING:
     from tests.messages import ManualClock
     from tests.object_store import ObjectStore
@@ -60,6 +62,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "postgres_url" in getattr(item, "fixturenames", ()):
             item.add_marker("db")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    print_tables(terminalreporter, config)
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,7 @@ from airflow_provider_statecheck.gateway.mailbox.box import Mailbox, Pace, Sleep
 from airflow_provider_statecheck.gateway.mailbox.relay import MailboxRelay, NotCarriedError, is_mailbox_of
 from airflow_provider_statecheck.gateway.mailbox.waiting import WaitingCalls
 from airflow_provider_statecheck.hooks.connection import DEFAULT_TIMEOUT_SECONDS
-from airflow_provider_statecheck.hooks.submitted_stage import SubmittedStage
+from airflow_provider_statecheck.hooks.submitted_stage import SubmittedStage, is_completing
 from airflow_provider_statecheck.hooks.transport import is_orm_open
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.driver.mailbox import MailboxContent
@@ -48,6 +48,9 @@ log = logging.getLogger(__name__)
 
 _LOOKS_FOR_A_DRIVER = 16
 """A minute, with the pauses between them."""
+_LOOKS_FOR_A_CHECKPOINT = 20
+"""Ten seconds: a driver that has waited for long looks for its answers every five."""
+_CHECKPOINT_PAUSE_SECONDS = 0.5
 _LONGEST_LOOK_SECONDS = 3.0
 """Of the five that Airflow leaves to a task that it ends."""
 
@@ -205,12 +208,21 @@ class RelayedStage(SubmittedStage):
             return
         carried = 0
         try:
-            while found := relay.carry():
+            for found in self._carrying(relay):
                 carried += found
         except NotCarriedError as error:
             # It is of no driver of this task, and waiting would not change that.
             log.warning("A call in the mailbox of the earlier try was not carried out: %s", error)
         log.info("Carried out %s of the driver of the earlier try.", counted(carried, "call"))
+
+    def _carrying(self, relay: MailboxRelay) -> Iterator[int]:
+        """Carry the calls that are there, and those with which a living driver completes a checkpoint on its way."""
+        for _ in range(_LOOKS_FOR_A_CHECKPOINT):
+            while found := relay.carry():
+                yield found
+            if not is_completing(self._gateway, relay.newest):
+                return
+            self._sleep(_CHECKPOINT_PAUSE_SECONDS)
 
     def _as_earlier_try(self, earlier: AttemptOwner) -> AttemptOwner:
         # The registration that follows decides by this attempt whether the task was retried, cleared or created again.

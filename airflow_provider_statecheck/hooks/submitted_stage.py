@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -60,6 +61,10 @@ log = logging.getLogger(__name__)
 _BACKLOG = 64
 _POLL_SECONDS = 10.0
 _GRACE_SECONDS = 1.0
+COMPLETION_SECONDS = 2.0
+"""Longest wait for a checkpoint that is on its way when a task is ended, of the five seconds that Airflow leaves it."""
+_COMPLETION_LOOKS = 8
+"""Looks within that time."""
 
 
 class SubmittedStage:
@@ -163,6 +168,13 @@ class SubmittedStage:
         """Log new checkpoints of the driver, whose own log may be on another machine."""
         if self._checkpoints is not None:
             self._checkpoints.log_new()
+
+    def let_complete(self, sleep: Callable[[float], object] = time.sleep) -> None:
+        """Wait until no checkpoint of the driver is on its way, for :data:`COMPLETION_SECONDS` at most."""
+        for _ in range(_COMPLETION_LOOKS):
+            if self._attempt is None or not is_completing(self._gateway, self._attempt):
+                return
+            sleep(COMPLETION_SECONDS / _COMPLETION_LOOKS)
 
     def was_cleared(self) -> bool:
         """Return whether the task was cleared after its newest attempt was registered, or its job was removed."""
@@ -459,6 +471,27 @@ class DriverCheckpoints:
         return [
             c for c in of_attempt if not c.properties.is_savepoint and (c.completed_at is not None or _has_failed(c))
         ]
+
+
+def is_completing(gateway: StageGateway, attempt: AttemptRef) -> bool:
+    """Return whether a checkpoint of an attempt is on its way, as far as the rows can be read."""
+    try:
+        view = gateway.describe(attempt.job_id)
+    except StateCheckError as error:
+        log.debug("Could not read whether a checkpoint is on its way: %s", error)
+        return False
+    return any(c.is_in_progress and c.epoch == attempt.epoch for c in view.of_operator(attempt.operator_id))
+
+
+def within(seconds: float, action: Callable[[], None]) -> None:
+    """
+    Call ``action`` in a thread, and wait for its end for a number of seconds at most.
+
+    A signal handler may call this: the main thread may hold what the action needs, until the handler returns.
+    """
+    thread = threading.Thread(target=action, daemon=True, name="statecheck-before-the-end")
+    thread.start()
+    thread.join(seconds)
 
 
 @contextmanager

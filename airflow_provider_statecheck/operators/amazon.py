@@ -41,6 +41,21 @@ class _AmazonMixin(RemoteDriverMixin):
             )
 
 
+class _WithToken(_AmazonMixin):
+    """A job run with a token, by which its service recognises a repeated submission."""
+
+    client_request_token: Any
+
+    def __init__(self, *, client_request_token: str = "", **kwargs: Any) -> None:
+        super().__init__(client_request_token=client_request_token, **kwargs)
+        # The provider's operators draw one for each instance, some of their versions when it is made.
+        self._has_own_token = bool(client_request_token)
+
+    def _set_token(self, submission: str) -> None:
+        if not self._has_own_token:
+            self.client_request_token = submission
+
+
 class CheckpointedEmrAddStepsOperator(_AmazonMixin, EmrAddStepsOperator):
     """
     Add steps to an EMR cluster. The step with a Python application resumes from its last completed checkpoint.
@@ -64,7 +79,7 @@ class CheckpointedEmrAddStepsOperator(_AmazonMixin, EmrAddStepsOperator):
         self.steps = steps_with(self.steps, additions)
 
 
-class CheckpointedEmrContainerOperator(_AmazonMixin, EmrContainerOperator):
+class CheckpointedEmrContainerOperator(_WithToken, EmrContainerOperator):
     """
     Start a job run on EMR on EKS whose retry resumes from its last completed checkpoint.
 
@@ -82,10 +97,10 @@ class CheckpointedEmrContainerOperator(_AmazonMixin, EmrContainerOperator):
     @override
     def add_to_job(self, additions: Additions, submission: str) -> None:
         self.job_driver = container_job_with(self.job_driver, additions, self.configuration_overrides)
-        self.client_request_token = self.client_request_token or submission
+        self._set_token(submission)
 
 
-class CheckpointedEmrServerlessStartJobOperator(_AmazonMixin, EmrServerlessStartJobOperator):
+class CheckpointedEmrServerlessStartJobOperator(_WithToken, EmrServerlessStartJobOperator):
     """
     Start a job run on EMR Serverless whose retry resumes from its last completed checkpoint.
 
@@ -103,10 +118,6 @@ class CheckpointedEmrServerlessStartJobOperator(_AmazonMixin, EmrServerlessStart
         CheckpointsLink(),
     )
 
-    def __init__(self, *, client_request_token: str = "", **kwargs: Any) -> None:
-        super().__init__(client_request_token=client_request_token, **kwargs)
-        self._has_own_token = bool(client_request_token)
-
     @override
     def require_waiting(self) -> None:
         # The provider's operator does not defer either, if it does not wait.
@@ -120,8 +131,7 @@ class CheckpointedEmrServerlessStartJobOperator(_AmazonMixin, EmrServerlessStart
     @override
     def add_to_job(self, additions: Additions, submission: str) -> None:
         self.job_driver = serverless_job_with(self.job_driver, additions, self.configuration_overrides)
-        if not self._has_own_token:
-            self.client_request_token = submission
+        self._set_token(submission)
 
 
 class CheckpointedGlueJobOperator(_AmazonMixin, GlueJobOperator):

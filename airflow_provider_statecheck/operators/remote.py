@@ -88,11 +88,22 @@ class SubmittedDriverMixin(CheckpointedOperator):
 
     @override
     def on_kill(self) -> None:
-        """End the driver, if it was submitted, and interrupt the task wherever it waits, which closes the attempt."""
+        """
+        End the driver, if it was submitted, and interrupt the task wherever it waits, which closes the attempt.
+
+        A checkpoint that is on its way is waited for, two seconds at most.
+        """
         try:
+            self._let_complete()
             super().on_kill()
         finally:
             self._interrupt()
+
+    def _let_complete(self) -> None:
+        from airflow_provider_statecheck.hooks.submitted_stage import COMPLETION_SECONDS, within
+
+        if self._stage is not None and self._is_interruptible:
+            within(COMPLETION_SECONDS, self._stage.let_complete)
 
     @override
     def fail_after_end(self, error: BaseException) -> None:
@@ -171,14 +182,16 @@ class SubmittedDriverMixin(CheckpointedOperator):
                 self.log.warning("The driver may still run; its attempt stays open, and the retry reconnects to it.")
             else:
                 stage.close(AttemptStatus.FAILED, message_of(error))
+            if isinstance(error, StageTerminatedError):
+                # Its job was cancelled, and some services do not know a cancelled job any more.
+                self._forget_driver(context)
             self.kept = stage.kept()
             refuse_retry_of_stopped(stage)
             raise
 
     def may_reconnect(self, context: Context) -> bool:
         """Return whether a retry would find the job of this try, which runs or whose state is unknown."""
-        store, key = context.get("task_state_store"), getattr(self, "external_id_key", None)
-        external_id = None if store is None or key is None else store.get(key)
+        external_id = self._driver_id(context)
         if not external_id or getattr(self, "deferrable", False):
             return False
         operator: Any = self
@@ -233,10 +246,17 @@ class SubmittedDriverMixin(CheckpointedOperator):
 
     def _forget_driver_of_cleared_task(self, context: Context, stage: SubmittedStage) -> None:
         # Airflow stores the id of the driver across a clear, and would not submit a successful driver again.
-        store, key = context.get("task_state_store"), getattr(self, "external_id_key", None)
-        if store is not None and key is not None and store.get(key) and stage.was_cleared():
+        if self._driver_id(context) and stage.was_cleared():
             self.log.info("The task was cleared, or its job was removed; its application is submitted again.")
-            store.delete(key)
+            self._forget_driver(context)
+
+    def _driver_id(self, context: Context) -> Any:
+        store, key = context.get("task_state_store"), getattr(self, "external_id_key", None)
+        return None if store is None or key is None else store.get(key)
+
+    def _forget_driver(self, context: Context) -> None:
+        if self._driver_id(context):
+            context["task_state_store"].delete(self.external_id_key)
 
     def _patience_seconds(self) -> float:
         from airflow_provider_statecheck.checkpoint.config_options import parse_duration

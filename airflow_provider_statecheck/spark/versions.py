@@ -38,7 +38,8 @@ def is_at_least(spark: SparkSession, version: str) -> bool:
 
 def is_connect(session_or_frame: Any) -> bool:
     """Return whether a session or a DataFrame belongs to a Spark Connect server."""
-    return type(session_or_frame).__module__.startswith(_CONNECT_MODULES)
+    # Clients of services derive their session from that of Spark Connect.
+    return any(kind.__module__.startswith(_CONNECT_MODULES) for kind in type(session_or_frame).__mro__)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ from airflow_provider_statecheck.gateway.mailbox.relay import MailboxRelay
 from airflow_provider_statecheck.gateway.mailbox.waiting import WaitingCalls
 from airflow_provider_statecheck.hooks.connection import CoordinatorAddress, open_storage
 from airflow_provider_statecheck.hooks.relayed_stage import RelayAccess
-from airflow_provider_statecheck.hooks.submitted_stage import DriverCheckpoints
+from airflow_provider_statecheck.hooks.submitted_stage import COMPLETION_SECONDS, DriverCheckpoints, is_completing
 from airflow_provider_statecheck.hooks.transport import airflow_gateway, mask_in_triggerer
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage.uris import redact
@@ -48,6 +48,8 @@ DRIVER_WAITS = {"statecheck": "a driver waits to begin"}
 _LOOKS = ThreadPoolExecutor(max_workers=16, thread_name_prefix="statecheck-mailbox")
 """Threads for all mailboxes of a triggerer, apart from those that other triggers use."""
 _LOG_SECONDS = 10.0
+_PAUSE_SECONDS = 0.25
+"""Between looks for the end of a checkpoint, when the task is ended."""
 _OF_TRIGGERER = ("task_instance", "trigger_id", "triggerer_job_id", "timeout_after")
 """What a triggerer sets in a trigger before it runs it."""
 
@@ -117,7 +119,14 @@ class RelayingTrigger(BaseTrigger):
         await self._waiting.cleanup()
 
     async def on_kill(self) -> None:
-        """Let the other trigger end the job, as a user has ended the task, and close the attempt as failed."""
+        """
+        Close the attempt as failed, as a user has ended the task, and let the other trigger end the job.
+
+        What the driver has written is carried out before, and a checkpoint that is on its way is waited for, two
+        seconds at most.
+        """
+        with _logging("Calls of the driver may be left: %s"):
+            await self._let_complete()
         # First, as the time of both together is bounded, and the driver ends by this as well.
         with _logging("The attempt could not be closed, the next one will replace it: %s"):
             await _in_thread(self._close)
@@ -182,6 +191,16 @@ class RelayingTrigger(BaseTrigger):
             address.open(), self._access.newest, self._access.registration.owner, token
         )
         return cast("StageGateway", gateway)
+
+    async def _let_complete(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(COMPLETION_SECONDS):
+                relay, _ = await _in_thread(self._opened)
+                gateway = self._gateway()
+                await _in_thread(relay.look)
+                while await _in_thread(partial(is_completing, gateway, relay.newest)):
+                    await asyncio.sleep(_PAUSE_SECONDS)
+                    await _in_thread(relay.look)
 
     def _close(self) -> None:
         end = FinishAttempt(

@@ -1,9 +1,9 @@
 """
 Generated parts of the documentation.
 
-``python -m scripts.docs`` writes the tables of options, arguments, commands, errors, types and versions, and the tree
-of the package, into the pages, and the figures of the benchmarks with their picture into the README. With ``--check``
-it lists the pages that are out of date without changing them, and exits with status 1 if there are any.
+``python -m scripts.docs`` writes the tables of options, arguments, commands, errors, types, versions and lost work, and
+the tree of the package, into the pages, and the figures of the benchmarks with their picture into the README. With
+``--check`` it lists the pages that are out of date without changing them, and exits with status 1 if there are any.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ PAGES = tuple(
         "docs/reference/compatibility",
         "docs/reference/configuration",
         "docs/reference/types",
+        "docs/services/index",
     )
 )
 PICTURES = {

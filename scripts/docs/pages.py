@@ -11,6 +11,7 @@ from scripts.docs.column_types import types_table
 from scripts.docs.commands import command_reference, exit_statuses_table
 from scripts.docs.errors import unretried_errors_table
 from scripts.docs.figures import figures_list
+from scripts.docs.lost_work import lost_work_table
 from scripts.docs.options import (
     arrow_settings_table,
     flink_keys_table,
@@ -37,6 +38,7 @@ _PARTS: dict[str, Callable[..., str]] = {
     "import-rules": import_rules_table,
     "figures": figures_list,
     "versions": versions_table,
+    "lost-work": lost_work_table,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from airflow_provider_statecheck import StageContext
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.spark.driver.session import run_interruptibly
+from tests.connect_server import ConnectServer
 
 
 def open_stage(spark: Any, work: Path, **settings: Any) -> StageContext:
@@ -41,6 +43,21 @@ def test_failed_stage_resumes(spark, tmp_path: Path) -> None:
         assert stage(second, fails=False) == 15
         assert [step.is_restored for step in second.steps] == [True, True]
     assert calls == ["numbers", "1", "2", "2", "3"]
+
+
+def test_a_session_of_a_class_of_its_service_is_one_of_spark_connect(server: ConnectServer, tmp_path: Path) -> None:
+    from pyspark.sql.connect.session import SparkSession
+
+    class ServiceSession(SparkSession):
+        """As those that Google's client makes."""
+
+    session = ServiceSession(server.url)
+    for is_restored in (False, True):
+        with suppress(RuntimeError), open_stage(session, tmp_path) as checkpoint:
+            assert checkpoint.snapshot("numbers", lambda: session.range(10)).count() == 10
+            assert [step.is_restored for step in checkpoint.steps] == [is_restored]
+            raise RuntimeError("planned")
+    session.stop()
 
 
 def test_alternatives_in_a_path_are_refused_as_the_input_of_a_step_in_parts(spark, tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
-"""The table at the end: what was lost in each case, and what was not."""
+"""Lines of the table at the end: what was lost in each case, and what was not."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from airflow_provider_statecheck.checkpoint.ids import operator_id_of
 from airflow_provider_statecheck.checkpoint.records import AttemptRecord, CheckpointRecord
@@ -49,9 +49,3 @@ def restored_of(view: JobView, attempt: AttemptRecord) -> str:
 def _count(checkpoint: CheckpointRecord, kind: str, word: str) -> str:
     number = checkpoint.counts[kind]
     return f"{number} {word}{'' if number == 1 else 's'}"
-
-
-def lines_of(rows: list[Row]) -> list[str]:
-    table = [astuple(row) for row in (HEAD, *rows)]
-    widths = [max(len(cell) for cell in column) for column in zip(*table, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -10,8 +10,11 @@ from fastapi import FastAPI
 
 from tests.isolated_network import CAN_ISOLATE, WHY_NOT
 from tests.services.drivers import SubmittedDrivers
+from tests.services.lost_work import HEAD, record, row_of
+from tests.services.operated import OperatedTask
 from tests.services.server import served
 from tests.services.task import Task
+from tests.tables import table_of
 
 HERE = Path(__file__).parent
 
@@ -35,6 +38,20 @@ def task(tmp_path: Path) -> Task:
     return Task(tmp_path)
 
 
+@pytest.fixture
+def report(pytestconfig: pytest.Config) -> Callable[[OperatedTask, str], None]:
+    """Report what a task with some trouble has lost."""
+    rows = table_of(pytestconfig, "work lost on services", HEAD)
+
+    def report(task: OperatedTask, trouble: str) -> None:
+        deferred = ", deferred" if task.arguments["deferrable"] else ""
+        case = task.operator, trouble + deferred, task.lost
+        rows.append(row_of(*case))
+        record(*case)
+
+    return report
+
+
 class Connections:
     """Addresses of stand-ins, in Airflow's connections."""
 
@@ -48,7 +65,11 @@ class Connections:
 
     def name(self, conn_id: str, **connection: object) -> None:
         """Name an address in a connection."""
-        self._patch.setenv(f"AIRFLOW_CONN_{conn_id.upper()}", json.dumps(connection))
+        self.set(f"AIRFLOW_CONN_{conn_id.upper()}", json.dumps(connection))
+
+    def set(self, name: str, value: str) -> None:
+        """Set a variable of this process and of those that it starts."""
+        self._patch.setenv(name, value)
 
     def close(self) -> None:
         """End the servers."""

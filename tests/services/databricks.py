@@ -1,11 +1,11 @@
 """
 A stand-in for a workspace of Databricks.
 
-It answers what the provider's hooks ask of Jobs 2.2: ``jobs/runs/submit``, ``get``, ``get-output``, ``cancel`` and
-``cancel-all``, ``jobs/run-now`` and ``jobs/list``. A run has one task with a script, a notebook or ``spark-submit``; a
-notebook is a Python file here, with ``spark`` and ``dbutils.widgets.get``. Properties come from the task's own cluster,
-and wheels of the task or of its environment are installed. Other libraries, Git, permissions and the start of clusters
-are missing.
+It answers what the provider's hooks ask of Jobs 2.1 and 2.2: ``jobs/runs/submit``, ``get``, ``get-output``, ``cancel``
+and ``cancel-all``, ``jobs/run-now`` and ``jobs/list``. A run has one task with a script, a notebook or
+``spark-submit``; a notebook is a Python file here, with ``spark`` and ``dbutils.widgets.get``. Properties come from the
+task's own cluster, and wheels of the task or of its environment are installed. Other libraries, Git, permissions and
+the start of clusters are missing.
 """
 
 from __future__ import annotations
@@ -55,22 +55,22 @@ def databricks(drivers: SubmittedDrivers, jobs: Mapping[int, dict[str, Any]] | N
     app = FastAPI()
     workspace = _Workspace(drivers, jobs or {})
 
-    @app.post("/api/2.2/jobs/runs/submit")
+    @app.post("/api/{version}/jobs/runs/submit")
     def submit(run: dict[str, Any]) -> dict[str, int]:
         return {"run_id": workspace.once(run.get("idempotency_token"), run, {}, job_id=0)}
 
-    @app.post("/api/2.2/jobs/run-now")
+    @app.post("/api/{version}/jobs/run-now")
     def run_now(run: dict[str, Any]) -> dict[str, int]:
         job_id = int(run["job_id"])
         given = {name: run[name] for name in _OF_A_RUN if name in run}
         return {"run_id": workspace.once(run.get("idempotency_token"), workspace.jobs[job_id], given, job_id)}
 
-    @app.get("/api/2.2/jobs/list")
+    @app.get("/api/{version}/jobs/list")
     def list_jobs(name: str | None = None) -> dict[str, Any]:
         found = {key: job for key, job in workspace.jobs.items() if name in (None, job["name"])}
         return {"jobs": [{"job_id": key, "settings": job} for key, job in found.items()], "has_more": False}
 
-    @app.get("/api/2.2/jobs/runs/get")
+    @app.get("/api/{version}/jobs/runs/get")
     def get(run_id: RunId) -> dict[str, Any]:
         state = {"state_message": "", **_STATES[drivers.state(workspace.known(run_id))]}
         task = {"task_key": "driver", "run_id": run_id, "attempt_number": 0, "start_time": 0, "state": state}
@@ -83,16 +83,16 @@ def databricks(drivers: SubmittedDrivers, jobs: Mapping[int, dict[str, Any]] | N
             "tasks": [task],
         }
 
-    @app.get("/api/2.2/jobs/runs/get-output")
+    @app.get("/api/{version}/jobs/runs/get-output")
     def output(run_id: RunId) -> dict[str, Any]:
         return {"error": f"The driver ended as {drivers.state(workspace.known(run_id))}.", "logs": drivers.log(run_id)}
 
-    @app.post("/api/2.2/jobs/runs/cancel")
+    @app.post("/api/{version}/jobs/runs/cancel")
     def cancel(run: dict[str, Any]) -> dict[str, Any]:
         drivers.cancel(workspace.known(int(run["run_id"])))
         return {}
 
-    @app.post("/api/2.2/jobs/runs/cancel-all")
+    @app.post("/api/{version}/jobs/runs/cancel-all")
     def cancel_all(job: dict[str, Any]) -> dict[str, Any]:
         for run_id in [key for key, job_id in workspace.runs.items() if job_id == int(job["job_id"])]:
             drivers.cancel(run_id)

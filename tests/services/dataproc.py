@@ -3,8 +3,8 @@ A stand-in for Google Dataproc, over gRPC, which is what Google's clients speak.
 
 It answers ``SubmitJob``, ``GetJob`` and ``CancelJob`` of the job controller, ``CreateBatch`` and ``GetBatch`` of the
 batch controller, and ``GetOperation`` and ``CancelOperation`` for batches. Jobs and batches run a Python application
-with its properties, files and arguments. Google's clients insist on TLS and on their own addresses, so they get another
-channel here. Clusters, their start, labels and the output of drivers are missing.
+with its properties, files and arguments. Google's clients insist on TLS and on their own addresses, so they are
+led here by a proxy. Clusters, their start, labels and the output of drivers are missing.
 """
 
 from __future__ import annotations
@@ -17,19 +17,12 @@ from typing import Any
 
 import grpc
 from google.cloud import dataproc_v1
-from google.cloud.dataproc_v1.services.batch_controller.transports import (
-    BatchControllerGrpcAsyncIOTransport,
-    BatchControllerGrpcTransport,
-)
-from google.cloud.dataproc_v1.services.job_controller.transports import (
-    JobControllerGrpcAsyncIOTransport,
-    JobControllerGrpcTransport,
-)
 from google.cloud.dataproc_v1.types import Batch, BatchOperationMetadata, Job, JobStatus
 from google.longrunning import operations_pb2
 from google.protobuf import any_pb2, empty_pb2
 
 from tests.services.drivers import DriverState, SubmittedDrivers, words_of
+from tests.services.tunnel import certificate_of, proxy_to
 
 _OF_JOBS = {
     DriverState.RUNNING: JobStatus.State.RUNNING,
@@ -43,40 +36,24 @@ _OF_BATCHES = {
     DriverState.FAILED: Batch.State.FAILED,
     DriverState.CANCELLED: Batch.State.CANCELLED,
 }
-CLIENTS: Mapping[str, tuple[type[Any], type[Any], Callable[..., Any]]] = {
-    "JobControllerClient": (dataproc_v1.JobControllerClient, JobControllerGrpcTransport, grpc.insecure_channel),
-    "BatchControllerClient": (dataproc_v1.BatchControllerClient, BatchControllerGrpcTransport, grpc.insecure_channel),
-    "JobControllerAsyncClient": (
-        dataproc_v1.JobControllerAsyncClient,
-        JobControllerGrpcAsyncIOTransport,
-        grpc.aio.insecure_channel,
-    ),
-    "BatchControllerAsyncClient": (
-        dataproc_v1.BatchControllerAsyncClient,
-        BatchControllerGrpcAsyncIOTransport,
-        grpc.aio.insecure_channel,
-    ),
-}
-"""Clients that the provider's hooks make, with a transport and a channel without TLS."""
+_HOST = "*.googleapis.com"
 
 
 @contextmanager
-def dataproc(drivers: SubmittedDrivers) -> Iterator[str]:
-    """Serve the calls, and return their address."""
+def dataproc(drivers: SubmittedDrivers) -> Iterator[dict[str, str]]:
+    """Serve the calls, and return the variables with which Google's clients reach them."""
+    certificate, roots = certificate_of(_HOST), drivers.work / "roots.pem"
+    roots.write_bytes(certificate.chain)
     server = grpc.server(ThreadPoolExecutor(4))
     server.add_generic_rpc_handlers(_Region(drivers).handlers())
-    port = server.add_insecure_port("127.0.0.1:0")
+    credentials = grpc.ssl_server_credentials([(certificate.key, certificate.chain)])
+    port = server.add_secure_port("127.0.0.1:0", credentials)
     server.start()
     try:
-        yield f"127.0.0.1:{port}"
+        with proxy_to(port) as proxy:
+            yield {"grpc_proxy": proxy, "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(roots)}
     finally:
         server.stop(None).wait()
-
-
-def client_at(address: str, name: str) -> Callable[..., Any]:
-    """Return what makes a client of the provider's hooks that reaches the stand-in, whatever address it is given."""
-    client, transport, channel = CLIENTS[name]
-    return lambda **_: client(transport=transport(channel=channel(address)))
 
 
 @dataclass

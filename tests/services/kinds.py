@@ -27,6 +27,7 @@ Arguments = dict[str, Any]
 class Kind:
     """One operator."""
 
+    name: str
     operator: str
     arguments: Callable[[Path, str], Arguments]
     """What its task has as arguments, of the folder and the trouble of the application."""
@@ -186,13 +187,44 @@ def _application(work: Path, trouble: str) -> Arguments:
     return {"name": "totals", "namespace": "etl", "template_spec": {"spark": body}, "poll_interval": 1}
 
 
-KINDS = {
-    "livy": Kind("CheckpointedLivyOperator", _livy, serve_livy),
-    "databricks": Kind("CheckpointedDatabricksSubmitRunOperator", _submitted_run, serve_databricks),
-    "databricks job": Kind("CheckpointedDatabricksRunNowOperator", _job_run, _serve_job),
-    "emr": Kind("CheckpointedEmrAddStepsOperator", _steps, serve_amazon, reconnects=False),
-    "emr on eks": Kind("CheckpointedEmrContainerOperator", _on_eks, serve_amazon, reconnects=False),
-    "emr serverless": Kind("CheckpointedEmrServerlessStartJobOperator", _serverless, serve_amazon, reconnects=False),
-    "glue": Kind("CheckpointedGlueJobOperator", _glue, serve_amazon),
-    "kubernetes": Kind("CheckpointedSparkKubernetesOperator", _application, serve_kubernetes),
-}
+# Google
+
+
+@contextmanager
+def serve_dataproc(connections: Any, drivers: SubmittedDrivers) -> Iterator[None]:
+    """Serve Dataproc, to which the clients of Google's provider are led."""
+    from tests.services.dataproc import dataproc
+
+    connections.name("google_cloud_default", conn_type="google_cloud_platform", extra={"is_anonymous": True})
+    with dataproc(drivers) as variables:
+        for name, value in variables.items():
+            connections.set(name, value)
+        yield
+
+
+_PLACE = {"region": "europe-west1", "project_id": "shop"}
+
+
+def _dataproc_job(work: Path, trouble: str) -> Arguments:
+    pyspark = {"main_python_file_uri": APPLICATION.as_uri(), "args": words(work, trouble)}
+    job = {"placement": {"cluster_name": "nightly"}, "pyspark_job": pyspark}
+    return {"job": job, "polling_interval_seconds": 1, **_PLACE}
+
+
+def _batch(work: Path, trouble: str) -> Arguments:
+    pyspark = {"main_python_file_uri": APPLICATION.as_uri(), "args": words(work, trouble)}
+    return {"batch": {"pyspark_batch": pyspark}, "polling_interval_seconds": 1, **_PLACE}
+
+
+KINDS = (
+    Kind("livy", "CheckpointedLivyOperator", _livy, serve_livy),
+    Kind("databricks", "CheckpointedDatabricksSubmitRunOperator", _submitted_run, serve_databricks),
+    Kind("databricks job", "CheckpointedDatabricksRunNowOperator", _job_run, _serve_job),
+    Kind("emr", "CheckpointedEmrAddStepsOperator", _steps, serve_amazon, reconnects=False),
+    Kind("emr on eks", "CheckpointedEmrContainerOperator", _on_eks, serve_amazon, reconnects=False),
+    Kind("emr serverless", "CheckpointedEmrServerlessStartJobOperator", _serverless, serve_amazon, reconnects=False),
+    Kind("glue", "CheckpointedGlueJobOperator", _glue, serve_amazon),
+    Kind("kubernetes", "CheckpointedSparkKubernetesOperator", _application, serve_kubernetes),
+    Kind("dataproc", "CheckpointedDataprocSubmitJobOperator", _dataproc_job, serve_dataproc, reconnects=False),
+    Kind("dataproc batch", "CheckpointedDataprocCreateBatchOperator", _batch, serve_dataproc, reconnects=False),
+)

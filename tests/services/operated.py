@@ -15,6 +15,7 @@ from typing import Any
 
 from airflow_provider_statecheck.checkpoint.store import JobView
 from tests.served_rows import job_in
+from tests.services.lost_work import LostWork
 from tests.services.worker import DEFERRED
 
 ROOT = Path(__file__).parents[2]
@@ -68,13 +69,22 @@ class OperatedTask:
     @property
     def computed(self) -> list[str]:
         """Return what drivers have computed, over all tries."""
-        log = self.work / "computed.log"
-        return log.read_text().splitlines() if log.exists() else []
+        return self._lines("computed.log")
+
+    @property
+    def lost(self) -> LostWork:
+        """Return what drivers have computed again, over all tries."""
+        return LostWork.of(self.computed, self._lines("pieces.log"))
 
     @property
     def job(self) -> JobView:
         """Return the rows of the job."""
         return job_in(self.work, JOB)
+
+    @property
+    def has_completed_an_item(self) -> bool:
+        """Return whether a checkpoint with an item of the loop is complete."""
+        return any(each.is_restorable and each.counts["items"] for each in self.job.checkpoints)
 
     @property
     def log(self) -> str:
@@ -98,6 +108,10 @@ class OperatedTask:
         for process in self._processes:
             if process.poll() is None:
                 self.kill(process)
+
+    def _lines(self, name: str) -> list[str]:
+        log = self.work / name
+        return log.read_text().splitlines() if log.exists() else []
 
     def _worker(self, *, is_resumed: bool) -> subprocess.Popen[bytes]:
         request = {
@@ -125,6 +139,6 @@ class OperatedTask:
     def _environment(self) -> dict[str, str]:
         return {
             **os.environ,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
             "AIRFLOW_CONN_STATECHECK_DEFAULT": json.dumps({"conn_type": "statecheck", "host": self.url}),
         }

@@ -11,6 +11,7 @@ import pytest
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.payloads.additions import Additions
 from airflow_provider_statecheck.payloads.dataproc import batch_with, job_with
+from tests.services.kinds import serve_dataproc
 from tests.services.task import RESUMED, Task
 
 hooks = pytest.importorskip("airflow.providers.google.cloud.hooks.dataproc", reason="Google's provider is missing")
@@ -22,13 +23,8 @@ pytestmark = pytest.mark.soak
 
 
 @pytest.fixture
-def hook(connections, drivers, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    from tests.services.dataproc import CLIENTS, client_at, dataproc
-
-    connections.name("google_cloud_default", conn_type="google_cloud_platform", extra={"is_anonymous": True})
-    with dataproc(drivers) as address:
-        for name in CLIENTS:
-            monkeypatch.setattr(hooks, name, client_at(address, name))
+def hook(connections, drivers) -> Iterator[Any]:
+    with serve_dataproc(connections, drivers):
         yield hooks.DataprocHook()
 
 

@@ -1,4 +1,4 @@
-"""A triggerer with one trigger: runs it until its event, and writes what the task is resumed with."""
+"""A triggerer with one trigger: runs it until its event or its failure, and writes what the task is resumed with."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import asyncio
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
+from airflow.sdk.bases.operator import TRIGGER_FAIL_REPR, TriggerFailureReason
 from airflow.sdk.serde import deserialize, serialize
 
 
@@ -29,9 +31,17 @@ def main() -> None:
     trigger = resolve_name(deferral["classpath"])(**deferral["trigger_kwargs"])
     trigger.trigger_id = 1
     (work / "triggerer").touch()
-    event = json.loads(json.dumps(asyncio.run(first_event(trigger))))
-    resume = {"next_method": deferral["next_method"], "next_kwargs": {**deferral["next_kwargs"], "event": event}}
-    (work / "resume.json").write_text(json.dumps(serialize(resume)))
+    (work / "resume.json").write_text(json.dumps(serialize(resumption(deferral, trigger))))
+
+
+def resumption(deferral: dict[str, Any], trigger: Any) -> dict[str, Any]:
+    """Run a trigger, and return with which method and arguments Airflow resumes its task."""
+    try:
+        event = json.loads(json.dumps(asyncio.run(first_event(trigger))))
+    except Exception as error:
+        failure = {"error": TriggerFailureReason.TRIGGER_FAILURE.value, "traceback": traceback.format_exception(error)}
+        return {"next_method": TRIGGER_FAIL_REPR, "next_kwargs": failure}
+    return {"next_method": deferral["next_method"], "next_kwargs": {**deferral["next_kwargs"], "event": event}}
 
 
 if __name__ == "__main__":

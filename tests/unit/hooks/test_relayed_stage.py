@@ -146,6 +146,31 @@ def test_retry_completes_what_the_dead_driver_had_acknowledged(task: Task) -> No
     assert Mailbox.at(uri, {}).fenced() == Fence(epoch=2, is_closed=True)
 
 
+def test_retry_lets_a_driver_that_lives_complete_the_checkpoint_on_its_way(task: Task) -> None:
+    uri = task.begin().open_mailbox()
+    driver, attempt = task.driver(uri), ref_of(task, 1)
+    pending = driver.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+
+    def acknowledge(_: float) -> None:
+        message = encode(make_acknowledgement(attempt, pending))
+        Mailbox.at(uri, {}).post(CallName(9, driver.instance), {"verb": "acknowledge", "message": message})
+
+    task.sleep = acknowledge
+    task.begin(2).open_mailbox()
+    assert task.gateway.describe(job_id_of("sales")).attempts[-1].restored_from == 1
+
+
+def test_retry_does_not_wait_long_for_the_checkpoint_of_a_driver_that_is_dead(task: Task) -> None:
+    uri = task.begin().open_mailbox()
+    task.driver(uri).trigger(TriggerCheckpoint(attempt=ref_of(task, 1), request_key=new_key()))
+    slept: list[float] = []
+    task.sleep = slept.append
+    task.begin(2).open_mailbox()
+    assert 5 < sum(slept) <= 10
+    [checkpoint] = task.gateway.describe(job_id_of("sales")).checkpoints
+    assert checkpoint.status is CheckpointStatus.ABORTED
+
+
 def test_retry_that_cannot_complete_what_was_acknowledged_does_not_begin(task: Task, monkeypatch) -> None:
     uri = task.begin().open_mailbox()
     written_acknowledgement(task, uri, task.driver(uri), ref_of(task, 1))

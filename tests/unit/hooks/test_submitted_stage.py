@@ -25,11 +25,13 @@ from airflow_provider_statecheck.checkpoint.records import AttemptRecord, Attemp
 from airflow_provider_statecheck.exceptions import AccessDeniedError, CoordinatorError, StageExitError
 from airflow_provider_statecheck.gateway.http import HttpClient, HttpGateway
 from airflow_provider_statecheck.hooks.submitted_stage import (
+    COMPLETION_SECONDS,
     DriverAccess,
     OwnTokens,
     SubmittedStage,
     repeatedly,
     serving,
+    within,
 )
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings
 from tests.messages import ManualClock, complete_checkpoint, make_acknowledgement, make_owner, make_registration
@@ -389,3 +391,57 @@ def test_a_submitted_driver_of_a_test_run_registers_its_test_job(tmp_path: Path)
         grant = gateway.register(make_registration(job_name="test/nightly/2026-01-01", owner=owner))
         assert complete_checkpoint(gateway, grant.attempt).is_completed
     engine.dispose()
+
+
+def with_a_checkpoint_on_its_way(gateway: Gateway) -> tuple[SubmittedStage, PendingCheckpoint]:
+    stage = make_stage(gateway)
+    stage.register()
+    return stage, gateway.trigger(TriggerCheckpoint(attempt=ref_of(1), request_key=new_key()))
+
+
+def test_a_checkpoint_on_its_way_is_waited_for(gateway) -> None:
+    stage, pending = with_a_checkpoint_on_its_way(gateway)
+    slept: list[float] = []
+
+    def complete_at_the_second_look(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 2:
+            gateway.acknowledge(make_acknowledgement(ref_of(1), pending))
+
+    stage.let_complete(complete_at_the_second_look)
+    assert len(slept) == 2
+
+
+def test_a_checkpoint_that_does_not_complete_is_not_waited_for_any_longer(gateway) -> None:
+    stage, _ = with_a_checkpoint_on_its_way(gateway)
+    slept: list[float] = []
+    stage.let_complete(slept.append)
+    assert sum(slept) == COMPLETION_SECONDS
+
+
+@pytest.mark.parametrize("trouble", ["no attempt", "no checkpoint", "no coordinator"])
+def test_nothing_is_waited_for_without_a_checkpoint_on_its_way(gateway, monkeypatch, trouble: str) -> None:
+    stage = make_stage(gateway)
+    if trouble != "no attempt":
+        stage.register()
+    if trouble == "no coordinator":
+        gateway.trigger(TriggerCheckpoint(attempt=ref_of(1), request_key=new_key()))
+        monkeypatch.setattr(gateway, "describe", unavailable)
+    stage.let_complete(lambda _: pytest.fail("it waits"))
+
+
+def unavailable(*_: Any) -> None:
+    raise CoordinatorError("No answer.")
+
+
+def test_what_does_not_end_in_time_is_left() -> None:
+    released, ended = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        released.wait()
+        ended.set()
+
+    within(0.01, wait)
+    assert not ended.is_set()
+    released.set()
+    assert ended.wait(60)

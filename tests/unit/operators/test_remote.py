@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,18 @@ from airflow.providers.common.compat.sdk import BaseOperator, ResumableJobMixin
 from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
 from airflow.sdk.exceptions import TaskDeferred
 
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from airflow_provider_statecheck.checkpoint.ids import new_key
+from airflow_provider_statecheck.checkpoint.messages import AcknowledgeCheckpoint, TriggerCheckpoint
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus
+from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.gateway.mailbox.driver import MailboxGateway
+from airflow_provider_statecheck.hooks import submitted_stage
+from airflow_provider_statecheck.operators.checkpointed import StageTerminatedError
 from airflow_provider_statecheck.operators.remote import RemoteDriverMixin
 from airflow_provider_statecheck.payloads.additions import Additions
+from airflow_provider_statecheck.spark.driver.mailbox import MailboxHandover
+from tests.messages import make_acknowledgement
 from tests.served_rows import job_in
 from tests.stand_in_task import DAG_ID, RUN_ID, TASK_ID, context_of
 
@@ -69,6 +79,9 @@ class JobOperator(ResumableJobMixin, BaseOperator):
     def get_job_result(self, external_id: Any, context: Any) -> Any:
         return external_id
 
+    def on_kill(self) -> None:
+        JOBS.status = "cancelled"
+
 
 class CheckpointedJobOperator(RemoteDriverMixin, JobOperator):
     def add_to_job(self, additions: Additions, submission: str) -> None:
@@ -95,7 +108,7 @@ class Task:
 
     def run(self, number: int, max_tries: int = 2) -> Any:
         """Run a try."""
-        operator = CheckpointedJobOperator(
+        self.operator = operator = CheckpointedJobOperator(
             task_id=TASK_ID, checkpoint_dir=str(self.folder / "checkpoints"), ship_package=False
         )
         context: Any = context_of(self.folder, number, max_tries)
@@ -105,8 +118,20 @@ class Task:
             operator.fail_after_end(error)  # as Airflow's listener
             raise
 
+    @property
+    def rows(self) -> JobView:
+        return job_in(self.folder, f"{DAG_ID}/{RUN_ID}")
+
     def statuses(self) -> list[AttemptStatus]:
-        return [each.status for each in job_in(self.folder, f"{DAG_ID}/{RUN_ID}").attempts]
+        return [each.status for each in self.rows.attempts]
+
+    def driver_with_a_checkpoint_on_its_way(self) -> tuple[MailboxGateway, AcknowledgeCheckpoint]:
+        """Return a driver of the job, and the acknowledgement of the checkpoint that it has triggered."""
+        found = MailboxHandover.read(self.jobs.mailboxes[-1], {})
+        driver = MailboxGateway(found.mailbox, found.patience_seconds, sleep=lambda _: time.sleep(0.02))
+        attempt = driver.register(found.registration).attempt
+        pending = driver.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+        return driver, make_acknowledgement(attempt, pending)
 
 
 @pytest.fixture
@@ -191,3 +216,28 @@ def test_the_relay_of_a_deferred_task_has_the_timeout_of_the_connection(
         operator.execute(context)
     _, kwargs = deferred.value.trigger.serialize()
     assert kwargs["access"]["timeout_seconds"] == 7.0
+
+
+@pytest.mark.parametrize(
+    ("is_answering", "seconds", "status"),
+    [(True, 60.0, CheckpointStatus.COMPLETED), (False, 0.1, CheckpointStatus.ABORTED)],
+    ids=["driver that answers", "driver that does not"],
+)
+def test_a_task_that_is_ended_waits_for_a_checkpoint_on_its_way_and_cancels_its_job(
+    task: Task, monkeypatch: pytest.MonkeyPatch, is_answering: bool, seconds: float, status: CheckpointStatus
+) -> None:
+    monkeypatch.setattr(submitted_stage, "COMPLETION_SECONDS", seconds)
+
+    def end() -> None:
+        driver, acknowledgement = task.driver_with_a_checkpoint_on_its_way()
+        if is_answering:
+            threading.Thread(target=driver.acknowledge, args=(acknowledgement,)).start()
+        task.operator.on_kill()
+
+    monkeypatch.setattr(task.jobs, "poll", end)
+    with pytest.raises(StageTerminatedError):
+        task.run(1)
+    assert task.jobs.status == "cancelled"
+    assert "job" not in json.loads((task.folder / "store.json").read_text()), "a retry would look for it"
+    assert task.statuses() == [AttemptStatus.FAILED]
+    assert [each.status for each in task.rows.checkpoints] == [status]

@@ -18,8 +18,8 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
-from airflow_provider_statecheck.checkpoint.messages import TriggerCheckpoint
-from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus
+from airflow_provider_statecheck.checkpoint.messages import AcknowledgeCheckpoint, TriggerCheckpoint
+from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus, CheckpointStatus
 from airflow_provider_statecheck.exceptions import StaleAttemptError, StorageError
 from airflow_provider_statecheck.gateway.http import HttpClient, HttpGateway
 from airflow_provider_statecheck.gateway.mailbox.box import Pace
@@ -148,11 +148,16 @@ class Deferred:
         driver.register(found.registration)
         return driver
 
-    def checkpoint(self, driver: MailboxGateway) -> int:
+    def triggered(self, driver: MailboxGateway) -> AcknowledgeCheckpoint:
+        """Trigger a checkpoint, and return its acknowledgement."""
         attempt = self.stage.relay_access().newest  # type: ignore[union-attr]
         pending = driver.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
-        driver.acknowledge(make_acknowledgement(attempt, pending))
-        return int(pending.checkpoint_id)
+        return make_acknowledgement(attempt, pending)
+
+    def checkpoint(self, driver: MailboxGateway) -> int:
+        acknowledgement = self.triggered(driver)
+        driver.acknowledge(acknowledgement)
+        return acknowledgement.checkpoint_id
 
     def end(self) -> None:
         """End the job, which the other trigger waits for."""
@@ -258,6 +263,34 @@ def test_a_user_who_ends_the_task_ends_the_job_and_the_attempt(deferred: Deferre
         AttemptStatus.FAILED,
         "The task was ended by a user while it was deferred.",
     )
+
+
+@pytest.mark.parametrize(
+    ("is_answering", "seconds", "status"),
+    [(True, SECONDS, CheckpointStatus.COMPLETED), (False, 0.1, CheckpointStatus.ABORTED)],
+    ids=["driver that answers", "driver that does not"],
+)
+def test_a_checkpoint_on_its_way_is_waited_for_before_the_job_ends(
+    deferred: Deferred, monkeypatch, is_answering: bool, seconds: float, status: CheckpointStatus
+) -> None:
+    monkeypatch.setattr(mailbox_trigger, "COMPLETION_SECONDS", seconds)
+
+    async def ended() -> None:
+        running = asyncio.create_task(fired(deferred.trigger()))
+        driver = await asyncio.to_thread(deferred.begun)
+        acknowledgement = await asyncio.to_thread(deferred.triggered, driver)
+        running.cancel()
+        await asyncio.wait([running])
+        ending = [deferred.trigger().on_kill()]
+        if is_answering:
+            ending.append(asyncio.to_thread(driver.acknowledge, acknowledgement))
+        await asyncio.gather(*ending)
+
+    asyncio.run(ended())
+    assert deferred.has("killed")
+    view = deferred.served.coordinator.describe(job_id_of("sales"))
+    assert [each.status for each in view.attempts] == [AttemptStatus.FAILED]
+    assert [each.status for each in view.checkpoints] == [status]
 
 
 @pytest.fixture
