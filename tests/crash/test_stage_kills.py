@@ -28,7 +28,7 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus, Checkp
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.spark.connectors.commit.target_files import staged_epoch
 from airflow_provider_statecheck.spark.connectors.files.sink import committed_files
-from airflow_provider_statecheck.spark.stages.executor.aggregate_run import STATE_NAME, scan_values
+from airflow_provider_statecheck.spark.stages.executor.aggregate_run import STATE_NAME
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache, document_uris, load_document
@@ -147,10 +147,9 @@ class StageJob:
 
 def _totals(backend: Any) -> Content:
     descriptor: ValueStateDescriptor[Any] = ValueStateDescriptor(STATE_NAME, TOTALS)
-    found = scan_values(backend, descriptor, backend.batch_state(descriptor))
     return {
         key: value
-        for keys, values in found
+        for keys, values in backend.scan(descriptor)
         for key, value in zip(keys.columns[0].to_pylist(), values.to_pylist(), strict=True)
     }
 

@@ -56,7 +56,7 @@ from airflow_provider_statecheck.state.arrow.state_runs import (
     unexpired,
 )
 from airflow_provider_statecheck.state.arrow.tables import ArrowMapTable, ArrowValueTable
-from airflow_provider_statecheck.state.descriptors import StateKind
+from airflow_provider_statecheck.state.descriptors import StateDescriptor, StateKind
 from airflow_provider_statecheck.state.keyed.abstract_backend import (
     AbstractKeyedStateBackend,
     SnapshotResult,
@@ -133,6 +133,13 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         carried = (count_owners(self._positions_of(files)) for files in self._carried.values())
         own: Iterator[int] = (table.num_entries() for table in self._tables.values())
         return sum(own) + sum(carried)
+
+    @override
+    def scan(self, descriptor: StateDescriptor[Any]) -> Iterator[tuple[KeyBatch, Any]]:
+        self.batch_state(descriptor)
+        table = self._tables[descriptor.name]
+        # The values of a state with a time to live are read one by one, because some have expired.
+        yield from super().scan(descriptor) if table.runs.state.ttl else table.batches()
 
     def snapshot(self, checkpoint_id: int, timestamp: int, streams: CheckpointStreamFactory) -> ArrowSnapshot:
         for table in self._tables.values():

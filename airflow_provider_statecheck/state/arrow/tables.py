@@ -214,6 +214,14 @@ class ArrowValueTable(TableCore):
         self.runs.add(table)
         self._on_seal()
 
+    def batches(self) -> Iterator[tuple[KeyBatch, Any]]:
+        """Yield all keys without a namespace and their values, in their order. Later changes are not visible."""
+        self.seal()
+        for rows in self.runs.rows():
+            table = _in_namespace(rows, VOID_NAMESPACE)
+            keys = tuple(single(table.column(name)) for name in self.runs.layout.key_names)
+            yield KeyBatch(single(table.column(KEY_GROUP)), keys), single(table.column(VALUE))
+
     def _stored_cells(self, keys: KeyBatch, key_list: list[Any]) -> dict[Any, Any]:
         stored: dict[Any, Any] = {}
         for found in live_values(self.runs, keys):

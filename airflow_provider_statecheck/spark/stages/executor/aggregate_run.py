@@ -59,7 +59,7 @@ class AggregateRun(NodeRun):
         if self._node.emits_changes:
             return
         self._require_sums_within_types()
-        for keys, values in scan_values(self.keyed, self._descriptor, self._state):
+        for keys, values in self.keyed.scan(self._descriptor):
             yield self._output(keys, values)
 
     @override
@@ -92,7 +92,7 @@ class AggregateRun(NodeRun):
         # Keys whose sum was too large in an earlier run without ANSI mode may have no rows in this one.
         sums = self._decimal_sums
         if self.task.is_ansi and sums.descriptor is not None:
-            for _, flags in scan_values(self.keyed, sums.descriptor, sums.state):
+            for _, flags in self.keyed.scan(sums.descriptor):
                 sums.require_within({name: pc.struct_field(flags, [name]) for name in self.task.decimal_sums})
 
     def _output(self, keys: KeyBatch, values: Any) -> Elements:
@@ -117,20 +117,3 @@ class AggregateRun(NodeRun):
     @cached_property
     def _descriptor(self) -> ValueStateDescriptor[Any]:
         return record_descriptor(STATE_NAME, self._value_type, self.task.aggregates)
-
-
-def scan_values(backend: Any, descriptor: Any, state: Any) -> Iterator[tuple[KeyBatch, Any]]:
-    """Yield all keys that have a value in a state, with their values, in batches."""
-    scan = getattr(backend, "scan", None)
-    if scan is not None:
-        for table in scan(descriptor):
-            columns = [column.combine_chunks() for column in table.columns]
-            yield KeyBatch(columns[0], tuple(columns[1:-1])), columns[-1]
-        return
-    serializer, groups = backend.key_serializer, backend.number_of_key_groups
-    by_group: dict[int, list[Any]] = {}
-    for key in backend.get_keys(descriptor.name):
-        by_group.setdefault(serializer.key_group_of(key, groups), []).append(key)
-    for group, keys in sorted(by_group.items()):
-        batch = KeyBatch(pa.array([group] * len(keys), pa.int32()), serializer.to_columns(keys))
-        yield batch, state.get(batch)
