@@ -478,6 +478,7 @@ def reconfigured(wanted: RegisteredState, restored: StateSchema) -> RegisteredSt
             f"Expected a {restored.kind} state {wanted.name}, as in the checkpoint, found a {wanted.kind} state; use "
             "another name for another state."
         )
+    wanted = replace(wanted, combination=wanted.combination or restored.combination)
     verdict = compatibility_of(wanted.name, wanted.serializer, restored.value)
     serializer = serializer_from_now_on(verdict, wanted.serializer)
     if wanted.key_serializer is None or restored.key is None:

@@ -1,4 +1,8 @@
-"""Declared aggregates in a Spark task: partial results are added to the state of their keys."""
+"""
+Declared aggregates in a Spark task: partial results are added to the state of their keys.
+
+Unless the changes are emitted, nothing is looked up: partial results are state, and reads combine them.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,14 @@ from typing import Any, cast
 
 from airflow_provider_statecheck.lazy import pa, pc
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.stages.executor.decimal_sums import (
-    DecimalSums,
-    record_descriptor,
-    too_large,
-)
+from airflow_provider_statecheck.spark.stages.executor.decimal_sums import DecimalSums, record_serializer
 from airflow_provider_statecheck.spark.stages.executor.elements import OVERFLOW_PREFIX, Elements, key_columns_of
 from airflow_provider_statecheck.spark.stages.executor.node_run import NodeRun
-from airflow_provider_statecheck.spark.stages.executor.partial_results import combined_by_group, merged_values
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode
-from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
+from airflow_provider_statecheck.state.combining.partial_results import combined_by_group, merged_values
+from airflow_provider_statecheck.state.combining.records import WRAPPING_SUM, too_large
+from airflow_provider_statecheck.state.descriptors import PartialResultsDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.state.schema_evolution import OperatorSchemas
 
@@ -46,8 +47,9 @@ class AggregateRun(NodeRun):
     def process_keyed(self, table: Any) -> Elements:
         # The keys of a group may be in any order.
         keys, partial = self._combine_rows(table)
-        merged = self._merge(keys, partial)
-        self._state.put(keys, merged)
+        old = pa.nulls(len(keys), self._value_type) if self._adds_partials else self._state.get(keys)
+        merged = self._merge(keys, old, partial)
+        (self._state.add if self._adds_partials else self._state.put)(keys, merged)
         self.keys += len(keys)
         self.keyed.advance_to(int(keys.key_groups[-1].as_py()) + 1)
         if self._node.emits_changes:
@@ -60,7 +62,7 @@ class AggregateRun(NodeRun):
             return
         self._require_sums_within_types()
         for keys, values in self.keyed.scan(self._descriptor):
-            yield self._output(keys, values)
+            yield self._output(keys, self._decimal_sums.without_too_large(keys, values))
 
     @override
     def schemas(self) -> OperatorSchemas:
@@ -75,12 +77,17 @@ class AggregateRun(NodeRun):
         columns, values = combined_by_group(table, by, functions | flags, wraps=not self.task.is_ansi)
         return KeyBatch(columns[0], tuple(columns[1:])), values
 
-    def _merge(self, keys: KeyBatch, partial: Mapping[str, Any]) -> Any:
-        old, fields = self._state.get(keys), list(self._value_type)
+    @cached_property
+    def _adds_partials(self) -> bool:
+        # A combined sum does not show that one of its parts was too large.
+        return not self._node.emits_changes and not self._decimal_sums.may_be_too_large
+
+    def _merge(self, keys: KeyBatch, old: Any, partial: Mapping[str, Any]) -> Any:
+        fields = list(self._value_type)
         try:
             merged = {field.name: self._merge_one(field.name, old, partial) for field in fields}
         except pa.ArrowInvalid as error:
-            raise too_large(self.task.uid, f"a larger one: {error}") from error
+            raise too_large(f"of {self.task.uid!r}", f"a larger one: {error}") from error
         self._decimal_sums.put_into_types(keys, merged, partial)
         return pa.StructArray.from_arrays([merged[field.name].cast(field.type) for field in fields], fields=fields)
 
@@ -115,5 +122,13 @@ class AggregateRun(NodeRun):
         return pa.struct([self.task.output_schema.field(name) for name in self._node.aggregates])
 
     @cached_property
-    def _descriptor(self) -> ValueStateDescriptor[Any]:
-        return record_descriptor(STATE_NAME, self._value_type, self.task.aggregates)
+    def _descriptor(self) -> PartialResultsDescriptor:
+        record = record_serializer(self._value_type, self.task.aggregates)
+        return PartialResultsDescriptor(STATE_NAME, record, tuple(self._functions.items()))
+
+    @property
+    def _functions(self) -> dict[str, str]:
+        functions = {name: aggregate.combine for name, aggregate in self._node.aggregates.items()}
+        if self.task.is_ansi:
+            return functions
+        return {name: WRAPPING_SUM if function == "sum" else function for name, function in functions.items()}
