@@ -47,9 +47,10 @@ class AggregateRun(NodeRun):
     def process_keyed(self, table: Any) -> Elements:
         # The keys of a group may be in any order.
         keys, partial = self._combine_rows(table)
-        old = pa.nulls(len(keys), self._value_type) if self._adds_partials else self._state.get(keys)
+        adds = self.task.adds_partials
+        old = pa.nulls(len(keys), self._value_type) if adds else self._state.get(keys)
         merged = self._merge(keys, old, partial)
-        (self._state.add if self._adds_partials else self._state.put)(keys, merged)
+        (self._state.add if adds else self._state.put)(keys, merged)
         self.keys += len(keys)
         self.keyed.advance_to(int(keys.key_groups[-1].as_py()) + 1)
         if self._node.emits_changes:
@@ -76,11 +77,6 @@ class AggregateRun(NodeRun):
         flags = {name: "any" for name in table.column_names if name.startswith(OVERFLOW_PREFIX)}
         columns, values = combined_by_group(table, by, functions | flags, wraps=not self.task.is_ansi)
         return KeyBatch(columns[0], tuple(columns[1:])), values
-
-    @cached_property
-    def _adds_partials(self) -> bool:
-        # A combined sum does not show that one of its parts was too large.
-        return not self._node.emits_changes and not self._decimal_sums.may_be_too_large
 
     def _merge(self, keys: KeyBatch, old: Any, partial: Mapping[str, Any]) -> Any:
         fields = list(self._value_type)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 STATE_NAME = "overflows"
 """State of the keys with a sum that was too large."""
-_MOST_DIGITS = 38
 
 
 class DecimalSums:
@@ -44,13 +43,6 @@ class DecimalSums:
         record = record_serializer(fields, task.aggregates) if fields else None
         self.descriptor = None if record is None else ValueStateDescriptor[Any](STATE_NAME, record)
         self.state = keyed.batch_state(self.descriptor) if self.descriptor else None
-
-    @property
-    def may_be_too_large(self) -> bool:
-        """Whether a sum of values with the precision that Spark gives to it can exceed its type."""
-        # Spark adds ten digits to those of the values, up to the most of a type.
-        kinds = (self._task.output_schema.field(name).type for name in self._task.decimal_sums)
-        return any(kind.precision >= _MOST_DIGITS for kind in kinds)
 
     def without_too_large(self, keys: KeyBatch, records: Any) -> Any:
         """Return the records of keys with null for each sum that has been too large."""
