@@ -108,7 +108,8 @@ class IncrementTasks:
         """Whether tasks of the first vertex save partial results without earlier state, in files that are kept."""
         vertex, backend = self.vertices[0], self.context.state_backend
         is_kept = isinstance(backend, ArrowStateBackend) and backend.is_incremental
-        return vertex.key is not None and vertex.functions[0].adds_partials and is_kept and not self.broadcast
+        is_free = is_kept and not self.broadcast and not self.combining.is_wanted
+        return vertex.key is not None and vertex.functions[0].adds_partials and is_free
 
     def fits(self, frame: DataFrame) -> bool:
         """Return whether the functions are planned for the rows of an increment."""
@@ -303,7 +304,7 @@ def _with_rows(frame: DataFrame, further: DataFrame, values: Mapping[str, Column
 
 class Combining:
     """
-    Decides for each increment whether Spark combines aggregates before the shuffle.
+    Decides for each increment whether Spark combines aggregates before the shuffle, which makes a job of each.
 
     Without a setting, the first increment does not combine, and its keys per row decide about the next ones.
 
@@ -313,6 +314,11 @@ class Combining:
     def __init__(self, wanted: bool | None) -> None:
         self._wanted = wanted
         self._pays: bool | None = None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the user has asked for it."""
+        return self._wanted is True
 
     @property
     def is_on(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -36,11 +36,35 @@ if TYPE_CHECKING:
 
     from airflow_provider_statecheck.spark.connectors.source import Increment, SplitEnumerator
 
+    _Loaded = tuple[Increment, DataFrame]
+    """An increment and its rows."""
+
 log = logging.getLogger(__name__)
 
 _MOST_IN_ONE_JOB = 128
 """Number of increments of one Spark job, whose plan has a scan of each."""
 _RECORDS = "splits"
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """Increments of one job, and what follows them."""
+
+    increments: Sequence[_Loaded]
+    following: _Loaded | None = None
+    error: Exception | None = None
+    """Why the increment after them could not be loaded; those before it are computed first."""
+
+    @property
+    def is_end(self) -> bool:
+        """Whether the input ends with them."""
+        return self.following is None and self.error is None
+
+    def next(self) -> _Loaded | None:
+        """Return the increment after them; ``None`` at the end of the input."""
+        if self.error is not None:
+            raise self.error
+        return self.following
 
 
 class IncrementLoop:
@@ -95,19 +119,19 @@ class IncrementLoop:
         """
         log.info("Stage %s: computing", self._attempt.registration.uid)
         rows = 0
-        current: Increment | None = first
+        current: _Loaded | None = (first, frame)
         while current is not None:
             following = self._enumerator.next_increment()
             if following is not None and self._tasks.adds_partials:
-                window, current, loaded = self._window((current, frame), following)
-                rows += self._run_window(window, is_end=current is None)
+                window = self._window(current, following)
+                rows += self._run_window(window)
+                current = window.next()
             else:
                 with self._attempt.work.on(f"increment {self._increments + 1}"):
-                    rows += self._run_increment(current, frame, is_end=following is None)
-                current, loaded = following, None
+                    rows += self._run_increment(*current, is_end=following is None)
+                current = None if following is None else (following, self._enumerator.load(following))
             if current is not None:
-                frame = self._enumerator.load(current) if loaded is None else loaded
-                self._tasks = self._planned(self._tasks, frame)
+                self._tasks = self._planned(self._tasks, current[1])
         self._checkpoints.wait()
         self._checkpoints.require_saved(self._tasks)
         self._progress.finished()
@@ -187,35 +211,36 @@ class IncrementLoop:
         self._tasks.combining.observe(reports)
         return reports
 
-    def _window(
-        self, first: tuple[Increment, DataFrame], following: Increment | None
-    ) -> tuple[list[tuple[Increment, DataFrame]], Increment | None, DataFrame | None]:
-        """Return the increments of one job, and the one after them with its rows; ``None`` after the last one."""
+    def _window(self, first: _Loaded, following: Increment | None) -> _Window:
         window = [first]
         while following is not None:
-            frame = self._enumerator.load(following)
-            if len(window) == _MOST_IN_ONE_JOB or not self._tasks.fits(frame):
-                return window, following, frame
-            window.append((following, frame))
+            try:
+                loaded = following, self._enumerator.load(following)
+            except Exception as error:
+                return _Window(window, error=error)
+            if len(window) == _MOST_IN_ONE_JOB or not self._tasks.fits(loaded[1]):
+                return _Window(window, following=loaded)
+            window.append(loaded)
             following = self._enumerator.next_increment()
-        return window, None, None
+        return _Window(window)
 
-    def _run_window(self, window: Sequence[tuple[Increment, DataFrame]], *, is_end: bool) -> int:
+    def _run_window(self, window: _Window) -> int:
         """
         Run increments in one job, and at the end of the input a last one.
 
         :return: The number of elements.
         """
-        rows, begin = 0, self._monotonic()
-        with self._attempt.work.on(f"increments {self._increments + 1} to {self._increments + len(window)}"):
+        rows, begin, count = 0, self._monotonic(), len(window.increments)
+        with self._attempt.work.on(f"increments {self._increments + 1} to {self._increments + count}"):
             with self._checkpoint_errors_first():
-                for number, reports in self._completed([frame for _, frame in window]):
+                for number, reports in self._completed([frame for _, frame in window.increments]):
+                    is_last = number == count - 1
                     # The last job ends with the checkpoint of the last increment.
-                    has_checkpoint = not is_end or number < len(window) - 1
-                    rows += self._save_split(window[number][0], reports, begin, has_checkpoint=has_checkpoint)
+                    pending = None if is_last and window.is_end else self._pending(waits=is_last)
+                    rows += self._save_split(window.increments[number][0], reports, begin, pending)
                     begin = self._monotonic()
-            if is_end:
-                self._run_end(window[-1][1])
+            if window.is_end:
+                self._run_end(window.increments[-1][1])
         return rows
 
     def _completed(self, frames: Sequence[DataFrame]) -> Iterable[CompleteIncrement]:
@@ -224,10 +249,17 @@ class IncrementLoop:
         job = SplitJob(storage, records, self._jobs, self._tasks.split_job(frames, records), len(frames))
         return job.completed(self._checkpoints.require_success)
 
+    def _pending(self, *, waits: bool) -> PendingCheckpoint | None:
+        self._checkpoints.require_success()
+        return self._checkpoints.begun(waits=waits)
+
     def _save_split(
-        self, increment: Increment, reports: Sequence[TaskReport], begin: float, *, has_checkpoint: bool
+        self,
+        increment: Increment,
+        reports: Sequence[TaskReport],
+        begin: float,
+        pending: PendingCheckpoint | None,
     ) -> int:
-        pending = self._checkpoints.begun() if has_checkpoint else None
         self._checkpoints.wait()
         self._tasks.states.add_parts(reports, 0 if pending is None else pending.checkpoint_id)
         rows = self._finish(increment, reports, self._monotonic() - begin)

@@ -101,21 +101,23 @@ class StageCheckpoints:
         """The error of the last checkpoint, which may still be running; waits for its end."""
         return None if self._completion is None else self._completion.exception()
 
-    def begun(self, *, is_end: bool = False) -> PendingCheckpoint | None:
+    def begun(self, *, is_end: bool = False, waits: bool = False) -> PendingCheckpoint | None:
         """
         Return the checkpoint that the increment is to end with.
 
+        :param is_end: Whether the increment is the last one, which ends with a checkpoint in any case.
+        :param waits: Whether to wait for a late answer, because the next increment may fail at once.
         :return: ``None`` if the pace does not allow one, or if it is not triggered yet.
         """
         with self.costs.timed():
-            return self._begun(is_end=is_end) if is_end or self._pace.allows() else None
+            return self._begun(waits=is_end or waits) if is_end or self._pace.allows() else None
 
-    def _begun(self, *, is_end: bool) -> PendingCheckpoint | None:
+    def _begun(self, *, waits: bool) -> PendingCheckpoint | None:
         if self._beginning is None:
-            if is_end or not self._attempt.answers_late:
+            if waits or not self._attempt.answers_late:
                 return self._attempt.begin_checkpoint(LONGEST_INCREMENT_SECONDS)
             self._beginning = self._completing.submit(self._attempt.begin_checkpoint, LONGEST_INCREMENT_SECONDS)
-        if not is_end and not self._beginning.done():
+        if not waits and not self._beginning.done():
             return None
         beginning, self._beginning = self._beginning, None
         return beginning.result()
