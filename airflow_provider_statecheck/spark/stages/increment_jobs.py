@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.masking import counted
@@ -34,7 +34,7 @@ from airflow_provider_statecheck.spark.stages.planning import (
     PlannedVertex,
     with_key_groups,
 )
-from airflow_provider_statecheck.spark.stages.stage import Aggregate, AggregateNode, KeyNode
+from airflow_provider_statecheck.spark.stages.stage import Aggregate, AggregateNode, Count, KeyNode
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
 from airflow_provider_statecheck.spark.tables.alignment import InputColumns, aligned, positional
 from airflow_provider_statecheck.spark.tables.schemas import quoted_column, spark_schema
@@ -127,9 +127,10 @@ class IncrementTasks:
         vertex = self.vertices[0]
         key, function = cast("KeyNode", vertex.key), vertex.functions[0]
         numbered = [self._aligned(frame).withColumn(INCREMENT_COLUMN, F.lit(n)) for n, frame in enumerate(frames)]
-        frame = _single_results(_union(numbered), key, function, INCREMENT_COLUMN)
+        task = self._split_task(function, records, len(frames))
+        frame = _single_results(_union(numbered), key, function, task.sent, INCREMENT_COLUMN)
         keyed = with_key_groups(frame, key.columns, self.context.max_parallelism, self.context.parallelism)
-        return _mapped(keyed.drop(SUBTASK_COLUMN), self._split_task(function, records, len(frames)))
+        return _mapped(keyed.drop(SUBTASK_COLUMN), task)
 
     def _split_task(self, function: PlannedNode, records: str, increments: int) -> SplitTask:
         config = self._task_config()
@@ -144,6 +145,7 @@ class IncrementTasks:
             moment=StateCapture(checkpoint=CheckpointMetaData(0, datetime.now(UTC))),
             context=replace(self.context, parallelism=1),
             records=records,
+            results=_results_of_rows(function),
         )
 
     def _aligned(self, frame: DataFrame) -> DataFrame:
@@ -240,17 +242,40 @@ def _partial_aggregates(
     if combines and not has_control:
         flags = [_is_too_large(node.aggregates[name]).alias(OVERFLOW_PREFIX + name) for name in function.decimal_sums]
         return aggregated(frame, key, node, *flags, F.count(F.lit(1)).alias(ROWS_COLUMN))
-    return _single_results(frame, key, function, *([CONTROL] if has_control else []))
+    return _single_results(frame, key, function, node.aggregates, *([CONTROL] if has_control else []))
 
 
-def _single_results(frame: DataFrame, key: KeyNode, function: PlannedNode, *carried: str) -> DataFrame:
-    """Return the key columns and the partial results of single rows, with further columns."""
+def _results_of_rows(function: PlannedNode) -> dict[str, str | None]:
+    """
+    Return the aggregate that has the same partial result of each row, by the name of each aggregate.
+
+    It is itself the first one with an expression, and ``None`` if each row counts as one.
+    """
+    first: dict[tuple[Any, ...], str] = {}
+    found: dict[str, str | None] = {}
+    for name, aggregate in cast("AggregateNode", function.node).aggregates.items():
+        is_count = isinstance(aggregate, Count)
+        identity = (aggregate.expression, is_count, function.output_schema.field(name).type)
+        counts_all = is_count and aggregate == Count()
+        found[name] = None if counts_all else first.setdefault(identity, name)
+    return found
+
+
+def _single_results(
+    frame: DataFrame, key: KeyNode, function: PlannedNode, names: Iterable[str], *carried: str
+) -> DataFrame:
+    """
+    Return the key columns and the partial results of single rows.
+
+    :param names: Aggregates of which the results are wanted.
+    :param carried: Further columns.
+    """
     from pyspark.sql import functions as F
 
     node = cast("AggregateNode", function.node)
     keys = [quoted_column(name) for name in key.columns]
     types = {field.name: field.dataType for field in spark_schema(function.output_schema).fields}
-    single = [_of_one_row(aggregate).cast(types[name]).alias(name) for name, aggregate in node.aggregates.items()]
+    single = [_of_one_row(node.aggregates[name]).cast(types[name]).alias(name) for name in names]
     return frame.select(*keys, *single, *map(F.col, carried))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Self
@@ -69,6 +69,8 @@ class SplitTask:
     """That of a single subtask."""
     records: str
     """Directory of the records."""
+    results: Mapping[str, str | None]
+    """Column with the partial results of each aggregate; ``None`` if each row counts as one."""
     columns: tuple[str, ...] = ()
     """Names of the columns of the input, which Spark sends under positional names."""
 
@@ -83,6 +85,11 @@ class SplitTask:
         """Arrow schema of the record."""
         return pa.schema([pa.field(CONTROL, pa.binary())])
 
+    @property
+    def sent(self) -> list[str]:
+        """The aggregates whose partial results are columns; others have the same ones, and Spark sends them once."""
+        return [name for name, column in self.results.items() if name == column]
+
     def _saved(self, batches: Iterable[Any]) -> SplitReport:
         own = TaskOwnedState(self._view, self.storage, OperatorDirectories(self.storage, self.attempt).taskowned)
         increment, rows = None, 0
@@ -92,9 +99,19 @@ class SplitTask:
             chain.open()
             for table in _tables(batches):
                 increment, rows = table.column(INCREMENT_COLUMN)[0].as_py(), rows + table.num_rows
-                chain.add(table.drop_columns([INCREMENT_COLUMN]))
+                chain.add(self._with_results(table.drop_columns([INCREMENT_COLUMN])))
             report = saved_state(chain, self._view, self.moment, vertex=0, subtask=0, rows=rows)
         return SplitReport(partition=partition_number(), increment=increment, report=report)
+
+    def _with_results(self, table: Any) -> Any:
+        """Return rows with a column for each aggregate."""
+        for name, column in self.results.items():
+            if column is None:
+                one = pa.scalar(1, self.function.output_schema.field(name).type)
+                table = table.append_column(name, pa.repeat(one, table.num_rows))
+            elif column != name:
+                table = table.append_column(name, table.column(column))
+        return table
 
     @property
     def _view(self) -> CheckpointStorageWorkerView:

@@ -30,7 +30,7 @@ SERIALIZER = KeySerializer((KeyField("id", pa.int64()),))
 OUTPUT = pa.schema([("id", pa.int64()), ("total", pa.int64()), ("n", pa.int64()), ("top", pa.int64())])
 NODE = AggregateNode(uid="sums", aggregates={"total": Sum("v"), "n": Count(), "top": Max("v")})
 FUNCTION = PlannedNode(uid="stage/sums", node=NODE, output_schema=OUTPUT, key_serializer=SERIALIZER)
-COLUMNS = ("id", "total", "n", "top", KEY_GROUP_COLUMN, INCREMENT_COLUMN)
+COLUMNS = ("id", "total", KEY_GROUP_COLUMN, INCREMENT_COLUMN)
 MOMENT = StateCapture(checkpoint=CheckpointMetaData(0, datetime.fromtimestamp(0, UTC)))
 
 
@@ -54,6 +54,7 @@ def task_in(folder: Path, **context: Any) -> SplitTask:
             **context,
         ),
         records=f"{storage.base_uri}/records",
+        results={"total": "total", "n": None, "top": "total"},
         columns=COLUMNS,
     )
 
@@ -63,7 +64,7 @@ def batches(increment: int, size: int = 100) -> list[Any]:
     ids = np.random.default_rng(increment).permutation(np.arange(KEYS))
     values = pa.array(np.full(KEYS, increment))
     groups = SERIALIZER.key_groups_of([pa.array(ids)], GROUPS)
-    columns = [ids, values, pa.array(np.ones(KEYS, "int64")), values, groups, pa.array([increment] * KEYS, pa.int32())]
+    columns = [ids, values, groups, pa.array([increment] * KEYS, pa.int32())]
     table = pa.table([pa.array(each) for each in columns], names=[f"c{n}" for n in range(len(columns))])
     return list(table.to_batches(max_chunksize=size))
 
@@ -120,9 +121,12 @@ def test_parts_of_all_tasks_are_the_state_of_every_subtask(tmp_path: Path) -> No
 def test_each_subtask_has_the_parts_of_its_key_groups(tmp_path: Path) -> None:
     task = task_in(tmp_path)
     states = StageStates({"stage/sums": OperatorSchemas()}, parallelism=3, max_parallelism=GROUPS, restored={})
-    states.add_parts([committed(task, number).report for number in range(2)], 0)
+    reports = [committed(task, number).report for number in range(2)]
+    states.add_parts(reports, 0)
     (operator,) = states.operator_states()
     handles = {index: each.managed_keyed for index, each in operator.subtask_states.items()}
     assert {index: len(each) for index, each in handles.items()} == {0: 2, 1: 2, 2: 2}
     groups = [group for each in handles.values() for group in each[0].key_group_range]
     assert groups == list(range(GROUPS))
+    schemas = len(operator.coordinator_state.data)  # type: ignore[union-attr]
+    assert operator.state_size == schemas + sum(each.states[0].state_size for each in reports)
