@@ -1,5 +1,5 @@
 """
-Checkpoints of a stage that computes on meanwhile: begun by the pace, completed in a thread of their own.
+Checkpoints of a stage, which complete in a thread of their own while it computes.
 
 The order of these steps gives the exactly-once guarantee: an increment is finished in the state of the source only
 after all its tasks have reported, and its output is committed only after the checkpoint with its committables is

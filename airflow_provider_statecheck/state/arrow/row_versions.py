@@ -1,4 +1,4 @@
-"""Versions of a row in several runs: the newest replaces older ones, or is added to them if it is partial."""
+"""Versions of a row in several runs: the newest one, or a partial one with what it adds to."""
 
 from __future__ import annotations
 

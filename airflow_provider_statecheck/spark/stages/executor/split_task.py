@@ -1,4 +1,4 @@
-"""One Spark task of a job over many increments: partial results of a partition, and the record that commits them."""
+"""One Spark task of a job over many increments, which commits the state of its partition."""
 
 from __future__ import annotations
 
