@@ -20,7 +20,7 @@ from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.spark.driver.session import TaggedJobs
 from airflow_provider_statecheck.spark.stages.collecting import result_of
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
-from airflow_provider_statecheck.spark.stages.executor.split_task import SplitReport
+from airflow_provider_statecheck.spark.stages.executor.split_task import RECORD_SUFFIX, SplitReport
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
@@ -73,7 +73,8 @@ class SplitJob:
             self._storage.delete_directory(self._records)
 
     def _newly_complete(self) -> Iterator[CompleteIncrement]:
-        names = self._storage.list_files(self._records).keys() - self._read
+        found = self._storage.list_files(self._records)
+        names = {name for name in found if name.endswith(RECORD_SUFFIX)} - self._read
         self._read |= names
         records = (self._storage.read_bytes(f"{self._records}/{name}") for name in sorted(names))
         self._splits.add(map(SplitReport.decode, records))

@@ -27,6 +27,8 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.checkpoint_storages import OperatorDirectories
 from airflow_provider_statecheck.storage.views.state_files import CheckpointStorageWorkerView
 
+RECORD_SUFFIX = ".json"
+"""End of the name of a record; a file that is being written has another name."""
 INCREMENT_COLUMN = "__statecheck_increment"
 """Column with the number of the increment in the job."""
 
@@ -77,7 +79,7 @@ class SplitTask:
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Run the task; yield its record for the driver."""
         record = self._saved(batch.rename_columns(list(self.columns)) for batch in batches).encode()
-        self.storage.write_bytes(f"{self.records}/{uuid.uuid4().hex}.json", record)
+        self.storage.write_bytes(f"{self.records}/{uuid.uuid4().hex}{RECORD_SUFFIX}", record)
         yield pa.RecordBatch.from_arrays([pa.array([record], pa.binary())], schema=self.passed_schema)
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of, temporary_name
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
 from airflow_provider_statecheck.spark.stages.executor.split_task import SplitReport
@@ -111,6 +111,16 @@ def test_records_of_tasks_that_were_repeated_or_late_do_not_count(tmp_path: Path
     found = rows_of(ScriptedJob(tmp_path, steps).run(2))
     assert found == [(0, found[0][1]), (1, [3, 7])]
     assert found[0][1] in ([1], [2])
+
+
+def test_record_that_is_being_written_is_not_read(tmp_path: Path) -> None:
+    def write(job: ScriptedJob) -> None:
+        job.commit(report(0, 0))
+        folder = Path(job.records.removeprefix("file://"))
+        (folder / temporary_name("record.json")).write_bytes(b'{"partition":')
+
+    found = ScriptedJob(tmp_path, [write, lambda job: job.end(report(1, 1))]).run(2)
+    assert rows_of(found) == [(0, [1]), (1, [1])]
 
 
 def test_what_was_complete_is_told_before_the_error_of_the_job(tmp_path: Path) -> None:
