@@ -26,7 +26,7 @@ backend = subtask.open(handle)
 fill(backend, np.arange(0, count, 100), seed=2)
 handle, _ = subtask.save(backend)
 backend.dispose()
-rows = sum(table.num_rows for table in subtask.open(handle).scan(BALANCE))
+rows = sum(len(keys) for keys, _ in subtask.open(handle).scan(BALANCE))
 print(rows, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """
 

@@ -14,6 +14,7 @@ from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.queryable.locations import KvStateAddress
 from airflow_provider_statecheck.queryable.queries import ABSENT, ValueLimit
 from airflow_provider_statecheck.state.arrow.layout import Block, BlockCache, single
+from airflow_provider_statecheck.state.arrow.row_versions import merge_tables, without_tombstones
 from airflow_provider_statecheck.state.arrow.run_files import LocalFiles, RunBytes
 from airflow_provider_statecheck.state.arrow.runs import (
     FileRun,
@@ -21,10 +22,9 @@ from airflow_provider_statecheck.state.arrow.runs import (
     PositionEncoder,
     Reading,
     Target,
-    newest_rows,
+    current_rows,
     rows_of_each,
 )
-from airflow_provider_statecheck.state.arrow.state_runs import merge_tables, without_tombstones
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.reading.checkpoint_states import StateContent
 from airflow_provider_statecheck.state.reading.state_reader import (
@@ -147,7 +147,7 @@ class OpenedState:
         return self._positions.user_key(user_key)
 
     def _cells(self, targets: Sequence[Target], limit: ValueLimit) -> list[Any]:
-        found = newest_rows(self._runs, targets)
+        found = current_rows(self._columns.layout, self._runs, targets)
         return [ABSENT if each is None else self._value(*each, limit) for each in found]
 
     def _value(self, block: Block, row: int, limit: ValueLimit) -> Any:
@@ -173,11 +173,12 @@ class OpenedState:
         """Return the entries in rows of several runs, newest first."""
         if not found:
             return ABSENT
-        conform = self._columns.layout.conform
+        layout = self._columns.layout
         tables = [
-            conform(block.table.slice(start, end - start), namespace=True, deleted=True) for block, start, end in found
+            layout.conform(block.table.slice(start, end - start), namespace=True, deleted=True)
+            for block, start, end in found
         ]
-        shown = self._columns.shown(without_tombstones(merge_tables(tables)), self.content.taken_at_ms)
+        shown = self._columns.shown(without_tombstones(merge_tables(layout, tables)), self.content.taken_at_ms)
         limit.count(shown.select([MAP_KEY, MAP_VALUE]))
         values = self._state.serializer.from_arrow(single(shown.column(MAP_VALUE)))
         assert self._state.key_serializer is not None  # noqa: S101 - the state is a map

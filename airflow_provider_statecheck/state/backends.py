@@ -196,10 +196,15 @@ class ArrowStateBackend(StateBackend, ConfigurableStateBackend):
                 key_group_range,
                 restored,
                 settings=self._settings,
-                incremental=self.mode in (None, SnapshotMode.INCREMENTAL),
+                incremental=self.is_incremental,
                 streams=self._streams,
                 kv_registry=kv_registry,
             )
+
+    @property
+    def is_incremental(self) -> bool:
+        """Whether later checkpoints reference the files of keyed state of earlier ones."""
+        return self.mode in (None, SnapshotMode.INCREMENTAL)
 
     @property
     def _settings(self) -> ArrowStateSettings | None:

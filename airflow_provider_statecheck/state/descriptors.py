@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, Generic, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.state.combining.records import Combination
 from airflow_provider_statecheck.state.serializers.serializer import TypeSerializer
 
 _MILLISECOND = timedelta(milliseconds=1)
@@ -235,6 +236,18 @@ class ValueStateDescriptor(StateDescriptor[T]):
     def default(self) -> T | None:
         """A copy of the default, or ``None``."""
         return None if self._default is None else self.serializer.copy(self._default)
+
+
+class PartialResultsDescriptor(ValueStateDescriptor[Any]):
+    """
+    Descriptor of one record per key with a partial result in each field, which is combined with others of the key.
+
+    :param combination: How the values of each field are combined.
+    """
+
+    def __init__(self, name: str, type: Any, combination: Combination) -> None:
+        super().__init__(name, type)
+        self.combination = combination
 
 
 class ListStateDescriptor(StateDescriptor[T]):

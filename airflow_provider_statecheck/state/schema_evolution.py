@@ -22,6 +22,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.aggregates import AggregateSchema
+from airflow_provider_statecheck.state.combining.records import Combination
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.serializers.custom_serializer import PREFIX
 from airflow_provider_statecheck.state.serializers.resolve import restored_serializer
@@ -63,6 +64,8 @@ class StateSchema:
     """Time to live in milliseconds; ``None`` if values never expire and do not carry the time of their last use."""
     queryable_name: str | None = field(default=None, compare=False)
     """Name for queries from outside the stage; a schema with another one describes the same state."""
+    combination: Combination = field(default=(), compare=False)
+    """How partial results in the values are combined; empty for a state that has never had any."""
 
     @property
     def expires(self) -> bool:
@@ -220,6 +223,8 @@ def schema_of_all(found: Sequence[StateSchema]) -> StateSchema:
 
     :param found: Schemas of the state in the files of all subtasks.
     """
+    # Schemas of one release may differ in nothing but that.
+    found = sorted(found, key=lambda each: not each.combination)
     distinct = [each for number, each in enumerate(found) if each not in found[:number]]
     return next((each for each in distinct if all(is_exact(other, each) for other in distinct)), found[0])
 

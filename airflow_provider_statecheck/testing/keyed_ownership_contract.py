@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -80,6 +81,24 @@ class KeyedBatchContract:
         batch.put(keys, pa.nulls(len(KEYS), pa.int64()))
         assert batch.get(keys).to_pylist() == [None] * len(KEYS)
         assert backend.num_entries() == 0
+
+    def test_scan_has_each_key_with_its_current_value(self, keyed: KeyedHarness) -> None:
+        backend: Any = keyed.open()
+        descriptor: Any = ValueStateDescriptor("n", int)
+        ordered, keys = batch_of(keyed, KEYS)
+        backend.batch_state(descriptor).put(keys, pa.array(range(len(ordered)), pa.int64()))
+        backend.set_current_key(ordered[0])
+        backend.store.get_state(descriptor).update(None)
+        backend.get_partitioned_state(descriptor, "elsewhere").update(7)
+        backend.set_current_key(ordered[1])
+        backend.store.get_state(descriptor).update(-1)
+        batches = list(backend.scan(descriptor))
+        pairs = [
+            zip(keyed.keys.from_columns(each.columns), values.to_pylist(), strict=True) for each, values in batches
+        ]
+        groups = [group for each, _ in batches for group in each.key_groups.to_pylist()]
+        assert dict(chain.from_iterable(pairs)) == {ordered[1]: -1, **{key: ordered.index(key) for key in ordered[2:]}}
+        assert groups == sorted(groups)
 
     def test_default_is_seen_at_once(self, keyed: KeyedHarness) -> None:
         backend: Any = keyed.open()

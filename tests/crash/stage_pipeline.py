@@ -50,8 +50,9 @@ def run(spark: SparkSession, work: Path, plan: FaultPlan, command: dict[str, Any
     """
     Run a try to its end.
 
-    :param command: ``input`` and ``parallelism``; whether it ``adds_up`` behind a second key; an ``item`` at which the
-        driver ends, early or ``late``; or the ``seconds`` after which it does.
+    :param command: ``input`` and ``parallelism``; whether it ``adds_up`` behind a second key, or has an aggregate
+        ``at_end`` and nothing else; an ``item`` at which the driver ends, early or ``late``; or the ``seconds`` after
+        which it does.
     """
     if "seconds" in command:
         timer = threading.Timer(command["seconds"], os.kill, (os.getpid(), signal.SIGKILL))
@@ -69,6 +70,12 @@ def _stage(work: Path, plan: FaultPlan, command: dict[str, Any]) -> Stage:
         kill = DriverKill(os.getpid(), tuple(command["item"]), is_late=bool(command.get("late")))
     source = ParquetSource(command["input"], files_per_increment=1, columns=COLUMNS)
     stage = Stage(UID, max_parallelism=16, parallelism=command["parallelism"]).source(source)
+    if command.get("at_end"):
+        quantity = Sum("cast(l_quantity as bigint)")
+        stage = stage.key_by("l_partkey").aggregate(
+            uid="totals", quantity=quantity, lines=Count(), last=Max("l_orderkey")
+        )
+        return stage.sink(CountedSink(str(work / "output"), plan, None))
     stage = stage.key_by("l_partkey", order_by=("l_orderkey", "l_linenumber"))
     stage = stage.process(OrderedQuantity(kill), uid="quantity", output=LINES)
     if command.get("adds_up"):

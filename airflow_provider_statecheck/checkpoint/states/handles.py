@@ -273,9 +273,8 @@ class OperatorState:
 
     @property
     def state_size(self) -> int:
-        """The size of the state in bytes."""
-        own = self.coordinator_state.state_size if self.coordinator_state else 0
-        return own + sum(state.state_size for state in self.subtask_states.values())
+        """The size of the state in bytes. A file with state of several subtasks counts once."""
+        return sum(stream.state_size for stream in set(streams_of(self)))
 
     def put_state(self, index: int, state: OperatorSubtaskState) -> OperatorState:
         """

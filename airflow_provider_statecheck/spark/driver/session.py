@@ -393,6 +393,19 @@ class TaggedJobs:
         with self.tagged():
             return frame.collect()
 
+    def submit(self, frame: DataFrame) -> Future[list[Any]]:
+        """Run a job in a thread of its own, and return the future of its rows."""
+        rows: Future[list[Any]] = Future()
+
+        def run() -> None:
+            try:
+                rows.set_result(self.collect(frame))
+            except BaseException as error:
+                rows.set_exception(error)
+
+        inheriting_thread(run, frame.sparkSession, "statecheck-job").start()
+        return rows
+
     def each(self, frame: DataFrame) -> Iterator[Any]:
         """
         Yield the rows of one partition after another, with a job for each; the rest is not computed if it ends.

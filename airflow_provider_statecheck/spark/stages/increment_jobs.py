@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, cast
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.masking import counted
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.spark.stages.aggregates import aggregated
 from airflow_provider_statecheck.spark.stages.executor.elements import (
     CONTROL,
@@ -23,6 +25,7 @@ from airflow_provider_statecheck.spark.stages.executor.elements import (
     ROWS_COLUMN,
 )
 from airflow_provider_statecheck.spark.stages.executor.node_run import NodeTask, StateCapture, SubtaskContext
+from airflow_provider_statecheck.spark.stages.executor.split_task import INCREMENT_COLUMN, SplitTask
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport, VertexTask
 from airflow_provider_statecheck.spark.stages.planning import (
     KEY_GROUP_COLUMN,
@@ -31,11 +34,12 @@ from airflow_provider_statecheck.spark.stages.planning import (
     PlannedVertex,
     with_key_groups,
 )
-from airflow_provider_statecheck.spark.stages.stage import Aggregate, AggregateNode, KeyNode
+from airflow_provider_statecheck.spark.stages.stage import Aggregate, AggregateNode, Count, KeyNode
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
 from airflow_provider_statecheck.spark.tables.alignment import InputColumns, aligned, positional
 from airflow_provider_statecheck.spark.tables.schemas import quoted_column, spark_schema
 from airflow_provider_statecheck.spark.versions import repartition_by_id
+from airflow_provider_statecheck.state.backends import ArrowStateBackend
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 if TYPE_CHECKING:
@@ -47,6 +51,8 @@ log = logging.getLogger(__name__)
 
 INLINE_BUDGET = 4 * 1024 * 1024
 """Maximum size of the inline state of all subtasks of a function that one task carries, in bytes."""
+INLINE_BUDGET_OF_JOB = 256 * 1024
+"""Maximum size of the inline state of all tasks of a job over many increments, in bytes."""
 KEYS_PER_ROW = 0.1
 """
 Threshold for combining, which needs an extra shuffle.
@@ -83,7 +89,7 @@ class IncrementTasks:
         :param is_woken: Whether every keyed subtask gets an empty message, so that it runs even without rows. Spark
             runs no task for an input that it knows to be empty.
         """
-        frame = aligned(frame, self.columns.schema)
+        frame = self._aligned(frame)
         for vertex, task in zip(self.vertices, self.of(moment, is_woken=is_woken), strict=True):
             if vertex.key is not None:
                 if is_woken and task.vertex == 0:
@@ -96,6 +102,54 @@ class IncrementTasks:
                 frame = frame.coalesce(task.context.parallelism)
             frame = _mapped(frame, task)
         return frame
+
+    @property
+    def adds_partials(self) -> bool:
+        """Whether tasks of the first vertex save partial results without earlier state, in files that are kept."""
+        vertex, backend = self.vertices[0], self.context.state_backend
+        is_kept = isinstance(backend, ArrowStateBackend) and backend.is_incremental
+        is_free = is_kept and not self.broadcast and not self.combining.is_wanted
+        return vertex.key is not None and vertex.functions[0].adds_partials and is_free
+
+    def fits(self, frame: DataFrame) -> bool:
+        """Return whether the functions are planned for the rows of an increment."""
+        return self.columns.with_rows(frame.schema, frame.sparkSession) is self.columns
+
+    def split_job(self, frames: Sequence[DataFrame], records: str) -> DataFrame:
+        """
+        Return the DataFrame of increments whose tasks add partial results; collecting it returns their records.
+
+        :param frames: The rows of each increment.
+        :param records: Directory of the records.
+        """
+        from pyspark.sql import functions as F
+
+        vertex = self.vertices[0]
+        key, function = cast("KeyNode", vertex.key), vertex.functions[0]
+        numbered = [self._aligned(frame).withColumn(INCREMENT_COLUMN, F.lit(n)) for n, frame in enumerate(frames)]
+        task = self._split_task(function, records, len(frames))
+        frame = _single_results(_union(numbered), key, function, task.sent, INCREMENT_COLUMN)
+        keyed = with_key_groups(frame, key.columns, self.context.max_parallelism, self.context.parallelism)
+        return _mapped(keyed.drop(SUBTASK_COLUMN), task)
+
+    def _split_task(self, function: PlannedNode, records: str, increments: int) -> SplitTask:
+        config = self._task_config()
+        # Each checkpoint has the inline state of all tasks so far.
+        tasks = increments * self.context.parallelism
+        config.data_inline_threshold = min(config.data_inline_threshold, INLINE_BUDGET_OF_JOB // tasks)
+        return SplitTask(
+            function=replace(self._function(function), states={}),
+            storage=self.storage,
+            attempt=self.attempt,
+            config=config,
+            moment=StateCapture(checkpoint=CheckpointMetaData(0, datetime.now(UTC))),
+            context=replace(self.context, parallelism=1),
+            records=records,
+            results=_results_of_rows(function),
+        )
+
+    def _aligned(self, frame: DataFrame) -> DataFrame:
+        return aligned(frame, self.columns.schema)
 
     def of(self, moment: StateCapture, *, is_woken: bool = False) -> list[VertexTask]:
         """Return the tasks of an increment, one for each vertex; the arguments are those of :meth:`job`."""
@@ -139,7 +193,15 @@ def _gets_messages(vertex: PlannedVertex, moment: StateCapture, *, is_woken: boo
     return is_woken if vertex.key is not None else moment.is_end_of_input and vertex.ends_without_rows
 
 
-def _mapped(frame: DataFrame, task: VertexTask) -> DataFrame:
+def _union(frames: Sequence[DataFrame]) -> DataFrame:
+    """Return the rows of several DataFrames, in their order, by a plan whose depth is small."""
+    if len(frames) == 1:
+        return frames[0]
+    middle = len(frames) // 2
+    return _union(frames[:middle]).unionAll(_union(frames[middle:]))
+
+
+def _mapped(frame: DataFrame, task: VertexTask | SplitTask) -> DataFrame:
     named = replace(task, columns=tuple(frame.columns))
     return positional(frame).mapInArrow(named, spark_schema(task.passed_schema))
 
@@ -180,10 +242,41 @@ def _partial_aggregates(
     if combines and not has_control:
         flags = [_is_too_large(node.aggregates[name]).alias(OVERFLOW_PREFIX + name) for name in function.decimal_sums]
         return aggregated(frame, key, node, *flags, F.count(F.lit(1)).alias(ROWS_COLUMN))
+    return _single_results(frame, key, function, node.aggregates, *([CONTROL] if has_control else []))
+
+
+def _results_of_rows(function: PlannedNode) -> dict[str, str | None]:
+    """
+    Return the aggregate that has the same partial result of each row, by the name of each aggregate.
+
+    It is itself the first one with an expression, and ``None`` if each row counts as one.
+    """
+    first: dict[tuple[Any, ...], str] = {}
+    found: dict[str, str | None] = {}
+    for name, aggregate in cast("AggregateNode", function.node).aggregates.items():
+        is_count = isinstance(aggregate, Count)
+        identity = (aggregate.expression, is_count, function.output_schema.field(name).type)
+        counts_all = is_count and aggregate == Count()
+        found[name] = None if counts_all else first.setdefault(identity, name)
+    return found
+
+
+def _single_results(
+    frame: DataFrame, key: KeyNode, function: PlannedNode, names: Iterable[str], *carried: str
+) -> DataFrame:
+    """
+    Return the key columns and the partial results of single rows.
+
+    :param names: Aggregates of which the results are wanted.
+    :param carried: Further columns.
+    """
+    from pyspark.sql import functions as F
+
+    node = cast("AggregateNode", function.node)
     keys = [quoted_column(name) for name in key.columns]
     types = {field.name: field.dataType for field in spark_schema(function.output_schema).fields}
-    single = [_of_one_row(aggregate).cast(types[name]).alias(name) for name, aggregate in node.aggregates.items()]
-    return frame.select(*keys, *single, *([F.col(CONTROL)] if has_control else []))
+    single = [_of_one_row(node.aggregates[name]).cast(types[name]).alias(name) for name in names]
+    return frame.select(*keys, *single, *map(F.col, carried))
 
 
 def _is_too_large(aggregate: Aggregate) -> Column:
@@ -236,7 +329,7 @@ def _with_rows(frame: DataFrame, further: DataFrame, values: Mapping[str, Column
 
 class Combining:
     """
-    Decides for each increment whether Spark combines aggregates before the shuffle.
+    Decides for each increment whether Spark combines aggregates before the shuffle, which makes a job of each.
 
     Without a setting, the first increment does not combine, and its keys per row decide about the next ones.
 
@@ -246,6 +339,11 @@ class Combining:
     def __init__(self, wanted: bool | None) -> None:
         self._wanted = wanted
         self._pays: bool | None = None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the user has asked for it."""
+        return self._wanted is True
 
     @property
     def is_on(self) -> bool:

@@ -1,73 +1,79 @@
-"""
-The increment loop: read, run, write the state, acknowledge, commit.
-
-The order of these steps gives the exactly-once guarantee: an increment is finished in the state of the source only
-after all its tasks have reported, and its output is committed only after the checkpoint with its committables is
-complete.
-"""
+"""The increments of a stage: read, run, write the state; checkpoints complete meanwhile."""
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary, SourceSummary
-from airflow_provider_statecheck.checkpoint.codec import encode
-from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.masking import counted
 from airflow_provider_statecheck.checkpoint.messages import PendingCheckpoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
-from airflow_provider_statecheck.exceptions import CheckpointDeclinedError, CoordinatorError, StoppedWithSavepointError
+from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_interval import Pace
-from airflow_provider_statecheck.spark.checkpoint_writer import CheckpointContent
 from airflow_provider_statecheck.spark.connectors.source import SizeUnit
 from airflow_provider_statecheck.spark.driver.session import TaggedJobs
-from airflow_provider_statecheck.spark.job_failures import task_errors_raised
-from airflow_provider_statecheck.spark.snapshots.dataframes import explained
-from airflow_provider_statecheck.spark.stage_costs import StageCosts, disk_failures_named
 from airflow_provider_statecheck.spark.stages.broadcasts import Broadcasts
+from airflow_provider_statecheck.spark.stages.collecting import collected
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
 from airflow_provider_statecheck.spark.stages.executor.node_run import StateCapture
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.increment_jobs import IncrementTasks
 from airflow_provider_statecheck.spark.stages.planning import PlannedVertex
-from airflow_provider_statecheck.spark.stages.stage_state import PLACE, SINK, driver_state
-from airflow_provider_statecheck.spark.status_log import StageProgress, figures_or_none
-from airflow_provider_statecheck.state.reading.checkpoint_states import STAGE, RunValues
-from airflow_provider_statecheck.state.source_items import SOURCE
-from airflow_provider_statecheck.storage.stored_json import decoding
+from airflow_provider_statecheck.spark.stages.sink_commits import SinkCommits
+from airflow_provider_statecheck.spark.stages.split_job import CompleteIncrement, SplitJob
+from airflow_provider_statecheck.spark.stages.stage_checkpoints import StageCheckpoints
+from airflow_provider_statecheck.spark.status_log import StageProgress
+from airflow_provider_statecheck.storage.views.checkpoint_storages import OperatorDirectories
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyspark.sql import DataFrame
 
-    from airflow_provider_statecheck.spark.connectors.exactly_once.places import Place
-    from airflow_provider_statecheck.spark.connectors.sink import Sink
     from airflow_provider_statecheck.spark.connectors.source import Increment, SplitEnumerator
+
+    _Loaded = tuple[Increment, DataFrame]
+    """An increment and its rows."""
 
 log = logging.getLogger(__name__)
 
-LONGEST_INCREMENT_SECONDS = 7 * 24 * 3600.0
-_LAST_TRIES = 3
+_MOST_IN_ONE_JOB = 128
+"""Number of increments of one Spark job, whose plan has a scan of each."""
+_RECORDS = "splits"
 
-Committable = Mapping[str, Any]
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """Increments of one job, and what follows them."""
+
+    increments: Sequence[_Loaded]
+    following: _Loaded | None = None
+    error: Exception | None = None
+    """Why the increment after them could not be loaded; those before it are computed first."""
+
+    @property
+    def is_end(self) -> bool:
+        """Whether the input ends with them."""
+        return self.following is None and self.error is None
+
+    def next(self) -> _Loaded | None:
+        """Return the increment after them; ``None`` at the end of the input."""
+        if self.error is not None:
+            raise self.error
+        return self.following
 
 
 class IncrementLoop:
     """
     Runs the increments of an attempt.
 
-    A separate thread writes the metadata, acknowledges and commits, while the next increment runs. It also triggers
-    checkpoints if answers take seconds; the first increment that starts after an answer ends with the checkpoint.
-    Checkpoints complete in order, and their content does not depend on the success of earlier ones. If that thread
-    fails, it cancels the job of the running increment.
+    Increments of an aggregate that needs no earlier state are computed in one Spark job, whose tasks commit their
+    splits one by one; what they have written is merged in a last job, at the end of the input. Any other increment is a
+    job of its own. If a checkpoint fails, the job of the running increments is cancelled.
 
     :param pace: Decides which increments end with a checkpoint; the last one always does.
     :param restored_seconds: Time of the increments of this run before the restored checkpoint.
@@ -96,24 +102,13 @@ class IncrementLoop:
         self._jobs = jobs
         self._planned = planned
         self._broadcasts = broadcasts or Broadcasts({})
-        self._commits = commits
-        self._pace = pace
         self._progress = progress
-        self._costs = StageCosts(None, monotonic)
         attempt.work.rows_per_second = lambda: progress.rows_per_second
-        attempt.work.checkpoint_share = lambda: self._costs.share
         self._monotonic = monotonic
-        self._uid = attempt.registration.uid
-        self._completing = ThreadPoolExecutor(1, thread_name_prefix="statecheck-checkpoint")
-        self._completion: Future[None] | None = None
-        self._beginning: Future[PendingCheckpoint | None] | None = None
-        """Trigger of the next checkpoint, if its answer takes seconds."""
-        self._unsaved_bytes = 0
-        self._unsaved_seconds = 0.0
-        self._restored_seconds = self._run_seconds = restored_seconds
-        self._cost_seconds = 0.0
-        self._is_saved = False
-        """Whether the last completed checkpoint includes the last increment."""
+        self._checkpoints = StageCheckpoints(
+            attempt, enumerator, commits, self._broadcasts, pace, progress, monotonic, restored_seconds, jobs.cancel
+        )
+        self._increments = 0
 
     def run(self, first: Increment, frame: DataFrame) -> tuple[int, int]:
         """
@@ -122,66 +117,59 @@ class IncrementLoop:
         :param frame: The rows of the first increment.
         :return: Numbers of increments and of elements.
         """
-        log.info("Stage %s: computing", self._uid)
-        increments, rows = 0, 0
-        current: Increment | None = first
+        log.info("Stage %s: computing", self._attempt.registration.uid)
+        rows = 0
+        current: _Loaded | None = (first, frame)
         while current is not None:
             following = self._enumerator.next_increment()
-            increments += 1
-            with self._attempt.work.on(f"increment {increments}"):
-                rows += self._run_increment(current, frame, is_end=following is None)
-            current = following
+            if following is not None and self._tasks.adds_partials:
+                window = self._window(current, following)
+                rows += self._run_window(window)
+                current = window.next()
+            else:
+                with self._attempt.work.on(f"increment {self._increments + 1}"):
+                    rows += self._run_increment(*current, is_end=following is None)
+                current = None if following is None else (following, self._enumerator.load(following))
             if current is not None:
-                frame = self._enumerator.load(current)
-                self._tasks = self._planned(self._tasks, frame)
-        self._wait()
-        self._require_saved()
+                self._tasks = self._planned(self._tasks, current[1])
+        self._checkpoints.wait()
+        self._checkpoints.require_saved(self._tasks)
         self._progress.finished()
-        self._costs.report()
-        return increments, rows
+        self._checkpoints.costs.report()
+        return self._increments, rows
 
     def close(self) -> None:
         """Stop the checkpoint thread after its current checkpoint, even if that waits for a savepoint of the job."""
-        self._attempt.release()
-        self._completing.shutdown(wait=True)
+        self._checkpoints.close()
 
     def _run_increment(self, increment: Increment, frame: DataFrame, *, is_end: bool) -> int:
-        if self._completion is not None and self._completion.done():
-            self._wait()
-        with self._costs.timed():
-            pending = self._begun(is_end=is_end) if is_end or self._pace.allows() else None
-        begin, moment = self._monotonic(), self._moment(pending, is_end=is_end)
-        reports = self._run_or_raise_completion_error(frame, moment)
-        self._wait()
-        self._tasks.states.update(reports, self._saved_uids(is_end=is_end), moment.checkpoint.checkpoint_id)
-        self._commits.stage(c for report in reports for c in report.committables)
-        self._unsaved_bytes += sum(report.new_bytes for report in reports)
-        snapshot_seconds = max((report.snapshot_seconds for report in reports), default=0.0)
-        self._costs.spent_seconds += snapshot_seconds
-        self._unsaved_seconds += snapshot_seconds
-        self._run_seconds += self._monotonic() - begin
-        self._enumerator.require_unchanged(increment)
-        self._enumerator.finish(increment)
+        self._checkpoints.require_success()
+        begin, pending = self._monotonic(), self._checkpoints.begun(is_end=is_end)
+        with self._checkpoint_errors_first():
+            reports = self._reports(frame, _moment(pending, is_end=is_end))
+        self._checkpoints.wait()
+        self._save(reports, pending, is_end=is_end)
+        rows = self._finish(increment, reports, self._monotonic() - begin)
         self._finish_broadcasts()
-        rows = sum(report.rows for report in reports if report.vertex == 0)
-        unit = SizeUnit.of(self._enumerator)
-        share = f"{100 * self._costs.share:.1f} % of the time for checkpoints"
-        self._progress.advance(unit.amount_of(increment), rows, total=unit.total, details=(share,))
-        self._is_saved = False
         if pending is not None:
-            self._complete(pending, self._monotonic() - begin)
+            self._checkpoints.complete(pending, self._tasks, self._monotonic() - begin)
         return rows
 
-    def _begun(self, *, is_end: bool) -> PendingCheckpoint | None:
-        """Return the checkpoint that the increment is to end with; ``None`` if it is not triggered yet."""
-        if self._beginning is None:
-            if is_end or not self._attempt.answers_late:
-                return self._attempt.begin_checkpoint(LONGEST_INCREMENT_SECONDS)
-            self._beginning = self._completing.submit(self._attempt.begin_checkpoint, LONGEST_INCREMENT_SECONDS)
-        if not is_end and not self._beginning.done():
-            return None
-        beginning, self._beginning = self._beginning, None
-        return beginning.result()
+    def _save(self, reports: Sequence[TaskReport], pending: PendingCheckpoint | None, *, is_end: bool) -> None:
+        checkpoint_id = 0 if pending is None else pending.checkpoint_id
+        self._tasks.states.update(reports, self._saved_uids(is_end=is_end), checkpoint_id)
+
+    def _finish(self, increment: Increment, reports: Sequence[TaskReport], seconds: float) -> int:
+        """Finish an increment in the state of the source, and return its number of rows."""
+        self._checkpoints.add(reports, seconds)
+        self._enumerator.require_unchanged(increment)
+        self._enumerator.finish(increment)
+        self._increments += 1
+        rows = sum(report.rows for report in reports if report.vertex == 0)
+        unit = SizeUnit.of(self._enumerator)
+        share = f"{100 * self._checkpoints.costs.share:.1f} % of the time for checkpoints"
+        self._progress.advance(unit.amount_of(increment), rows, total=unit.total, details=(share,))
+        return rows
 
     def _finish_broadcasts(self) -> None:
         self._broadcasts.finish()
@@ -193,14 +181,15 @@ class IncrementLoop:
         vertices = self._tasks.vertices
         return [[each.uid for each in vertex.functions if is_end or not each.reads_results] for vertex in vertices]
 
-    def _run_or_raise_completion_error(self, frame: DataFrame, moment: StateCapture) -> list[TaskReport]:
+    @contextmanager
+    def _checkpoint_errors_first(self) -> Iterator[None]:
         try:
-            return self._reports(frame, moment)
+            yield
         except Exception as error:
             # An error of the checkpoint thread is the cause: it has cancelled the job, and decides whether the stage is
             # retried.
-            ended = None if self._completion is None else self._completion.exception()
-            if ended is not None:
+            ended = self._checkpoints.error
+            if ended is not None and ended is not error:
                 raise ended from error
             raise
 
@@ -222,194 +211,80 @@ class IncrementLoop:
         self._tasks.combining.observe(reports)
         return reports
 
-    def _moment(self, pending: PendingCheckpoint | None, *, is_end: bool) -> StateCapture:
-        if pending is None:
-            checkpoint = CheckpointMetaData(0, datetime.now(UTC))
-        else:
-            checkpoint = CheckpointMetaData(pending.checkpoint_id, pending.triggered_at)
-        return StateCapture(checkpoint=checkpoint, is_end_of_input=is_end)
+    def _window(self, first: _Loaded, following: Increment | None) -> _Window:
+        window = [first]
+        while following is not None:
+            try:
+                loaded = following, self._enumerator.load(following)
+            except Exception as error:
+                return _Window(window, error=error)
+            if len(window) == _MOST_IN_ONE_JOB or not self._tasks.fits(loaded[1]):
+                return _Window(window, following=loaded)
+            window.append(loaded)
+            following = self._enumerator.next_increment()
+        return _Window(window)
 
-    def _complete(self, pending: PendingCheckpoint, increment_seconds: float = 0.0) -> None:
-        self._commits.assign(pending.checkpoint_id)
-        content = self._content(pending.checkpoint_id, increment_seconds)
-        self._unsaved_bytes, self._unsaved_seconds = 0, 0.0
-        self._pace.completed()
-        self._completion = self._completing.submit(self._acknowledge_and_commit, pending, content)
-        self._completion.add_done_callback(self._cancel_job_on_failure)
-
-    def _cancel_job_on_failure(self, completion: Future[None]) -> None:
-        if completion.exception() is not None:
-            self._jobs.cancel()
-
-    def _acknowledge_and_commit(self, pending: PendingCheckpoint, content: CheckpointContent) -> None:
-        # The content is final: this is another thread.
-        begin = self._monotonic()
-        try:
-            completed = self._attempt.complete_checkpoint(pending, content)
-        except StoppedWithSavepointError:
-            # A job that restores the savepoint relies on the output before it, which no other attempt can commit.
-            self._commit(pending, content)
-            raise
-        self._is_saved = completed is not None
-        if completed is not None:
-            self._commit(pending, content)
-        self._cost_seconds = self._monotonic() - begin
-
-    def _commit(self, pending: PendingCheckpoint, content: CheckpointContent) -> None:
-        if content.has_commit:
-            self._commits.commit(pending.checkpoint_id, self._monotonic)
-
-    def _require_saved(self) -> None:
-        # A failed checkpoint is covered by the next one, so only the last one must be repeated.
-        for _ in range(_LAST_TRIES):
-            if self._is_saved:
-                return
-            pending = self._attempt.begin_checkpoint(LONGEST_INCREMENT_SECONDS)
-            if pending is not None:
-                self._complete(pending)
-                self._wait()
-        if not self._is_saved:
-            raise CheckpointDeclinedError(
-                f"Expected a completed checkpoint at the end of the stage, found that the last one and {_LAST_TRIES} "
-                "repetitions failed; the warnings before it name the cause. A retry resumes after the last completed "
-                "checkpoint.",
-                reason=CheckpointFailureReason.TRIGGER_CHECKPOINT_FAILURE,
-            )
-
-    def _wait(self) -> None:
-        if self._completion is not None:
-            # A checkpoint costs the time that the stage waits for it.
-            with self._costs.timed():
-                self._completion.result()
-            self._completion = None
-            if self._is_saved:
-                self._pace.observed(self._cost_seconds)
-
-    def _content(self, checkpoint_id: int, increment_seconds: float) -> CheckpointContent:
-        source = driver_state(f"{self._uid}/{SOURCE}", self._enumerator.snapshot())
-        sink = driver_state(f"{self._uid}/{SINK}", self._commits.encode())
-        return CheckpointContent(
-            state={STAGE: encode(self._values(checkpoint_id))},
-            operator_states=(*self._tasks.states.operator_states(), *self._broadcasts.states(), source, sink),
-            has_commit=self._commits.has_open,
-            counts={"splits": self._enumerator.finished_splits, "of_splits": self._enumerator.total_splits},
-            summary=figures_or_none(self._summary),
-            new_bytes=self._unsaved_bytes,
-            increment_seconds=increment_seconds,
-        )
-
-    def _summary(self) -> CheckpointSummary:
-        return CheckpointSummary(
-            sources=(source_summary(self._enumerator, self._progress.seconds_left),),
-            states=tuple(self._tasks.states.summaries(self._uid)),
-            open_commits=self._commits.texts(),
-            seconds_saved=self._restored_seconds,
-            snapshot_seconds=self._unsaved_seconds,
-        )
-
-    def _values(self, checkpoint_id: int) -> RunValues:
-        return RunValues(
-            checkpoint=checkpoint_id,
-            run=self._attempt.registration.owner.run_key,
-            now_ms=self._tasks.context.now_ms,
-            cost_seconds=self._cost_seconds or None,
-            run_seconds=round(self._run_seconds, 3),
-            columns=self._tasks.columns.encode(),
-        )
-
-
-def collected(jobs: TaggedJobs, frame: DataFrame, uri: str) -> list[Any]:
-    """
-    Run a job of a stage and return its rows, with errors that name their cause.
-
-    :param uri: Directory of the checkpoints.
-    """
-    with disk_failures_named(uri), task_errors_raised(), explained(uri):
-        return jobs.collect(frame)
-
-
-def read_in_turn(jobs: TaggedJobs, frame: DataFrame, uri: str) -> Iterator[Any]:
-    """
-    Yield rows as :func:`collected` returns them, partition by partition, so that a caller may end early.
-
-    :param uri: Directory of the checkpoints.
-    """
-    with disk_failures_named(uri), task_errors_raised(), explained(uri):
-        yield from jobs.each(frame)
-
-
-class SinkCommits:
-    """
-    Retains committables by checkpoint, and commits those of completed checkpoints, oldest first.
-
-    :param sink: ``None`` for a stage without a sink, which has no committables.
-    :param restored: Value of :meth:`encode` in the restored checkpoint.
-    :raises CorruptStateError: if the restored value is not one of :meth:`encode`.
-    """
-
-    def __init__(self, sink: Sink | None, attempt: StageAttempt, restored: Any = None) -> None:
-        self._sink = sink
-        self._attempt = attempt
-        self._staged: list[Committable] = []
-        with decoding("the commits of a sink"):
-            given = {key: each for key, each in (restored or {}).items() if key != PLACE}
-            opened = {int(checkpoint_id): list(each) for checkpoint_id, each in given.items()}
-        self._open: dict[int, list[Committable]] = opened
-
-    def stage(self, committables: Iterable[Committable]) -> None:
-        """Add committables of an increment; they belong to the next checkpoint."""
-        self._staged.extend(committables)
-
-    def assign(self, checkpoint_id: int) -> None:
+    def _run_window(self, window: _Window) -> int:
         """
-        Assign the committables since the last checkpoint to a checkpoint.
+        Run increments in one job, and at the end of the input a last one.
 
-        The assignment is final. A checkpoint that seems to have failed may be completed later; it and the next
-        checkpoint then contain the same committables under the same checkpoint ID.
+        :return: The number of elements.
         """
-        if self._staged:
-            self._open[checkpoint_id] = self._staged
-            self._staged = []
+        rows, begin, count = 0, self._monotonic(), len(window.increments)
+        with self._attempt.work.on(f"increments {self._increments + 1} to {self._increments + count}"):
+            with self._checkpoint_errors_first():
+                for number, reports in self._completed([frame for _, frame in window.increments]):
+                    is_last = number == count - 1
+                    # The last job ends with the checkpoint of the last increment.
+                    pending = None if is_last and window.is_end else self._pending(waits=is_last)
+                    rows += self._save_split(window.increments[number][0], reports, begin, pending)
+                    begin = self._monotonic()
+            if window.is_end:
+                self._run_end(window.increments[-1][1])
+        return rows
 
-    def encode(self) -> dict[str, Any]:
-        """Return the uncommitted committables as plain values, with the place of the sink."""
-        place = place_of(self._sink)
-        committables = {str(checkpoint_id): list(each) for checkpoint_id, each in sorted(self._open.items())}
-        return committables if place is None else {**committables, PLACE: encode(place)}
+    def _completed(self, frames: Sequence[DataFrame]) -> Iterable[CompleteIncrement]:
+        storage = self._attempt.storage
+        records = OperatorDirectories(storage, self._attempt.grant.attempt).new_snapshot_uri(_RECORDS)
+        job = SplitJob(storage, records, self._jobs, self._tasks.split_job(frames, records), len(frames))
+        return job.completed(self._checkpoints.require_success)
 
-    @property
-    def has_open(self) -> bool:
-        """Whether there are uncommitted committables of a checkpoint."""
-        return bool(self._open)
+    def _pending(self, *, waits: bool) -> PendingCheckpoint | None:
+        self._checkpoints.require_success()
+        return self._checkpoints.begun(waits=waits)
 
-    def texts(self) -> tuple[str, ...]:
-        """Return a text about the uncommitted committables of each checkpoint, oldest first."""
-        counts = ((checkpoint_id, len(each)) for checkpoint_id, each in sorted(self._open.items()))
-        return tuple(f"output of checkpoint {i}: {counted(n, 'piece')}" for i, n in counts)
+    def _save_split(
+        self,
+        increment: Increment,
+        reports: Sequence[TaskReport],
+        begin: float,
+        pending: PendingCheckpoint | None,
+    ) -> int:
+        self._checkpoints.wait()
+        self._tasks.states.add_parts(reports, 0 if pending is None else pending.checkpoint_id)
+        rows = self._finish(increment, reports, self._monotonic() - begin)
+        if pending is not None:
+            self._checkpoints.complete(pending, self._tasks, self._monotonic() - begin)
+        return rows
 
-    def commit(self, completed: int, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """
-        Commit all committables, oldest first, and confirm the commits to the coordinator.
+    def _run_end(self, frame: DataFrame) -> None:
+        """Let all functions process the end of the input, without further rows."""
+        begin, pending = self._monotonic(), self._checkpoints.begun(is_end=True)
+        with self._checkpoint_errors_first():
+            reports = self._run_job(frame.limit(0), _moment(pending, is_end=True), is_woken=True)
+        self._checkpoints.wait()
+        self._save(reports, pending, is_end=True)
+        self._checkpoints.add(reports, self._monotonic() - begin)
+        if pending is not None:
+            self._checkpoints.complete(pending, self._tasks, self._monotonic() - begin)
 
-        :param completed: The completed checkpoint that contains the committables.
-        :raises StateCheckError: if the sink fails; the committables are retained then.
-        """
-        begin = monotonic()
-        for checkpoint_id in sorted(self._open):
-            if self._sink is not None:
-                self._sink.commit(checkpoint_id, self._open[checkpoint_id])
-        self._attempt.confirm_commits((completed,), monotonic() - begin)
-        self._open = {}
 
-    def end(self) -> None:
-        """
-        Confirm commits of earlier attempts that this attempt did not restore; the sink has replaced their output.
-
-        :raises StateCheckError: if the coordinator does not respond.
-        """
-        latest = self._attempt.latest
-        if self._attempt.grant.effects.commits and latest is not None and not self._open:
-            self._attempt.confirm_commits((latest.checkpoint_id,))
+def _moment(pending: PendingCheckpoint | None, *, is_end: bool) -> StateCapture:
+    if pending is None:
+        checkpoint = CheckpointMetaData(0, datetime.now(UTC))
+    else:
+        checkpoint = CheckpointMetaData(pending.checkpoint_id, pending.triggered_at)
+    return StateCapture(checkpoint=checkpoint, is_end_of_input=is_end)
 
 
 def require_all_subtasks(
@@ -433,24 +308,3 @@ def require_all_subtasks(
                 f"Expected a report of each of the {parallelism} subtasks {place}, found those of {found}; turn off "
                 "the Spark settings that coalesce partitions."
             )
-
-
-def place_of(sink: object) -> Place | None:
-    """Return the place of an opened sink; ``None`` for a sink that is not of this package, or derived from one."""
-    from airflow_provider_statecheck.spark.connectors.exactly_once.committing_sink import CommittingSink
-
-    return sink.place if isinstance(sink, CommittingSink) else None
-
-
-def source_summary(enumerator: SplitEnumerator, remaining_seconds: float | None) -> SourceSummary:
-    """
-    Return the figures of a source.
-
-    :param remaining_seconds: Estimated time to its end; ``None`` if unknown.
-    """
-    return SourceSummary(
-        uid=SOURCE,
-        finished_splits=enumerator.finished_splits,
-        total_splits=enumerator.total_splits,
-        remaining_seconds=remaining_seconds,
-    )

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 
 FunctionNode = MapNode | ProcessNode | AggregateNode
+_MOST_DIGITS = 38
+"""Number of digits of the largest type of decimals in Spark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +321,15 @@ class PlannedNode:
         declared = self.node.aggregates if isinstance(self.node, AggregateNode) else {}
         sums = [name for name, aggregate in declared.items() if aggregate.combine == "sum"]
         return tuple(name for name in sums if pa.types.is_decimal(self.output_schema.field(name).type))
+
+    @property
+    def adds_partials(self) -> bool:
+        """Whether it adds partial results to state without reading it, and reads them all at the end of the input."""
+        # Spark gives a sum ten digits more than its values have, up to the most of a type. A sum that can exceed its
+        # type has a flag, which the combination of its parts cannot write.
+        kinds = (self.output_schema.field(name).type for name in self.decimal_sums)
+        may_be_too_large = any(kind.precision >= _MOST_DIGITS for kind in kinds)
+        return isinstance(self.node, AggregateNode) and not self.node.emits_changes and not may_be_too_large
 
     @property
     def reads_results(self) -> bool:

@@ -39,15 +39,11 @@ from airflow_provider_statecheck.spark.driver.session import TaggedJobs, run_int
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings, StageSettings
 from airflow_provider_statecheck.spark.endings import message_of
 from airflow_provider_statecheck.spark.stages.broadcasts import Broadcasts
+from airflow_provider_statecheck.spark.stages.collecting import read_in_turn
 from airflow_provider_statecheck.spark.stages.endpoints import Endpoints
 from airflow_provider_statecheck.spark.stages.executor.node_run import SubtaskContext
 from airflow_provider_statecheck.spark.stages.increment_jobs import Combining, IncrementTasks
-from airflow_provider_statecheck.spark.stages.increment_loop import (
-    IncrementLoop,
-    SinkCommits,
-    read_in_turn,
-    source_summary,
-)
+from airflow_provider_statecheck.spark.stages.increment_loop import IncrementLoop
 from airflow_provider_statecheck.spark.stages.planning import PlannedVertex, StagePlanner, load_stage, vertices_of
 from airflow_provider_statecheck.spark.stages.preparation import (
     make_importable,
@@ -59,7 +55,9 @@ from airflow_provider_statecheck.spark.stages.preparation import (
     subtasks_within,
     with_former_names,
 )
+from airflow_provider_statecheck.spark.stages.sink_commits import SinkCommits
 from airflow_provider_statecheck.spark.stages.stage import Stage
+from airflow_provider_statecheck.spark.stages.stage_checkpoints import source_summary
 from airflow_provider_statecheck.spark.stages.stage_state import (
     RestoredStageState,
     StageStates,

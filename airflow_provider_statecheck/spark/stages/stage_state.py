@@ -17,12 +17,13 @@ from airflow_provider_statecheck.checkpoint.checkpoint_summary import StateSumma
 from airflow_provider_statecheck.checkpoint.codec import decode
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.states.assignment import StateAssignment, assign_states
+from airflow_provider_statecheck.checkpoint.states.assignment import StateAssignment, assign_states, handles_within
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     OperatorState,
     OperatorSubtaskState,
     default_max_parallelism,
+    key_group_ranges,
     with_streams,
 )
 from airflow_provider_statecheck.checkpoint.states.matching import RestoreTarget, match_states
@@ -333,6 +334,23 @@ class StageStates:
                 else:
                     self._states[uid].pop(report.subtask, None)
                 self._sizes[uid][report.subtask] = report.sizes.get(uid, ())
+
+    def add_parts(self, reports: Iterable[TaskReport], checkpoint_id: int) -> None:
+        """
+        Add partial state of functions, which tasks have written for keys of all subtasks.
+
+        :param checkpoint_id: ID of the next checkpoint, 0 if there is none yet.
+        """
+        for state in (state for report in reports for state in report.states):
+            handles = state.subtask_states[0].managed_keyed
+            for index, own in enumerate(key_group_ranges(self.parallelism, self.max_parallelism)):
+                before = self._states[state.uid].get(index, OperatorSubtaskState())
+                added = (*before.managed_keyed, *handles_within(handles, own))
+                self._states[state.uid][index] = replace(before, managed_keyed=added)
+            self._saved_with[state.uid] = checkpoint_id
+            self._unchanged.pop(state.uid, None)
+            # How many keys are in several parts is not known.
+            self._sizes[state.uid].clear()
 
     def operator_states(self) -> tuple[OperatorState, ...]:
         """Return the state of all functions for a checkpoint, including functions without state."""

@@ -30,6 +30,7 @@ from airflow_provider_statecheck.state.arrow.layout import (
     StateLayout,
     count_owners,
 )
+from airflow_provider_statecheck.state.arrow.merging import merge_runs
 from airflow_provider_statecheck.state.arrow.restore import (
     BACKEND_ID,
     PositionForm,
@@ -47,16 +48,9 @@ from airflow_provider_statecheck.state.arrow.run_files import (
 )
 from airflow_provider_statecheck.state.arrow.run_writer import RunWriter, handle_of
 from airflow_provider_statecheck.state.arrow.runs import FileRun, Reading, SortedRun
-from airflow_provider_statecheck.state.arrow.state_runs import (
-    CapturedRuns,
-    LocalSpill,
-    StateRuns,
-    merge_runs,
-    runs_to_merge,
-    unexpired,
-)
+from airflow_provider_statecheck.state.arrow.state_runs import CapturedRuns, LocalSpill, StateRuns, unexpired
 from airflow_provider_statecheck.state.arrow.tables import ArrowMapTable, ArrowValueTable
-from airflow_provider_statecheck.state.descriptors import StateKind
+from airflow_provider_statecheck.state.descriptors import StateDescriptor, StateKind
 from airflow_provider_statecheck.state.keyed.abstract_backend import (
     AbstractKeyedStateBackend,
     SnapshotResult,
@@ -134,6 +128,13 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         own: Iterator[int] = (table.num_entries() for table in self._tables.values())
         return sum(own) + sum(carried)
 
+    @override
+    def scan(self, descriptor: StateDescriptor[Any]) -> Iterator[tuple[KeyBatch, Any]]:
+        self.batch_state(descriptor)
+        table = self._tables[descriptor.name]
+        # The values of a state with a time to live are read one by one, because some have expired.
+        yield from super().scan(descriptor) if table.runs.state.ttl else table.batches()
+
     def snapshot(self, checkpoint_id: int, timestamp: int, streams: CheckpointStreamFactory) -> ArrowSnapshot:
         for table in self._tables.values():
             table.seal()
@@ -188,7 +189,7 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
 
     def _create_table(self, state: RegisteredState) -> StateTable | MapTable:
         user_keys = None if state.key_serializer is None else state.key_serializer.arrow_type
-        layout = StateLayout.of(self.key_serializer, state.cell_type, user_keys)
+        layout = StateLayout.of(self.key_serializer, state.cell_type, user_keys, state.combination)
         restored = self._carried.get(state.name) or StateFiles(state.schema(), ())
         form = StateRowForm(state, restored.state, layout, self._now_ms())
         for run_file in chain.from_iterable(restored.runs):
@@ -267,11 +268,9 @@ class ArrowSnapshot(StateSnapshot[KeyedStateHandle]):
 
     def _write_state(self, captured: CapturedRuns) -> StateFiles:
         state, fresh, base = captured.state, captured.fresh, captured.base
-        rewritten = self._runs_to_rewrite(base)
-        if not fresh and not rewritten:
+        count = max(self._runs_to_rewrite(base), captured.count_to_merge)
+        if not fresh and not count:
             return StateFiles(state.schema, tuple(run.run_files for run in base))
-        merged = runs_to_merge(sum(run.raw_bytes for run in fresh), sum(run.deletions for run in fresh), base)
-        count = max(rewritten, merged)
         run_files = self._write_run(state, (*fresh, *base[:count]), keep_deletions=count < len(base))
         unmerged = tuple(run.run_files for run in base[count:])
         return StateFiles(state.schema, (run_files, *unmerged) if run_files else unmerged)

@@ -18,6 +18,7 @@ from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.config_options import parse_size, parse_whole_number
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.lazy import np, pa, pc
+from airflow_provider_statecheck.state.combining.records import Combination
 from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 
 KEY_GROUP = "key_group"
@@ -25,6 +26,7 @@ NAMESPACE = "namespace"
 USER_KEY = "user_key"
 VALUE = "value"
 DELETED = "deleted"
+PARTIAL = "partial"
 KEY_PREFIX = "k_"
 """Prefix of key columns, which keeps their names apart from other columns."""
 
@@ -39,7 +41,8 @@ class StateLayout:
     """
     Columns of a state: one row per key and namespace, or per map entry.
 
-    ``namespace`` and ``deleted`` are left out if no row needs them.
+    ``namespace``, ``deleted`` and ``partial`` are left out if no row needs them. A partial row is combined with the
+    older rows of its key, down to the first that is not partial; any other row replaces them.
     """
 
     key_fields: tuple[tuple[str, Any], ...]
@@ -47,31 +50,42 @@ class StateLayout:
     value_type: Any
     user_key_type: Any = None
     """Arrow type of the user keys; ``None`` unless the state is a map."""
+    combination: Combination = ()
+    """How the values of partial rows are combined; empty for a state without such rows."""
 
     @classmethod
-    def of(cls, keys: KeySerializer, value_type: Any, user_key_type: Any = None) -> StateLayout:
+    def of(
+        cls, keys: KeySerializer, value_type: Any, user_key_type: Any = None, combination: Combination = ()
+    ) -> StateLayout:
         """Return the layout of a state with the keys of a serializer."""
-        return cls(tuple(zip(key_names_of(keys), keys.arrow_types, strict=True)), value_type, user_key_type)
+        key_fields = tuple(zip(key_names_of(keys), keys.arrow_types, strict=True))
+        return cls(key_fields, value_type, user_key_type, combination)
 
-    def schema(self, *, namespace: bool, deleted: bool) -> Any:
+    def schema(self, *, namespace: bool, deleted: bool, partial: bool = False) -> Any:
         """Return the Arrow schema of the rows."""
         fields = [(KEY_GROUP, pa.int32()), *self.key_fields]
         fields += [(NAMESPACE, pa.string())] if namespace else []
         fields += [] if self.user_key_type is None else [(USER_KEY, self.user_key_type)]
         fields += [(VALUE, self.value_type)]
         fields += [(DELETED, pa.bool_())] if deleted else []
+        fields += [(PARTIAL, pa.bool_())] if partial else []
         return pa.schema(fields)
 
-    def conform(self, table: Any, *, namespace: bool, deleted: bool) -> Any:
-        """Return rows with the given optional columns, filled with the void namespace and ``False``."""
-        schema = self.schema(namespace=namespace, deleted=deleted)
+    def conform(self, table: Any, *, namespace: bool, deleted: bool, partial: bool | None = None) -> Any:
+        """
+        Return rows with the given optional columns, filled with the void namespace and ``False``.
+
+        :param partial: Whether to have the column of partial rows; by default if the table has it.
+        """
+        partial = PARTIAL in table.schema.names if partial is None else partial
+        schema = self.schema(namespace=namespace, deleted=deleted, partial=partial)
         if table.schema.names == schema.names:
             return table
         columns = dict(zip(table.schema.names, table.columns, strict=True))
         if namespace and NAMESPACE not in columns:
             columns[NAMESPACE] = pa.repeat(pa.scalar("", pa.string()), table.num_rows)
-        if deleted and DELETED not in columns:
-            columns[DELETED] = pa.repeat(pa.scalar(False), table.num_rows)
+        for name in (DELETED, PARTIAL):
+            columns.setdefault(name, pa.repeat(pa.scalar(False), table.num_rows))
         return pa.table([columns[name] for name in schema.names], schema=schema)
 
     @property
@@ -82,7 +96,7 @@ class StateLayout:
 
 def position_names(names: list[str]) -> list[str]:
     """Return the names of the sort key columns."""
-    return [name for name in names if name not in {VALUE, DELETED}]
+    return [name for name in names if name not in {VALUE, DELETED, PARTIAL}]
 
 
 def position_columns(table: Any) -> list[Any]:
@@ -233,7 +247,7 @@ def _ranked(numbers: Any) -> tuple[Any, int]:
     return ranks.astype(np.int64, copy=False), (len(distinct) - 1).bit_length()
 
 
-_NON_HEAD_COLUMNS = (USER_KEY, VALUE, DELETED)
+_NON_HEAD_COLUMNS = (USER_KEY, VALUE, DELETED, PARTIAL)
 
 
 def count_owners(tables: Iterable[Any]) -> int:
@@ -296,8 +310,14 @@ class Block:
 
     @cached_property
     def _deleted(self) -> Any:
-        names = self.table.schema.names
-        return single(self.table.column(DELETED)) if DELETED in names else None
+        return self._marks(DELETED)
+
+    @cached_property
+    def _partial(self) -> Any:
+        return self._marks(PARTIAL)
+
+    def _marks(self, name: str) -> Any:
+        return single(self.table.column(name)) if name in self.table.schema.names else None
 
     @cached_property
     def values(self) -> Any:
@@ -330,6 +350,15 @@ class Block:
     def is_deleted(self, row: int) -> bool:
         """Return whether a row is a tombstone."""
         return self._deleted is not None and bool(self._deleted[row].as_py())
+
+    @property
+    def num_partial(self) -> int:
+        """The number of partial rows."""
+        return 0 if self._partial is None else int(self._partial.true_count)
+
+    def is_partial(self, row: int) -> bool:
+        """Return whether a row is combined with the older ones of its key."""
+        return self._partial is not None and bool(self._partial[row].as_py())
 
 
 class BlockCache(LruCache[BlockKey, Block]):

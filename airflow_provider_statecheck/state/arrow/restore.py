@@ -14,17 +14,24 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     SegmentFileStateHandle,
 )
 from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError, StateMigrationError
-from airflow_provider_statecheck.lazy import pa, pc
+from airflow_provider_statecheck.lazy import np, pa, pc
 from airflow_provider_statecheck.state.arrow.layout import (
     DELETED,
     NAMESPACE,
+    PARTIAL,
     USER_KEY,
     VALUE,
     StateLayout,
     key_names_of,
     single,
 )
-from airflow_provider_statecheck.state.arrow.run_files import RunFile, SnapshotMeta, StateFiles, decode_meta
+from airflow_provider_statecheck.state.arrow.run_files import (
+    RunFile,
+    RunFiles,
+    SnapshotMeta,
+    StateFiles,
+    decode_meta,
+)
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.expiry import timed_cells
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState, lists_with
@@ -45,6 +52,8 @@ BACKEND_ID = "arrow"
 CANONICAL_ID = "canonical"
 """Backend id in the handles of canonical savepoints, whose Parquet files belong to no backend."""
 _Migrate = Callable[[Any], Any]
+_Readable = tuple[KeyGroupRange, StateFiles]
+"""Files, and the key groups of which they may be read."""
 _READABLE = frozenset({BACKEND_ID, CANONICAL_ID})
 
 
@@ -61,14 +70,15 @@ def restored_files(
     :raises IncompatibleCheckpointError: if the number of key groups is another one.
     :raises StateMigrationError: if the keys have another type.
     """
-    states: dict[str, list[StateFiles]] = {}
-    for handle in sorted(handles, key=lambda handle: handle.key_group_range.start):
+    states: dict[str, list[_Readable]] = {}
+    for handle in handles:
         meta = read_meta(handle, storage)
         _require_fitting(meta, keys, number_of_key_groups)
         for files in meta.states:
             readable = owned.intersection(handle.key_group_range)
-            states.setdefault(files.state.name, []).append(_files_within(files, readable, key_names_of(keys)))
-    return {name: _merge_subtasks(found) for name, found in states.items()}
+            found = _files_within(files, readable, key_names_of(keys))
+            states.setdefault(files.state.name, []).append((readable, found))
+    return {name: _merged(found, number_of_key_groups) for name, found in states.items()}
 
 
 def is_known(handle: KeyedStateHandle) -> bool:
@@ -119,11 +129,30 @@ def _files_within(files: StateFiles, owned: KeyGroupRange, key_names: tuple[str,
     return StateFiles(files.state, tuple(run_files for run_files in runs if run_files))
 
 
-def _merge_subtasks(found: Sequence[StateFiles]) -> StateFiles:
-    """Merge the files of several subtasks, whose key groups are disjoint, into as few runs as possible."""
+def _merged(found: Sequence[_Readable], number_of_key_groups: int) -> StateFiles:
+    """
+    Merge the files of several handles into as few runs as possible.
+
+    Handles of several subtasks have different key groups. Where handles have the same ones, each has partial results of
+    its own, and is as new as its place among them.
+    """
+    depths = np.zeros(number_of_key_groups, np.int64)
+    layers: list[list[StateFiles]] = []
+    for readable, files in found:
+        groups = slice(readable.start, readable.end + 1)
+        depth = int(depths[groups].max(initial=0))
+        depths[groups] = depth + 1
+        layers += [[]] if depth == len(layers) else []
+        layers[depth].append(files)
+    runs = tuple(chain.from_iterable(map(_runs_of_layer, reversed(layers))))
+    return StateFiles(schema_of_all([files.state for _, files in found]), runs)
+
+
+def _runs_of_layer(found: Sequence[StateFiles]) -> tuple[RunFiles, ...]:
+    """Return the runs of files with different key groups, newest first."""
     levels = zip_longest(*(reversed(files.runs) for files in found), fillvalue=())
     runs = [sorted(chain.from_iterable(level), key=lambda run_file: int(run_file.key_groups[0])) for level in levels]
-    return StateFiles(schema_of_all([files.state for files in found]), tuple(map(tuple, reversed(runs))))
+    return tuple(map(tuple, reversed(runs)))
 
 
 class RowForm:
@@ -228,7 +257,9 @@ class StateRowForm(RowForm):
             columns[USER_KEY] = migration.migrate_keys(single(columns[USER_KEY]))
         if expired is not None:
             columns[DELETED] = pc.or_(single(columns[DELETED]), expired) if DELETED in columns else expired
-        schema = self.layout.schema(namespace=NAMESPACE in columns, deleted=DELETED in columns)
+        schema = self.layout.schema(
+            namespace=NAMESPACE in columns, deleted=DELETED in columns, partial=PARTIAL in columns
+        )
         return pa.table([columns[name] for name in schema.names], schema=schema)
 
 

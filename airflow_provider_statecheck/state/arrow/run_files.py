@@ -81,6 +81,8 @@ class RunFile:
     """Size of the rows in memory, in bytes."""
     deletions: int
     """Number of tombstones."""
+    partials: int = 0
+    """Number of rows that are combined with older ones of their keys."""
     footer: Footer | None = None
     """Place of the footer of a Parquet file; ``None`` for an Arrow IPC file."""
 
@@ -126,6 +128,7 @@ class RunFile:
             blocks=self.blocks[chosen],
             raw_bytes=int(self.raw_bytes * share),
             deletions=-int(-self.deletions * share // 1),
+            partials=-int(-self.partials * share // 1),
         )
 
 
@@ -296,6 +299,8 @@ def _coalesced(pieces: Sequence[Piece]) -> list[tuple[int, int, list[Piece]]]:
 
 FORMAT = "statecheck-arrow-state"
 VERSION = 1
+VERSION_OF_PARTIALS = 2
+"""Version of metadata with partial rows, which a release that only knows the first version would not combine."""
 _FORMAT_KEY = b"format"
 _KEY_TYPE_KEY = b"key"
 _GROUPS_KEY = b"number_of_key_groups"
@@ -325,12 +330,17 @@ def encode_meta(meta: SnapshotMeta) -> bytes:
     """Encode snapshot metadata."""
     rows = [_encode_state(files) for files in meta.states]
     head = {
-        _FORMAT_KEY: f"{FORMAT} {VERSION}",
+        _FORMAT_KEY: f"{FORMAT} {_version_of(meta)}",
         _KEY_TYPE_KEY: json.dumps(encode_schemas(OperatorSchemas(key=meta.key))),
         _GROUPS_KEY: str(meta.number_of_key_groups),
     }
     schema = pa.schema([("name", pa.string()), ("runs", pa.string()), ("blocks", pa.list_(pa.binary()))], metadata=head)
     return _ipc(pa.Table.from_pylist(rows, schema=schema))
+
+
+def _version_of(meta: SnapshotMeta) -> int:
+    run_files = (run_file for files in meta.states for run in files.runs for run_file in run)
+    return VERSION_OF_PARTIALS if any(run_file.partials for run_file in run_files) else VERSION
 
 
 def decode_meta(data: bytes, streams: Mapping[str, StreamStateHandle], source: str) -> SnapshotMeta:
@@ -391,7 +401,8 @@ def _encode_run_file(run_file: RunFile, version: int) -> dict[str, Any]:
         "raw_bytes": run_file.raw_bytes,
         "deletions": run_file.deletions,
     }
-    return described if run_file.footer is None else described | {"footer": run_file.footer}
+    optional = {"partials": run_file.partials or None, "footer": run_file.footer}
+    return described | {name: value for name, value in optional.items() if value is not None}
 
 
 def _encode_blocks(run_file: RunFile) -> bytes:
@@ -433,6 +444,7 @@ def _decode_run_file(
         blocks=blocks,
         raw_bytes=described["raw_bytes"],
         deletions=described["deletions"],
+        partials=operator.index(described.get("partials", 0)),
         footer=_footer_of(described, streams[described["path"]]) if "footer" in described else None,
     )
 
@@ -464,8 +476,8 @@ def _require_version(found: str, source: str) -> None:
     name, _, version = found.partition(" ")
     if name != FORMAT:
         raise ValueError(f"the format {found!r}")
-    if version != str(VERSION):
+    if version not in (str(VERSION), str(VERSION_OF_PARTIALS)):
         raise UnknownVersionError(
-            f"Expected snapshot metadata of version {VERSION} in {source}, found {version}; restore with the release "
-            "that wrote the checkpoint, or a newer one."
+            f"Expected snapshot metadata of at most version {VERSION_OF_PARTIALS} in {source}, found {version}; "
+            "restore with the release that wrote the checkpoint, or a newer one."
         )

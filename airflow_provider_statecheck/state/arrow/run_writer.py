@@ -23,6 +23,7 @@ from airflow_provider_statecheck.lazy import np, pa, parquet
 from airflow_provider_statecheck.state.arrow.layout import (
     DELETED,
     KEY_GROUP,
+    PARTIAL,
     VALUE,
     ArrowStateSettings,
     position_names,
@@ -146,6 +147,7 @@ class OpenRunFile(ABC):
         self._blocks: list[BlockNumbers] = []
         self._raw_bytes = 0
         self._deletions = 0
+        self._partials = 0
 
     @property
     def size(self) -> int:
@@ -159,6 +161,8 @@ class OpenRunFile(ABC):
         self._raw_bytes += rows.nbytes
         if DELETED in self._schema.names:
             self._deletions += single(rows.column(DELETED)).true_count
+        if PARTIAL in self._schema.names:
+            self._partials += single(rows.column(PARTIAL)).true_count
 
     def close(self, state: StateSchema) -> RunFile:
         """Close the file and return it as run file of its run."""
@@ -177,6 +181,7 @@ class OpenRunFile(ABC):
             blocks=np.array(self._blocks, BLOCK_FIELDS),
             raw_bytes=self._raw_bytes,
             deletions=self._deletions,
+            partials=self._partials,
             footer=footer,
         )
 

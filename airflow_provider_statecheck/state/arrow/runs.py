@@ -23,6 +23,7 @@ from airflow_provider_statecheck.state.arrow.layout import (
     DELETED,
     KEY_GROUP,
     NAMESPACE,
+    PARTIAL,
     ArrowStateSettings,
     Block,
     BlockCache,
@@ -36,6 +37,7 @@ from airflow_provider_statecheck.state.arrow.layout import (
     with_namespaces,
 )
 from airflow_provider_statecheck.state.arrow.restore import RowForm
+from airflow_provider_statecheck.state.arrow.row_versions import merge_tables
 from airflow_provider_statecheck.state.arrow.run_files import RunBytes, RunFile, RunFiles, corrupt_run_file
 from airflow_provider_statecheck.state.arrow.run_writer import RowGroups
 from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESPACE
@@ -76,6 +78,8 @@ class SortedRun(ABC):
     """Approximate size of the rows in memory, in bytes."""
     deletions: int
     """Number of tombstones."""
+    partials: int
+    """Number of rows that are combined with older ones of their keys."""
     has_namespaces: bool
     """Whether the rows have a namespace column."""
     block_key_groups: Any
@@ -119,6 +123,7 @@ class FileRun(SortedRun):
         self._form = form
         self.raw_bytes = sum(run_file.raw_bytes for run_file in run_files)
         self.deletions = sum(form.deletions(run_file) for run_file in run_files)
+        self.partials = sum(run_file.partials for run_file in run_files)
         self.is_current = all(form.is_current(run_file) for run_file in run_files)
         self.has_namespaces = any(NAMESPACE in run_file.schema.names for run_file in run_files)
         self._parquet: dict[str, RowGroups] = {}
@@ -252,6 +257,7 @@ class MemoryRun(SortedRun):
         self._blocks = [Block(piece) for piece in pieces]
         self.raw_bytes = sum(block.nbytes for block in self._blocks)
         self.deletions = sum(block.num_deleted for block in self._blocks)
+        self.partials = sum(block.num_partial for block in self._blocks)
         self.has_namespaces = any(NAMESPACE in block.table.schema.names for block in self._blocks)
 
     @cached_property
@@ -310,8 +316,8 @@ def find_rows(layout: StateLayout, run: SortedRun, keys: KeyBatch) -> Iterator[M
 def _read_blocks(layout: StateLayout, run: SortedRun, numbers: Sequence[int]) -> Any:
     # Returning frees the single tables, whose memory those of the next blocks take.
     tables = run.tables(numbers)
-    deleted = any(DELETED in table.schema.names for table in tables)
-    conformed = [layout.conform(table, namespace=run.has_namespaces, deleted=deleted) for table in tables]
+    deleted, partial = (any(name in table.schema.names for table in tables) for name in (DELETED, PARTIAL))
+    conformed = [layout.conform(t, namespace=run.has_namespaces, deleted=deleted, partial=partial) for t in tables]
     return pa.concat_tables(conformed).combine_chunks()
 
 
@@ -427,40 +433,56 @@ def rows_of_each(run: FileRun, targets: Sequence[Target]) -> list[list[FoundRows
     ]
 
 
-def newest_row(runs: Sequence[SortedRun], target: Target) -> FoundRow | None:
+def current_row(layout: StateLayout, runs: Sequence[SortedRun], target: Target) -> FoundRow | None:
     """
-    Return the newest version of a row as a block and the index of the row, ``None`` if it is absent or removed.
+    Return the current version of a row as a block and the index of the row, ``None`` if it is absent or removed.
 
     :param runs: Runs, newest first.
+    :raises UnsupportedStateError: if the row is combined, and a sum is too large for its type.
     """
+    versions: list[FoundRow] = []
     for run in runs:
-        for found in rows_in(run, target):
-            return _unless_deleted(found)
-    return None
+        found = next(rows_in(run, target), None)
+        if found is not None:
+            versions.append(found[:2])
+            if not found[0].is_partial(found[1]):
+                break
+    return _current(layout, versions)
 
 
-def newest_rows(runs: Sequence[FileRun], targets: Sequence[Target]) -> list[FoundRow | None]:
+def current_rows(layout: StateLayout, runs: Sequence[FileRun], targets: Sequence[Target]) -> list[FoundRow | None]:
     """
-    Return what :func:`newest_row` returns for each target. Each block is read once, adjacent ones together.
+    Return what :func:`current_row` returns for each target. Each block is read once, adjacent ones together.
 
     :param runs: Runs, newest first.
     """
     if len(targets) == 1:
-        return [newest_row(runs, targets[0])]
-    newest: dict[int, FoundRows] = {}
+        return [current_row(layout, runs, targets[0])]
+    versions: list[list[FoundRow]] = [[] for _ in targets]
+    missing = list(range(len(targets)))
     for run in runs:
-        missing = [index for index in range(len(targets)) if index not in newest]
         rows = rows_of_each(run, [targets[index] for index in missing])
-        newest.update({index: found[0] for index, found in zip(missing, rows, strict=True) if found})
-    return [_unless_deleted(newest[index]) if index in newest else None for index in range(len(targets))]
+        for index, found in zip(missing, rows, strict=True):
+            versions[index] += [each[:2] for each in found[:1]]
+        missing = [index for index in missing if not versions[index] or _is_partial(versions[index][-1])]
+    return [_current(layout, each) for each in versions]
+
+
+def _is_partial(found: FoundRow) -> bool:
+    block, row = found
+    return block.is_partial(row)
+
+
+def _current(layout: StateLayout, versions: Sequence[FoundRow]) -> FoundRow | None:
+    """Return the current one of the versions of a row, newest first."""
+    if len(versions) > 1:
+        tables = [block.table.slice(row, 1) for block, row in versions]
+        conformed = [layout.conform(table, namespace=True, deleted=True, partial=True) for table in tables]
+        return Block(merge_tables(layout, conformed)), 0
+    return next((None if block.is_deleted(row) else (block, row) for block, row in versions), None)
 
 
 def _rows_at(block: Block, position: Position) -> Iterator[FoundRows]:
     start, end = block.find(position)
     if start < end:
         yield block, start, end
-
-
-def _unless_deleted(found: FoundRows) -> FoundRow | None:
-    block, row, _ = found
-    return None if block.is_deleted(row) else (block, row)

@@ -8,7 +8,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,16 @@ from airflow_provider_statecheck.state.arrow.layout import (
     DELETED,
     KEY_GROUP,
     NAMESPACE,
+    PARTIAL,
     VALUE,
-    StateLayout,
     order_codes,
     position_columns,
     position_names,
     single,
 )
+from airflow_provider_statecheck.state.arrow.merging import merge_runs
 from airflow_provider_statecheck.state.arrow.restore import StateRowForm
+from airflow_provider_statecheck.state.arrow.row_versions import merge_tables
 from airflow_provider_statecheck.state.arrow.run_files import RunFiles
 from airflow_provider_statecheck.state.arrow.run_writer import RunWriter
 from airflow_provider_statecheck.state.arrow.runs import FileRun, MatchedRows, MemoryRun, Reading, SortedRun, find_rows
@@ -39,11 +41,9 @@ from airflow_provider_statecheck.storage.views.state_streams import CheckpointSt
 
 OpenStream = Callable[[], CheckpointStateOutputStream]
 _KEY_INDEX = "of_key"
-_WINDOW_ROWS = 1 << 18
-_WINDOW_BYTES = 16 << 20
-"""Approximate size of the rows of all runs in memory during a merge."""
-_MAX_ROWS_PER_RUN = 1 << 16
 _SIZE_RATIO = 1.0
+MOST_PARTIAL_RUNS = 8
+"""Number of runs with partial rows of a key group, above which snapshots merge some of them."""
 _MAX_SPACE_AMPLIFICATION = 2.0
 
 
@@ -56,6 +56,14 @@ class CapturedRuns:
     base: tuple[FileRun, ...]
     until: int
     """Number of runs of changes added up to that moment."""
+
+    @property
+    def count_to_merge(self) -> int:
+        """The number of newest runs of the base that a snapshot merges with the changes."""
+        new_bytes = sum(run.raw_bytes for run in self.fresh)
+        if any(run.partials for run in (*self.fresh, *self.base)):
+            return partial_runs_to_merge(new_bytes, self.base)
+        return runs_to_merge(new_bytes, sum(run.deletions for run in self.fresh), self.base) if self.fresh else 0
 
 
 class StateRuns:
@@ -92,7 +100,10 @@ class StateRuns:
 
     def rows(self) -> Iterator[Any]:
         """Return the current rows as sorted tables. Later changes are not visible."""
-        return merge_runs(self.layout, self.all, keep_deletions=False)
+        return map(self._complete, merge_runs(self.layout, self.all, keep_deletions=False))
+
+    def _complete(self, table: Any) -> Any:
+        return self.layout.conform(table, namespace=NAMESPACE in table.schema.names, deleted=False, partial=False)
 
     def require_order(self) -> None:
         """
@@ -178,7 +189,8 @@ class StateRuns:
     def writer(self, runs: Sequence[SortedRun], open_stream: OpenStream, *, keep_deletions: bool) -> RunWriter:
         """Return a writer of the rows of merged runs."""
         deleted = keep_deletions and any(run.deletions for run in runs)
-        schema = self.layout.schema(namespace=any(run.has_namespaces for run in runs), deleted=deleted)
+        namespace, partial = any(run.has_namespaces for run in runs), any(run.partials for run in runs)
+        schema = self.layout.schema(namespace=namespace, deleted=deleted, partial=partial)
         return RunWriter(schema, self.schema, open_stream, self._reading.settings)
 
     def _spill_run(self, runs: Sequence[SortedRun], open_stream: OpenStream) -> FileRun:
@@ -203,6 +215,9 @@ def _is_ascending(tables: Iterable[Any]) -> bool:
 
 def live_values(runs: StateRuns, keys: KeyBatch) -> Iterator[MatchedRows]:
     """Return the live rows of the keys without a namespace, of a state with one row per key."""
+    if any(run.partials for run in runs.all):
+        yield from live_entries(runs, keys)
+        return
     indexes = np.arange(len(keys))
     for run in runs.all:
         missing = np.ones(len(indexes), bool)
@@ -218,18 +233,18 @@ def live_values(runs: StateRuns, keys: KeyBatch) -> Iterator[MatchedRows]:
 
 
 def live_entries(runs: StateRuns, keys: KeyBatch) -> Iterator[MatchedRows]:
-    """Return the live rows of the keys without a namespace, of a map."""
+    """Return the live rows of the keys without a namespace, of a map or of a state with partial rows."""
     results = [_in_void_namespace(found) for run in runs.all for found in find_rows(runs.layout, run, keys)]
     if not results:
         return
-    deleted = any(DELETED in found.rows.schema.names for found in results)
+    deleted, partial = (any(name in found.rows.schema.names for found in results) for name in (DELETED, PARTIAL))
     tables = [
-        runs.layout.conform(found.rows, namespace=False, deleted=deleted).append_column(
+        runs.layout.conform(found.rows, namespace=False, deleted=deleted, partial=partial).append_column(
             _KEY_INDEX, pa.array(found.keys)
         )
         for found in results
     ]
-    merged = merge_tables(tables)
+    merged = merge_tables(runs.layout, tables)
     yield _live(MatchedRows(merged.drop_columns([_KEY_INDEX]), single(merged.column(_KEY_INDEX)).to_numpy()))
 
 
@@ -248,44 +263,6 @@ def _live(found: MatchedRows) -> MatchedRows:
 
 def _filter(found: MatchedRows, chosen: Any) -> MatchedRows:
     return MatchedRows(found.rows.filter(chosen), found.keys[chosen.to_numpy(zero_copy_only=False)])
-
-
-def merge_runs(layout: StateLayout, runs: Sequence[SortedRun], *, keep_deletions: bool) -> Iterator[Any]:
-    """
-    Merge runs into sorted tables. Of rows with equal sort keys, the row of the newest run wins.
-
-    :param runs: Runs, newest first.
-    :param keep_deletions: Whether to keep tombstones, because older runs may contain the rows that they delete.
-    """
-    namespace = any(run.has_namespaces for run in runs)
-    deleted = any(run.deletions for run in runs)
-    cursors = [_Cursor(run, layout, namespace, deleted, len(runs)) for run in runs]
-    while True:
-        cursors = [cursor for cursor in cursors if cursor.fill()]
-        if not cursors:
-            return
-        merged = cursors[0].take_all() if len(cursors) == 1 else _merge_window(cursors)
-        if deleted and not keep_deletions:
-            merged = without_tombstones(merged)
-        if merged.num_rows:
-            yield merged
-
-
-def merge_tables(tables: Sequence[Any]) -> Any:
-    """
-    Merge tables into one sorted table. Of rows with equal sort keys, the row of the first table wins.
-
-    :param tables: At least one table. All have equal columns, in any row order, and distinct sort keys.
-    """
-    joined = pa.concat_tables(tables).combine_chunks()
-    codes = order_codes(position_columns(joined))
-    order = np.argsort(codes, kind="stable")
-    return joined.take(pa.array(order[_is_first(codes[order])]))
-
-
-def without_tombstones(table: Any) -> Any:
-    """Return the rows without tombstones."""
-    return table.filter(pc.invert(table.column(DELETED))).drop_columns([DELETED])
 
 
 def unexpired(state: RegisteredState, table: Any, now_ms: int) -> Any:
@@ -318,12 +295,31 @@ def runs_to_merge(new_bytes: int, new_deletions: int, runs: Sequence[SortedRun])
     :param new_deletions: Number of tombstones among them.
     :param runs: Existing runs, newest first.
     """
+    is_too_large = _exceeds_space_amplification(new_bytes, new_deletions, runs)
+    return len(runs) if is_too_large else _of_similar_size(new_bytes, runs)
+
+
+def partial_runs_to_merge(new_bytes: int, runs: Sequence[SortedRun]) -> int:
+    """
+    Return the number of newest runs to merge with new rows, if there are partial rows.
+
+    Reads combine such rows, so that few runs may stay as they are, also those of similar sizes.
+
+    :param new_bytes: Size of the new rows in bytes.
+    :param runs: Existing runs, newest first.
+    """
+    if len(runs) + bool(new_bytes) <= MOST_PARTIAL_RUNS:
+        return 0
+    return _of_similar_size(new_bytes, runs, least=len(runs) + 1 - MOST_PARTIAL_RUNS)
+
+
+def _of_similar_size(new_bytes: int, runs: Sequence[SortedRun], least: int = 0) -> int:
     merged, count = new_bytes, 0
     for run in runs:
-        if run.raw_bytes > _SIZE_RATIO * merged:
+        if count >= least and run.raw_bytes > _SIZE_RATIO * merged:
             break
         merged, count = merged + run.raw_bytes, count + 1
-    return len(runs) if _exceeds_space_amplification(new_bytes, new_deletions, runs) else count
+    return count
 
 
 def _exceeds_space_amplification(new_bytes: int, new_deletions: int, runs: Sequence[SortedRun]) -> bool:
@@ -333,69 +329,6 @@ def _exceeds_space_amplification(new_bytes: int, new_deletions: int, runs: Seque
     deletions = new_deletions + sum(run.deletions for run in runs[:-1])
     live_bytes = oldest.raw_bytes * max(0.0, 1 - deletions / max(1, oldest.num_rows))
     return new_bytes + sum(run.raw_bytes for run in runs) > _MAX_SPACE_AMPLIFICATION * live_bytes
-
-
-@dataclass(slots=True)
-class _Cursor:
-    run: SortedRun
-    layout: StateLayout
-    namespace: bool
-    deleted: bool
-    count: int
-    """Number of cursors in the merge."""
-    buffer: Any = None
-    next_block: int = 0
-    per_window: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        rows = max(1, self.run.num_rows)
-        width = max(1, self.run.raw_bytes // rows)
-        wanted = min(_MAX_ROWS_PER_RUN, _WINDOW_ROWS // self.count, _WINDOW_BYTES // self.count // width)
-        self.per_window = max(1, wanted * len(self.run.block_rows) // rows)
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the buffer contains the end of the run."""
-        return self.next_block >= len(self.run.block_rows)
-
-    def fill(self) -> bool:
-        """Read the next blocks if the buffer is empty, and return whether it has rows."""
-        while (self.buffer is None or self.buffer.num_rows == 0) and not self.is_last:
-            until = min(len(self.run.block_rows), self.next_block + self.per_window)
-            tables = self.run.tables(range(self.next_block, until))
-            self.next_block = until
-            tables = [self.layout.conform(t, namespace=self.namespace, deleted=self.deleted) for t in tables]
-            self.buffer = pa.concat_tables(tables).combine_chunks()
-        return self.buffer is not None and self.buffer.num_rows > 0
-
-    def take_all(self) -> Any:
-        """Return the buffer and empty it."""
-        taken, self.buffer = self.buffer, None
-        return taken
-
-
-def _merge_window(cursors: list[_Cursor]) -> Any:
-    """Merge the buffers up to the smallest end of a buffer that is not the end of its run."""
-    joined = pa.concat_tables([cursor.buffer for cursor in cursors]).combine_chunks()
-    codes = order_codes(position_columns(joined))
-    ends = np.cumsum([cursor.buffer.num_rows for cursor in cursors])
-    starts = np.concatenate([[0], ends[:-1]])
-    bounds = [codes[end - 1] for cursor, end in zip(cursors, ends, strict=True) if not cursor.is_last]
-    picked = []
-    for cursor, start, end in zip(cursors, starts, ends, strict=True):
-        count = int(np.searchsorted(codes[start:end], min(bounds), "right")) if bounds else int(end - start)
-        picked.append(np.arange(start, start + count))
-        cursor.buffer = cursor.buffer.slice(count)
-    rows = np.concatenate(picked)
-    order = np.argsort(codes[rows], kind="stable")
-    chosen = rows[order]
-    return joined.take(pa.array(chosen[_is_first(codes[chosen])]))
-
-
-def _is_first(codes: Any) -> Any:
-    first = np.ones(len(codes), bool)
-    first[1:] = codes[1:] != codes[:-1]
-    return first
 
 
 class LocalSpill:

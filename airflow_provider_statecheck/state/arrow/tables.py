@@ -19,6 +19,7 @@ from airflow_provider_statecheck.state.arrow.layout import (
     DELETED,
     KEY_GROUP,
     NAMESPACE,
+    PARTIAL,
     USER_KEY,
     VALUE,
     Block,
@@ -29,14 +30,9 @@ from airflow_provider_statecheck.state.arrow.layout import (
     position_columns,
     single,
 )
-from airflow_provider_statecheck.state.arrow.runs import PositionEncoder, Target, newest_row, rows_in
-from airflow_provider_statecheck.state.arrow.state_runs import (
-    StateRuns,
-    live_entries,
-    live_values,
-    merge_tables,
-    without_tombstones,
-)
+from airflow_provider_statecheck.state.arrow.row_versions import merge_tables, without_tombstones
+from airflow_provider_statecheck.state.arrow.runs import PositionEncoder, Target, current_row, rows_in
+from airflow_provider_statecheck.state.arrow.state_runs import StateRuns, live_entries, live_values
 from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESPACE
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeySerializer
 from airflow_provider_statecheck.state.serializers.serializer import TypeSerializer
@@ -202,17 +198,35 @@ class ArrowValueTable(TableCore):
         return values.take(pa.array(rows, mask=rows < 0))
 
     def put_batch(self, keys: KeyBatch, values: Any) -> None:
-        self.seal()
-        self._prefetched, self._prefetched_cells = set(), {}
-        values, keys = single(values), self._normalized(keys)
+        values = single(values)
+        deleted = values.is_null() if values.null_count else None
+        table = self._rows_of_batch(keys, values, deleted=deleted)
+        self._add(table if deleted is None or self.runs.all else without_tombstones(table))
+
+    def add_batch(self, keys: KeyBatch, values: Any) -> None:
+        self._add(self._rows_of_batch(keys, single(values), partial=pa.repeat(pa.scalar(True), len(keys))))
+
+    def _rows_of_batch(self, keys: KeyBatch, values: Any, **marks: Any) -> Any:
+        keys = self._normalized(keys)
         groups = single(keys.key_groups).cast(pa.int32())
         columns = [single(column) for column in keys.columns]
-        deleted = values.is_null() if values.null_count else None
-        table = _changed_rows(self.runs.layout, groups, columns, VOID_NAMESPACE, values, deleted)
-        if deleted is not None and not self.runs.all:
-            table = without_tombstones(table)
-        self.runs.add(table)
+        return _changed_rows(self.runs.layout, groups, columns, VOID_NAMESPACE, values, **marks)
+
+    def _add(self, rows: Any) -> None:
+        self.seal()
+        self._prefetched, self._prefetched_cells = set(), {}
+        self.runs.add(rows)
         self._on_seal()
+
+    def batches(self) -> Iterator[tuple[KeyBatch, Any]]:
+        """Return all keys without a namespace and their values, in their order. Later changes are not visible."""
+        self.seal()
+        return map(self._batch_of, self.runs.rows())
+
+    def _batch_of(self, rows: Any) -> tuple[KeyBatch, Any]:
+        table = _in_namespace(rows, VOID_NAMESPACE)
+        keys = tuple(single(table.column(name)) for name in self.runs.layout.key_names)
+        return KeyBatch(single(table.column(KEY_GROUP)), keys), single(table.column(VALUE))
 
     def _stored_cells(self, keys: KeyBatch, key_list: list[Any]) -> dict[Any, Any]:
         stored: dict[Any, Any] = {}
@@ -222,7 +236,8 @@ class ArrowValueTable(TableCore):
         return stored
 
     def _load(self, key: Any, key_group: int, namespace: str) -> Any:
-        found = newest_row(self.runs.all, Target(self._positions.key(key, key_group), namespace))
+        target = Target(self._positions.key(key, key_group), namespace)
+        found = current_row(self.runs.layout, self.runs.all, target)
         return None if found is None else self._value(*found)
 
     def _rows_of(self, namespace: str, cells: dict[Any, Any]) -> Any:
@@ -315,7 +330,8 @@ class ArrowMapTable(TableCore):
 
     def _load(self, key: Any, key_group: int, namespace: str, user_key: Any) -> Any:
         position = self._positions.key(key, key_group)
-        found = newest_row(self.runs.all, Target(position, namespace, self._positions.user_key(user_key)))
+        target = Target(position, namespace, self._positions.user_key(user_key))
+        found = current_row(self.runs.layout, self.runs.all, target)
         return _REMOVED if found is None else self._value(*found)
 
     def _stored_entries(self, key: Any, key_group: int, namespace: str) -> dict[Any, Any]:
@@ -361,21 +377,23 @@ def _changed_rows(
     columns: Sequence[Any],
     namespace: str,
     values: Any,
-    deleted: Any,
+    deleted: Any = None,
     user_keys: Any = None,
+    partial: Any = None,
 ) -> Any:
     """
     Return the changes of one namespace as a sorted table.
 
     :param key_groups: Arrow array of int32.
     :param deleted: Boolean Arrow array that marks tombstones, or ``None`` if there are none.
+    :param partial: The same for rows that are combined with older ones of their keys.
     """
     columns_by_name = dict(zip(layout.key_names, columns, strict=True))
-    columns_by_name |= {KEY_GROUP: key_groups, USER_KEY: user_keys, VALUE: values, DELETED: deleted}
+    columns_by_name |= {KEY_GROUP: key_groups, USER_KEY: user_keys, VALUE: values, DELETED: deleted, PARTIAL: partial}
     has_namespace = namespace != VOID_NAMESPACE
     if has_namespace:
         columns_by_name[NAMESPACE] = pa.repeat(pa.scalar(namespace, pa.string()), len(key_groups))
-    schema = layout.schema(namespace=has_namespace, deleted=deleted is not None)
+    schema = layout.schema(namespace=has_namespace, deleted=deleted is not None, partial=partial is not None)
     table = pa.table([columns_by_name[name] for name in schema.names], schema=schema)
     return table.take(pa.array(np.argsort(order_codes(position_columns(table)), kind="stable")))
 
@@ -385,7 +403,7 @@ def _joined_rows(layout: StateLayout, tables: Sequence[Any]) -> Any:
     if len(tables) == 1:
         return tables[0]
     deleted = any(DELETED in table.schema.names for table in tables)
-    return merge_tables([layout.conform(table, namespace=True, deleted=deleted) for table in tables])
+    return merge_tables(layout, [layout.conform(table, namespace=True, deleted=deleted) for table in tables])
 
 
 def _tombstone_mask(values: Iterable[Any]) -> Any:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateMigrationError
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.descriptors import (
     AggregatingStateDescriptor,
     FoldingStateDescriptor,
@@ -331,6 +332,19 @@ class AbstractKeyedStateBackend(ABC):
         state = self._registered[descriptor.name]
         return BatchState(descriptor, state, self._unexpired(state), self.key_group_range, self.operator_name)
 
+    def scan(self, descriptor: StateDescriptor[Any]) -> Iterator[tuple[KeyBatch, Any]]:
+        """
+        Yield all keys of a state without a namespace, in batches of keys and an Arrow array of their values.
+
+        :raises InvalidConfigurationError: for a list, map or folding state.
+        """
+        state, by_group = self.batch_state(descriptor), dict[int, list[Any]]()
+        for key in self.get_keys(descriptor.name):
+            by_group.setdefault(self.key_serializer.key_group_of(key, self.number_of_key_groups), []).append(key)
+        for group, keys in sorted(by_group.items()):
+            batch = KeyBatch(pa.array([group] * len(keys), pa.int32()), self.key_serializer.to_columns(keys))
+            yield batch, state.get(batch)
+
     def registered_states(self) -> tuple[RegisteredState, ...]:
         """Return the states with a descriptor, in the order of registration."""
         return tuple(self._registered.values())
@@ -464,6 +478,7 @@ def reconfigured(wanted: RegisteredState, restored: StateSchema) -> RegisteredSt
             f"Expected a {restored.kind} state {wanted.name}, as in the checkpoint, found a {wanted.kind} state; use "
             "another name for another state."
         )
+    wanted = replace(wanted, combination=wanted.combination or restored.combination)
     verdict = compatibility_of(wanted.name, wanted.serializer, restored.value)
     serializer = serializer_from_now_on(verdict, wanted.serializer)
     if wanted.key_serializer is None or restored.key is None:

@@ -16,7 +16,13 @@ from typing import Any, Protocol
 
 from airflow_provider_statecheck.exceptions import CoordinatorError, UnsupportedStateError
 from airflow_provider_statecheck.lazy import np, pa, pc
-from airflow_provider_statecheck.state.descriptors import StateDescriptor, StateKind, StateTtlConfig
+from airflow_provider_statecheck.state.combining.records import Combination
+from airflow_provider_statecheck.state.descriptors import (
+    PartialResultsDescriptor,
+    StateDescriptor,
+    StateKind,
+    StateTtlConfig,
+)
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.state.schema_evolution import StateSchema
 from airflow_provider_statecheck.state.serializers.custom_serializer import TtlSerializer
@@ -36,6 +42,8 @@ class RegisteredState:
     """Serializer of the user keys; ``None`` unless the state is a map."""
     ttl: StateTtlConfig | None = None
     queryable_name: str | None = field(default=None, compare=False)
+    combination: Combination = field(default=(), compare=False)
+    """How partial results in the values are combined; empty for a state without them."""
 
     @classmethod
     def of(cls, descriptor: StateDescriptor[Any]) -> RegisteredState:
@@ -47,6 +55,7 @@ class RegisteredState:
             key_serializer=descriptor.key_serializer if descriptor.kind is StateKind.MAP else None,
             ttl=descriptor.ttl,
             queryable_name=descriptor.queryable_name,
+            combination=descriptor.combination if isinstance(descriptor, PartialResultsDescriptor) else (),
         )
 
     @property
@@ -95,6 +104,7 @@ class RegisteredState:
             value=self.serializer.snapshot(),
             ttl_ms=None if self.ttl is None else self.ttl.ttl_ms,
             queryable_name=self.queryable_name,
+            combination=self.combination,
         )
 
 
@@ -253,6 +263,9 @@ class StateTable(Protocol):
 
     def put_batch(self, keys: KeyBatch, values: Any) -> None:
         """Set the values of distinct keys without a namespace from an Arrow array; null removes."""
+
+    def add_batch(self, keys: KeyBatch, values: Any) -> None:
+        """Combine the values of distinct keys without a namespace with those of an Arrow array, as the state says."""
 
 
 class MapTable(Protocol):

@@ -430,12 +430,22 @@ class BatchState:
         :raises InvalidConfigurationError: for a key of another subtask, or if the numbers of keys and values differ.
         :raises UnsupportedStateError: if the type of the state cannot represent the values exactly.
         """
-        self._require_owned(keys)
-        if len(values) != len(keys):
-            raise InvalidConfigurationError(
-                f"Expected one value for each of {len(keys)} keys, found {len(values)} values; pass equal numbers."
-            )
+        self._require_pairs(keys, values)
         self._table.put_batch(keys, self._cast(values))
+
+    def add(self, keys: KeyBatch, values: Any) -> None:
+        """
+        Combine the values of keys with those of an Arrow array, without a null. Nothing is read.
+
+        :raises InvalidConfigurationError: as for :meth:`put`, and if the descriptor does not say how values combine.
+        :raises UnsupportedStateError: if the type of the state cannot represent the values exactly.
+        """
+        if not self._state.combination:
+            raise InvalidConfigurationError(
+                f"Expected {self._state.title} to have values that combine, found others; use put."
+            )
+        self._require_pairs(keys, values)
+        self._table.add_batch(keys, self._cast(values))
 
     def _cast(self, values: Any) -> Any:
         whole = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
@@ -445,6 +455,13 @@ class BatchState:
         except UnsupportedStateError as error:
             raise misfit(self._state.title, self._operator, error) from error
         return found
+
+    def _require_pairs(self, keys: KeyBatch, values: Any) -> None:
+        self._require_owned(keys)
+        if len(values) != len(keys):
+            raise InvalidConfigurationError(
+                f"Expected one value for each of {len(keys)} keys, found {len(values)} values; pass equal numbers."
+            )
 
     def _require_owned(self, keys: KeyBatch) -> None:
         _require_ordered(keys.key_groups)

@@ -15,7 +15,11 @@ from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary, StateSummary, StepOutcome
-from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, OperatorState
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    ByteStreamStateHandle,
+    OperatorState,
+    streams_of_subtask,
+)
 from airflow_provider_statecheck.exceptions import RequestLimitError, StateCheckError, UnknownStateError
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.progress import (
@@ -392,8 +396,10 @@ def state_summaries(
 def size_of_only_state(schemas: OperatorSchemas, operators: Iterable[OperatorState]) -> dict[str, int]:
     """Return the size of the state of a function by name; empty for several states, which share files."""
     names = [schema.name for schema in (*schemas.keyed, *schemas.operator)]
-    subtasks = [subtask for operator in operators for subtask in operator.subtask_states.values()]
-    return {names[0]: sum(subtask.state_size for subtask in subtasks)} if len(names) == 1 else {}
+    subtasks = (subtask for operator in operators for subtask in operator.subtask_states.values())
+    # A file may have state of several subtasks.
+    streams = {stream for subtask in subtasks for stream in streams_of_subtask(subtask)}
+    return {names[0]: sum(stream.state_size for stream in streams)} if len(names) == 1 else {}
 
 
 def type_text(schema: StateSchema) -> str:

@@ -24,6 +24,7 @@ from airflow_provider_statecheck.state.arrow.restore import StateRowForm, restor
 from airflow_provider_statecheck.state.arrow.run_files import RunBytes, RunFiles, StateFiles
 from airflow_provider_statecheck.state.arrow.runs import FileRun, Reading
 from airflow_provider_statecheck.state.arrow.state_runs import StateRuns, unexpired
+from airflow_provider_statecheck.state.combining.records import required_combination
 from airflow_provider_statecheck.state.descriptors import StateKind, StateTtlConfig
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
@@ -232,13 +233,15 @@ def registered(schema: StateSchema) -> RegisteredState:
 
 
 def _registered(schema: StateSchema) -> RegisteredState:
+    serializer = restored_serializer(schema.value)
     return RegisteredState(
         name=schema.name,
         kind=schema.kind,
-        serializer=restored_serializer(schema.value),
+        serializer=serializer,
         key_serializer=None if schema.key is None else restored_user_keys(schema.key),
         ttl=None if schema.ttl_ms is None else StateTtlConfig(timedelta(milliseconds=schema.ttl_ms)),
         queryable_name=schema.queryable_name,
+        combination=required_combination(schema.combination, serializer.arrow_type),
     )
 
 
@@ -282,7 +285,8 @@ class StateColumns:
     def layout(self) -> StateLayout:
         """The column layout of the state backend."""
         user_keys = self.state.key_serializer
-        return StateLayout.of(self.keys, self.state.cell_type, None if user_keys is None else user_keys.arrow_type)
+        user_key_type = None if user_keys is None else user_keys.arrow_type
+        return StateLayout.of(self.keys, self.state.cell_type, user_key_type, self.state.combination)
 
     @cached_property
     def schema(self) -> Any:

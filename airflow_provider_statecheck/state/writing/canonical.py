@@ -32,9 +32,10 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.arrow.layout import KEY_GROUP, single
 from airflow_provider_statecheck.state.arrow.restore import is_known
+from airflow_provider_statecheck.state.arrow.row_versions import merge_tables
 from airflow_provider_statecheck.state.arrow.run_files import RunBytes, StateFiles
 from airflow_provider_statecheck.state.arrow.runs import Reading
-from airflow_provider_statecheck.state.arrow.state_runs import LocalSpill, StateRuns, merge_tables
+from airflow_provider_statecheck.state.arrow.state_runs import LocalSpill, StateRuns
 from airflow_provider_statecheck.state.operator.backend import read_restored
 from airflow_provider_statecheck.state.reading.checkpoint_states import (
     CheckpointStates,
@@ -235,7 +236,7 @@ class CanonicalCopies(StateCopies):
             tables = (columns.layout.conform(t, namespace=True, deleted=False) for t in reader.rows(window))
             regrouped = [_with_groups(columns, table, max_parallelism) for table in tables]
             if regrouped:
-                yield merge_tables(regrouped)
+                yield merge_tables(columns.layout, regrouped)
 
 
 def _common_schemas(written: Iterable[StateSchema]) -> dict[str, StateSchema]:

@@ -50,8 +50,9 @@ def late(tries: StageTries) -> StageTries:
     return tries
 
 
-def stage_of(tries: StageTries, trigger: LateTrigger) -> Stage:
-    totals = Stage("stage").source(DataFrameSource(PARTS, trigger.load)).key_by("id").aggregate(total=Sum("amount"))
+def stage_of(tries: StageTries, trigger: LateTrigger, emit: Any = "end") -> Stage:
+    rows = Stage("stage").source(DataFrameSource(PARTS, trigger.load)).key_by("id")
+    totals = rows.aggregate(emit=emit, total=Sum("amount"))
     return totals.sink(ParquetSink(str(tries.output)))
 
 
@@ -61,7 +62,7 @@ def last_totals(tries: StageTries) -> list[dict[str, Any]]:
 
 def test_increments_go_on_while_the_trigger_of_a_checkpoint_waits(late: StageTries) -> None:
     trigger = LateTrigger(late, part=4)
-    result = late.run(stage_of(late, trigger))
+    result = late.run(stage_of(late, trigger, emit="changes"))
     assert (result.increments, trigger.loaded) == (len(PARTS), PARTS)
     assert last_totals(late) == EXPECTED
     # The increments before part 4 are in the checkpoint of one that began after the answer.

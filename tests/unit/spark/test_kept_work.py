@@ -25,8 +25,8 @@ from airflow_provider_statecheck.spark.connectors.source import OnChange, reconc
 from airflow_provider_statecheck.spark.context import StageContext
 from airflow_provider_statecheck.spark.stages.executor.node_run import StateCapture
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
-from airflow_provider_statecheck.spark.stages.increment_loop import SinkCommits
 from airflow_provider_statecheck.spark.stages.preparation import merged_schemas
+from airflow_provider_statecheck.spark.stages.sink_commits import SinkCommits
 from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState
 from airflow_provider_statecheck.state.aggregates import AggregateSchema
 from airflow_provider_statecheck.state.descriptors import StateKind

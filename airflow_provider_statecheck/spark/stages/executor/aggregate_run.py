@@ -1,4 +1,8 @@
-"""Declared aggregates in a Spark task: partial results are added to the state of their keys."""
+"""
+Declared aggregates in a Spark task: partial results are added to the state of their keys.
+
+Unless the changes are emitted, nothing is looked up: partial results are state, and reads combine them.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,14 @@ from typing import Any, cast
 
 from airflow_provider_statecheck.lazy import pa, pc
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.stages.executor.decimal_sums import (
-    DecimalSums,
-    record_descriptor,
-    too_large,
-)
+from airflow_provider_statecheck.spark.stages.executor.decimal_sums import DecimalSums, record_serializer
 from airflow_provider_statecheck.spark.stages.executor.elements import OVERFLOW_PREFIX, Elements, key_columns_of
 from airflow_provider_statecheck.spark.stages.executor.node_run import NodeRun
-from airflow_provider_statecheck.spark.stages.executor.partial_results import combined_by_group, merged_values
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode
-from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
+from airflow_provider_statecheck.state.combining.partial_results import combined_by_group, merged_values
+from airflow_provider_statecheck.state.combining.records import WRAPPING_SUM, too_large
+from airflow_provider_statecheck.state.descriptors import PartialResultsDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.state.schema_evolution import OperatorSchemas
 
@@ -46,8 +47,10 @@ class AggregateRun(NodeRun):
     def process_keyed(self, table: Any) -> Elements:
         # The keys of a group may be in any order.
         keys, partial = self._combine_rows(table)
-        merged = self._merge(keys, partial)
-        self._state.put(keys, merged)
+        adds = self.task.adds_partials
+        old = pa.nulls(len(keys), self._value_type) if adds else self._state.get(keys)
+        merged = self._merge(keys, old, partial)
+        (self._state.add if adds else self._state.put)(keys, merged)
         self.keys += len(keys)
         self.keyed.advance_to(int(keys.key_groups[-1].as_py()) + 1)
         if self._node.emits_changes:
@@ -59,8 +62,8 @@ class AggregateRun(NodeRun):
         if self._node.emits_changes:
             return
         self._require_sums_within_types()
-        for keys, values in scan_values(self.keyed, self._descriptor, self._state):
-            yield self._output(keys, values)
+        for keys, values in self.keyed.scan(self._descriptor):
+            yield self._output(keys, self._decimal_sums.without_too_large(keys, values))
 
     @override
     def schemas(self) -> OperatorSchemas:
@@ -75,12 +78,12 @@ class AggregateRun(NodeRun):
         columns, values = combined_by_group(table, by, functions | flags, wraps=not self.task.is_ansi)
         return KeyBatch(columns[0], tuple(columns[1:])), values
 
-    def _merge(self, keys: KeyBatch, partial: Mapping[str, Any]) -> Any:
-        old, fields = self._state.get(keys), list(self._value_type)
+    def _merge(self, keys: KeyBatch, old: Any, partial: Mapping[str, Any]) -> Any:
+        fields = list(self._value_type)
         try:
             merged = {field.name: self._merge_one(field.name, old, partial) for field in fields}
         except pa.ArrowInvalid as error:
-            raise too_large(self.task.uid, f"a larger one: {error}") from error
+            raise too_large(f"of {self.task.uid!r}", f"a larger one: {error}") from error
         self._decimal_sums.put_into_types(keys, merged, partial)
         return pa.StructArray.from_arrays([merged[field.name].cast(field.type) for field in fields], fields=fields)
 
@@ -92,7 +95,7 @@ class AggregateRun(NodeRun):
         # Keys whose sum was too large in an earlier run without ANSI mode may have no rows in this one.
         sums = self._decimal_sums
         if self.task.is_ansi and sums.descriptor is not None:
-            for _, flags in scan_values(self.keyed, sums.descriptor, sums.state):
+            for _, flags in self.keyed.scan(sums.descriptor):
                 sums.require_within({name: pc.struct_field(flags, [name]) for name in self.task.decimal_sums})
 
     def _output(self, keys: KeyBatch, values: Any) -> Elements:
@@ -115,22 +118,13 @@ class AggregateRun(NodeRun):
         return pa.struct([self.task.output_schema.field(name) for name in self._node.aggregates])
 
     @cached_property
-    def _descriptor(self) -> ValueStateDescriptor[Any]:
-        return record_descriptor(STATE_NAME, self._value_type, self.task.aggregates)
+    def _descriptor(self) -> PartialResultsDescriptor:
+        record = record_serializer(self._value_type, self.task.aggregates)
+        return PartialResultsDescriptor(STATE_NAME, record, tuple(self._functions.items()))
 
-
-def scan_values(backend: Any, descriptor: Any, state: Any) -> Iterator[tuple[KeyBatch, Any]]:
-    """Yield all keys that have a value in a state, with their values, in batches."""
-    scan = getattr(backend, "scan", None)
-    if scan is not None:
-        for table in scan(descriptor):
-            columns = [column.combine_chunks() for column in table.columns]
-            yield KeyBatch(columns[0], tuple(columns[1:-1])), columns[-1]
-        return
-    serializer, groups = backend.key_serializer, backend.number_of_key_groups
-    by_group: dict[int, list[Any]] = {}
-    for key in backend.get_keys(descriptor.name):
-        by_group.setdefault(serializer.key_group_of(key, groups), []).append(key)
-    for group, keys in sorted(by_group.items()):
-        batch = KeyBatch(pa.array([group] * len(keys), pa.int32()), serializer.to_columns(keys))
-        yield batch, state.get(batch)
+    @property
+    def _functions(self) -> dict[str, str]:
+        functions = {name: aggregate.combine for name, aggregate in self._node.aggregates.items()}
+        if self.task.is_ansi:
+            return functions
+        return {name: WRAPPING_SUM if function == "sum" else function for name, function in functions.items()}

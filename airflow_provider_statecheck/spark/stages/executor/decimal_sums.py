@@ -12,10 +12,10 @@ from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, cast
 
-from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.lazy import np, pa, pc
 from airflow_provider_statecheck.spark.stages.executor.elements import OVERFLOW_PREFIX
-from airflow_provider_statecheck.spark.stages.executor.partial_results import within_type
+from airflow_provider_statecheck.state.combining.partial_results import within_type
+from airflow_provider_statecheck.state.combining.records import too_large
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.serializers.record_serializer import RecordSerializer
 from airflow_provider_statecheck.state.serializers.resolve import serializer_of
@@ -40,8 +40,20 @@ class DecimalSums:
     def __init__(self, task: NodeTask, keyed: AbstractKeyedStateBackend) -> None:
         self._task = task
         fields = [pa.field(name, pa.bool_()) for name in task.decimal_sums]
-        self.descriptor = record_descriptor(STATE_NAME, fields, task.aggregates) if fields else None
+        record = record_serializer(fields, task.aggregates) if fields else None
+        self.descriptor = None if record is None else ValueStateDescriptor[Any](STATE_NAME, record)
         self.state = keyed.batch_state(self.descriptor) if self.descriptor else None
+
+    def without_too_large(self, keys: KeyBatch, records: Any) -> Any:
+        """Return the records of keys with null for each sum that has been too large."""
+        flags = None if self.state is None else self.state.get(keys)
+        if flags is None or flags.null_count == len(flags):
+            return records
+        columns = {field.name: pc.struct_field(records, [field.name]) for field in records.type}
+        for name in self._task.decimal_sums:
+            is_flagged = pc.fill_null(pc.struct_field(flags, [name]), False)
+            columns[name] = pc.if_else(is_flagged, pa.scalar(None, columns[name].type), columns[name])
+        return pa.StructArray.from_arrays(list(columns.values()), fields=list(records.type))
 
     def put_into_types(self, keys: KeyBatch, sums: MutableMapping[str, Any], partial: Mapping[str, Any]) -> None:
         """
@@ -73,7 +85,7 @@ class DecimalSums:
         found = [name for name, each in flags.items() if pc.any(each).as_py()] if self._task.is_ansi else []
         if found:
             kinds = ", ".join(f"{name} {self._task.output_schema.field(name).type}" for name in found)
-            raise too_large(self._task.uid, f"larger ones of {kinds}")
+            raise too_large(f"of {self._task.uid!r}", f"larger ones of {kinds}")
 
     def _remember(self, keys: KeyBatch, flags: Mapping[str, Any]) -> None:
         is_any = reduce(pc.or_, flags.values())
@@ -83,24 +95,9 @@ class DecimalSums:
             cast("Any", self.state).put(keys.take(rows), values.take(rows))
 
 
-def too_large(uid: str, found: str) -> UnsupportedStateError:
-    """
-    Return the error for sums that are too large.
-
-    :param found: What was found.
-    """
-    return UnsupportedStateError(
-        f"Expected sums of {uid!r} within the range of their types, found {found}. Sum a type with more digits, such "
-        "as Sum('cast(amount as decimal(38, 0))'). With spark.sql.ansi.enabled=false, sums of integers wrap around "
-        "and sums of decimals become null, as in Spark."
-    )
-
-
-def record_descriptor(
-    name: str, fields: Iterable[Any], aggregates: Iterable[AggregateSchema]
-) -> ValueStateDescriptor[Any]:
-    """Return the descriptor of a state with a field for each of some aggregates, which may have had other names."""
+def record_serializer(fields: Iterable[Any], aggregates: Iterable[AggregateSchema]) -> RecordSerializer:
+    """Return the type of a state with a field for each of some aggregates, which may have had other names."""
     declared = cast("RecordSerializer", serializer_of(pa.struct(list(fields))))
     former = {each.name: each.aliases for each in aggregates}
     named = [replace(field, aliases=former.get(field.name, ())) for field in declared.fields]
-    return ValueStateDescriptor(name, RecordSerializer(declared.shape, named))
+    return RecordSerializer(declared.shape, named)

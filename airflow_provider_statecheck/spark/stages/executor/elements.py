@@ -18,11 +18,11 @@ from airflow_provider_statecheck.spark.connectors.limits import (
     TargetLimits,
     limits_of,
 )
-from airflow_provider_statecheck.spark.stages.executor.ordering import sorted_by
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.spark.tables.data_files import scratch_directory
 from airflow_provider_statecheck.spark.tables.exact_values import exact_columns
 from airflow_provider_statecheck.spark.tables.named_rows import columns_of, row_type
+from airflow_provider_statecheck.state.combining.ordering import sorted_by
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeySerializer
 
 CONTROL = "__statecheck_control"

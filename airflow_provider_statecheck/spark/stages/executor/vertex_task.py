@@ -151,7 +151,7 @@ class VertexTask:
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Run the task; yield data for the next vertex, and messages for the driver."""
-        subtask = _subtask()
+        subtask = partition_number()
         named = (batch.rename_columns(list(self.columns)) for batch in batches)
         task_input = _TaskInput(named, has_control=self.has_control)
         view = self._view(subtask)
@@ -195,21 +195,8 @@ class VertexTask:
         task_input: _TaskInput,
         writer: SinkWriter | None,
     ) -> TaskReport:
-        begin = time.monotonic()
-        streams = view.resolve_checkpoint_storage_location(self.moment.checkpoint.checkpoint_id, DEFAULT_LOCATION)
-        written = chain.write_state(self.moment, streams)
-        states = view.make_durable(each.state for each in written.values() if each.state is not None)
-        return TaskReport(
-            vertex=self.vertex,
-            subtask=subtask,
-            states=states,
-            committables=() if writer is None else tuple(writer.prepare_commit()),
-            rows=task_input.rows,
-            keys=chain.keys,
-            new_bytes=sum(each.new_bytes for each in written.values()),
-            sizes={uid: each.sizes for uid, each in written.items() if each.sizes},
-            snapshot_seconds=time.monotonic() - begin,
-        )
+        report = saved_state(chain, view, self.moment, vertex=self.vertex, subtask=subtask, rows=task_input.rows)
+        return report if writer is None else replace(report, committables=tuple(writer.prepare_commit()))
 
     def _writer(self, subtask: int) -> SinkWriter | None:
         if self.sink is None or not self.is_last:
@@ -242,7 +229,8 @@ class VertexTask:
         return [] if self.is_last else [field.with_nullable(True) for field in self.output_schema]
 
 
-def _subtask() -> int:
+def partition_number() -> int:
+    """Return the number of the partition of the running Spark task."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -278,6 +266,36 @@ class _TaskInput:
             self.messages.extend(message for message in control.drop_null().to_pylist() if message != EMPTY_MESSAGE)
             batch = batch.filter(pc.is_null(control))
         return batch.drop_columns([CONTROL])
+
+
+def saved_state(
+    chain: FunctionChain,
+    view: CheckpointStorageWorkerView,
+    moment: StateCapture,
+    *,
+    vertex: int,
+    subtask: int,
+    rows: int,
+) -> TaskReport:
+    """
+    Write the state of a chain of functions, and return the report of its task.
+
+    :param rows: Number of input elements of the task.
+    """
+    begin = time.monotonic()
+    streams = view.resolve_checkpoint_storage_location(moment.checkpoint.checkpoint_id, DEFAULT_LOCATION)
+    written = chain.write_state(moment, streams)
+    states = view.make_durable(each.state for each in written.values() if each.state is not None)
+    return TaskReport(
+        vertex=vertex,
+        subtask=subtask,
+        states=states,
+        rows=rows,
+        keys=chain.keys,
+        new_bytes=sum(each.new_bytes for each in written.values()),
+        sizes={uid: each.sizes for uid, each in written.items() if each.sizes},
+        snapshot_seconds=time.monotonic() - begin,
+    )
 
 
 class FunctionChain:
@@ -325,6 +343,11 @@ class FunctionChain:
             with _placed(self._runs[0]):
                 first = self._runs[0].process_keyed(table)
             yield self._process_from(1, first)
+
+    def add(self, table: Any) -> None:
+        """Let the first function process elements of any key groups, in any order, for which it emits nothing."""
+        with _placed(self._runs[0]):
+            self._runs[0].process_keyed(table)
 
     def end(self) -> Iterator[Elements]:
         """Process the end of the input in each function; yield the output of the last function."""

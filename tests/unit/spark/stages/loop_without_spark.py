@@ -24,7 +24,8 @@ from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
 from airflow_provider_statecheck.spark.stages.executor.node_run import StateCapture
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.increment_jobs import Combining
-from airflow_provider_statecheck.spark.stages.increment_loop import IncrementLoop, SinkCommits
+from airflow_provider_statecheck.spark.stages.increment_loop import IncrementLoop
+from airflow_provider_statecheck.spark.stages.sink_commits import SinkCommits
 from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState, StageStates
 from airflow_provider_statecheck.spark.status_log import StageProgress
 
@@ -135,6 +136,7 @@ class JobsWithoutSpark:
 
 class _Tasks:
     broadcast = ()
+    adds_partials = False
     combining = Combining(None)
     context = SimpleNamespace(now_ms=0)
     columns = SimpleNamespace(encode=lambda: None)

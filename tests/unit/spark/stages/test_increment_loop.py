@@ -23,7 +23,7 @@ from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
 from airflow_provider_statecheck.spark.stages.executor.node_run import StateCapture
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
-from airflow_provider_statecheck.spark.stages.increment_loop import SinkCommits
+from airflow_provider_statecheck.spark.stages.sink_commits import SinkCommits
 from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState, driver_state
 from tests.messages import make_owner, make_savepoint_request, source_at
 from tests.unit.maintenance.test_job_savepoints import SavedJob

@@ -17,6 +17,7 @@ from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
 from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
+    PartialResultsDescriptor,
     ValueStateDescriptor,
 )
 from tests.unit.state.arrow.harness import BY_NUMBER, BY_TEXT_AND_NUMBER, GROUPS, Job
@@ -24,6 +25,8 @@ from tests.unit.state.arrow.harness import BY_NUMBER, BY_TEXT_AND_NUMBER, GROUPS
 VALUE: ValueStateDescriptor[Any] = ValueStateDescriptor("value", int)
 LIST: ListStateDescriptor[Any] = ListStateDescriptor("list", str)
 MAP: MapStateDescriptor[Any] = MapStateDescriptor("map", str, int)
+TOTAL = pa.struct([("n", pa.int64()), ("top", pa.int64())])
+TOTALS = PartialResultsDescriptor("totals", TOTAL, (("n", "sum"), ("top", "max")))
 NUMBERS = list(range(8))
 NAMESPACES = st.sampled_from(["", "", "a", "b"])
 USER_KEYS = st.sampled_from(["x", "y", "z"])
@@ -93,6 +96,26 @@ class ArrowStateModel(RuleBasedStateMachine):
         for number in numbers:
             self._set("value", self._keys[number], "", value)
 
+    @rule(numbers=st.sets(st.sampled_from(NUMBERS), min_size=1), value=st.integers(0, 9))
+    def add_batch(self, numbers: set[int], value: int) -> None:
+        self._write_totals(numbers, "add", {"n": value, "top": value})
+        for number in numbers:
+            old = self._model.get(("totals", self._keys[number], ""), {"n": 0, "top": 0})
+            total = {"n": old["n"] + value, "top": max(old["top"], value)}
+            self._set("totals", self._keys[number], "", total)
+
+    @rule(numbers=st.sets(st.sampled_from(NUMBERS), min_size=1), value=st.none() | st.integers(0, 9))
+    def replace_batch(self, numbers: set[int], value: int | None) -> None:
+        total = None if value is None else {"n": value, "top": value}
+        self._write_totals(numbers, "put", total)
+        for number in numbers:
+            self._set("totals", self._keys[number], "", total)
+
+    def _write_totals(self, numbers: set[int], method: str, total: Any) -> None:
+        for subtask in self._subtasks:
+            batch = self._job.batch(self._chosen(numbers, subtask))
+            getattr(subtask.batch_state(TOTALS), method)(batch, pa.array([total] * len(batch), TOTAL))
+
     @rule(numbers=st.sets(st.sampled_from(NUMBERS), min_size=1))
     def read_ahead(self, numbers: set[int]) -> None:
         for subtask in self._subtasks:
@@ -133,6 +156,8 @@ class ArrowStateModel(RuleBasedStateMachine):
                     "list": self._model.get(("list", key, namespace), []),
                     "map": self._model.get(("map", key, namespace), {}),
                 }
+            total = Job.state(self._at(key), TOTALS).value()
+            assert total == self._model.get(("totals", key, ""))
 
     @rule()
     def many_keys_at_once_have_it_too(self) -> None:
@@ -140,11 +165,13 @@ class ArrowStateModel(RuleBasedStateMachine):
             batch = self._job.batch(self._chosen(set(NUMBERS), subtask))
             found = dict(zip(self._job.listed(batch), subtask.batch_state(VALUE).get(batch).to_pylist(), strict=True))
             assert found == {key: self._model.get(("value", key, "")) for key in found}
+            totals = subtask.batch_state(TOTALS).get(batch).to_pylist()
+            assert totals == [self._model.get(("totals", key, "")) for key in self._job.listed(batch)]
 
     @rule()
     def going_through_all_gives_each_once(self) -> None:
         assert sum(subtask.num_entries() for subtask in self._subtasks) == len(self._model)
-        for descriptor in (VALUE, LIST, MAP):
+        for descriptor in (VALUE, LIST, MAP, TOTALS):
             name = descriptor.name
             for subtask in self._subtasks:
                 Job.state(subtask, descriptor)

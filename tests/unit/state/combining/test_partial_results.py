@@ -9,12 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_provider_statecheck.spark.stages.executor.partial_results import (
+from airflow_provider_statecheck.state.combining.partial_results import (
     combined_by_group,
     merged_values,
     within_type,
 )
-from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
 
 NAN = float("nan")
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -47,8 +46,8 @@ def test_aggregates_of_rows_and_of_increments_are_those_of_spark(
     function: str, kind: Any, low: Any, high: Any, expected: Any
 ) -> None:
     single = [pa.array([value], kind) for value in (low, high)]
-    rows = pa.table({KEY_GROUP_COLUMN: [1, 0, 1, 1], "v": pa.array([low, None, high, None], kind)})
-    (groups,), values = combined_by_group(rows, [KEY_GROUP_COLUMN], {"v": function})
+    rows = pa.table({"group": [1, 0, 1, 1], "v": pa.array([low, None, high, None], kind)})
+    (groups,), values = combined_by_group(rows, ["group"], {"v": function})
     found = [values["v"].cast(kind)[1], *(merged_values(function, *pair)[0] for pair in (single, single[::-1]))]
     assert groups.to_pylist() == [0, 1]
     assert values["v"][0].as_py() is None
@@ -66,10 +65,10 @@ def test_value_replaces_null_and_null_replaces_no_value(function: str, kind: Any
 @pytest.mark.parametrize("kind", [pa.decimal128(38, 0), pa.decimal128(37, 10)])
 def test_sum_of_decimals_that_is_too_large_is_exact_and_null_in_its_type(kind: Any) -> None:
     largest = Decimal("9" * kind.precision).scaleb(-kind.scale, Context(prec=kind.precision))
-    rows = pa.table({KEY_GROUP_COLUMN: [0] * 20, "v": pa.array([largest] * 20, kind)})
+    rows = pa.table({"group": [0] * 20, "v": pa.array([largest] * 20, kind)})
     with localcontext() as exact:
         exact.prec = 40
-        _, values = combined_by_group(rows, [KEY_GROUP_COLUMN], {"v": "sum"})
+        _, values = combined_by_group(rows, ["group"], {"v": "sum"})
         assert values["v"].to_pylist() == [largest * 20]
         merged = merged_values("sum", pa.array([largest.copy_negate()], kind), values["v"])
         assert merged.to_pylist() == [largest * 19]

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
-from airflow_provider_statecheck.spark.stages.executor.ordering import order_numbers, sorted_by
+from airflow_provider_statecheck.state.combining.ordering import order_numbers, sorted_by
 
 NAN = float("nan")
 SCALARS = {

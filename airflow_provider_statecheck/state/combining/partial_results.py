@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airflow_provider_statecheck.lazy import np, pa, pc
-from airflow_provider_statecheck.spark.stages.executor.elements import single
-from airflow_provider_statecheck.spark.stages.executor.ordering import is_nested, order_numbers
+from airflow_provider_statecheck.state.combining.ordering import is_nested, order_numbers
 
 _DECIMAL128_DIGITS, _DECIMAL256_DIGITS = 38, 76
 
@@ -39,12 +38,18 @@ def combined_by_group(
     grouped = grouped.aggregate([*wanted.items(), *((flag, "any") for flag in nan)])
     # Hash collisions can change the order of groups.
     grouped = grouped.sort_by("group0").combine_chunks()
-    found = {at: single(grouped.column(f"{at}_{function}")) for at, function in wanted.items()}
+    found = {at: _whole(grouped.column(f"{at}_{function}")) for at, function in wanted.items()}
     for flag, at in nan.items():
-        is_nan = pc.fill_null(single(grouped.column(f"{flag}_any")), False)
+        is_nan = pc.fill_null(_whole(grouped.column(f"{flag}_any")), False)
         found[at] = pc.if_else(is_nan, pa.scalar(float("nan"), found[at].type), found[at])
     found |= {at: _with_numbers(column, columns[at], found[at]) for at, column in nested.items()}
-    return [single(grouped.column(at)) for at in groups], dict(zip(functions, found.values(), strict=True))
+    return [_whole(grouped.column(at)) for at in groups], dict(zip(functions, found.values(), strict=True))
+
+
+def _whole(column: Any) -> Any:
+    """Return a column of a table as one array."""
+    combined = column.combine_chunks()
+    return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) else combined
 
 
 def _is_chosen(column: Any, function: str) -> bool:
@@ -60,7 +65,7 @@ def _with_numbers(column: Any, numbers: Any, wanted: Any) -> Any:
     places = pc.if_else(
         wanted.is_valid(), pa.array(first[pc.fill_null(wanted, 0).to_numpy()]), pa.scalar(None, pa.int64())
     )
-    return single(column).take(places)
+    return _whole(column).take(places)
 
 
 def _ignores_nan(column: Any, function: str) -> bool:
@@ -70,7 +75,7 @@ def _ignores_nan(column: Any, function: str) -> bool:
 def _groupable(column: Any, function: str, *, wraps: bool) -> Any:
     kind = column.type
     if is_nested(kind):
-        return order_numbers(single(column))
+        return order_numbers(column)
     if pa.types.is_duration(kind):
         # Arrow has no groups of durations. In Spark, their sums never wrap around.
         column, wraps = column.cast(pa.int64()), False
@@ -96,14 +101,19 @@ def merged_values(function: str, old: Any, partial: Any, *, wraps: bool = False)
     """
     if function == "sum" and pa.types.is_decimal(old.type):
         return _added_exactly(old, partial)
-    new = _narrowed(partial, old.type)
+    new = narrowed(partial, old.type)
     if function == "sum":
         added = pc.add(old, new) if wraps and pa.types.is_integer(old.type) else pc.add_checked(old, new)
         return pc.coalesce(added, old, new)
     return _chosen(function, old, new) if is_nested(old.type) else _extreme(function, old, new)
 
 
-def _narrowed(partial: Any, kind: Any) -> Any:
+def narrowed(partial: Any, kind: Any) -> Any:
+    """
+    Return combined values in the type of their result.
+
+    :raises pyarrow.ArrowInvalid: if a sum is too large for it.
+    """
     if pa.types.is_duration(kind) and pa.types.is_decimal(partial.type):
         partial = partial.cast(pa.int64())
     return partial.cast(kind)

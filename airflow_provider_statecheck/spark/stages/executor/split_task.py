@@ -1,0 +1,134 @@
+"""One Spark task of a job over many increments, which commits the state of its partition."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Self
+
+from airflow_provider_statecheck.checkpoint.codec import decode, encode
+from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.lazy import pa
+from airflow_provider_statecheck.spark.stages.executor.elements import BUFFER_BYTES, CONTROL
+from airflow_provider_statecheck.spark.stages.executor.node_run import NodeTask, StateCapture, SubtaskContext
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import (
+    FunctionChain,
+    TaskReport,
+    partition_number,
+    saved_state,
+    worker_view,
+)
+from airflow_provider_statecheck.state.functions.task_owned import TaskOwnedState
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.views.checkpoint_storages import OperatorDirectories
+from airflow_provider_statecheck.storage.views.state_files import CheckpointStorageWorkerView
+
+RECORD_SUFFIX = ".json"
+"""End of the name of a record; a file that is being written has another name."""
+INCREMENT_COLUMN = "__statecheck_increment"
+"""Column with the number of the increment in the job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitReport:
+    """Record of one partition that a task has written."""
+
+    partition: int
+    increment: int | None
+    """Number of its increment in the job; ``None`` for a partition without rows."""
+    report: TaskReport
+
+    def encode(self) -> bytes:
+        """Return the record as JSON."""
+        return json.dumps(encode(self), separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Decode a record."""
+        return decode(cls, json.loads(data))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitTask:
+    """
+    Adds the partial results of a partition to state of its own, which has keys of all key groups, and commits it.
+
+    The record is written after the state that it refers to, under a name of the task's own.
+    """
+
+    function: NodeTask
+    """Function that reads no earlier state."""
+    storage: CheckpointStorage
+    attempt: AttemptRef
+    config: CheckpointConfig
+    """Settings of the checkpoint storage."""
+    moment: StateCapture
+    context: SubtaskContext
+    """That of a single subtask."""
+    records: str
+    """Directory of the records."""
+    results: Mapping[str, str | None]
+    """Column with the partial results of each aggregate; ``None`` if each row counts as one."""
+    columns: tuple[str, ...] = ()
+    """Names of the columns of the input, which Spark sends under positional names."""
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Run the task; yield its record for the driver."""
+        record = self._saved(batch.rename_columns(list(self.columns)) for batch in batches).encode()
+        self.storage.write_bytes(f"{self.records}/{uuid.uuid4().hex}{RECORD_SUFFIX}", record)
+        yield pa.RecordBatch.from_arrays([pa.array([record], pa.binary())], schema=self.passed_schema)
+
+    @property
+    def passed_schema(self) -> Any:
+        """Arrow schema of the record."""
+        return pa.schema([pa.field(CONTROL, pa.binary())])
+
+    @property
+    def sent(self) -> list[str]:
+        """The aggregates whose partial results are columns; others have the same ones, and Spark sends them once."""
+        return [name for name, column in self.results.items() if name == column]
+
+    def _saved(self, batches: Iterable[Any]) -> SplitReport:
+        own = TaskOwnedState(self._view, self.storage, OperatorDirectories(self.storage, self.attempt).taskowned)
+        increment, rows = None, 0
+        with ExitStack() as closing:
+            chain = FunctionChain([self.function], self.context, self.storage, own)
+            closing.callback(chain.close)
+            chain.open()
+            for table in _tables(batches):
+                increment, rows = table.column(INCREMENT_COLUMN)[0].as_py(), rows + table.num_rows
+                chain.add(self._with_results(table.drop_columns([INCREMENT_COLUMN])))
+            report = saved_state(chain, self._view, self.moment, vertex=0, subtask=0, rows=rows)
+        return SplitReport(partition=partition_number(), increment=increment, report=report)
+
+    def _with_results(self, table: Any) -> Any:
+        """Return rows with a column for each aggregate."""
+        for name, column in self.results.items():
+            if column is None:
+                one = pa.scalar(1, self.function.output_schema.field(name).type)
+                table = table.append_column(name, pa.repeat(one, table.num_rows))
+            elif column != name:
+                table = table.append_column(name, table.column(column))
+        return table
+
+    @property
+    def _view(self) -> CheckpointStorageWorkerView:
+        return worker_view(self.storage, self.attempt, self.config, ())
+
+
+def _tables(batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield the rows in tables of a bounded size."""
+    buffered: list[Any] = []
+    size = 0
+    for batch in batches:
+        buffered += [batch] if batch.num_rows else []
+        size += batch.nbytes
+        if size >= BUFFER_BYTES:
+            yield pa.Table.from_batches(buffered)
+            buffered, size = [], 0
+    if buffered:
+        yield pa.Table.from_batches(buffered)

@@ -1,0 +1,1 @@
+"""Combination of partial results of one key, as Spark combines them."""
