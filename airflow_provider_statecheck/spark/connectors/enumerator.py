@@ -47,6 +47,9 @@ class ItemSplit(Split):
 class ItemReader(ABC):
     """Reads the items of one kind of source."""
 
+    has_stable_partitions: bool = True
+    """Whether a task that Spark repeats reads the same rows as before, as from files."""
+
     @abstractmethod
     def load(self, splits: Sequence[ItemSplit]) -> DataFrame:
         """Return the rows of splits, at least one, as a lazy DataFrame."""
@@ -107,6 +110,11 @@ class ItemEnumerator(SplitEnumerator):
     @override
     def finished_splits(self) -> int:
         return len(self._ledger.finished)
+
+    @property
+    def has_stable_partitions(self) -> bool:
+        """Whether a task that Spark repeats reads the same rows as before."""
+        return self.reader.has_stable_partitions
 
     @property
     def finished_share(self) -> float:

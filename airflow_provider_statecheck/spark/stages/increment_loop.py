@@ -122,7 +122,7 @@ class IncrementLoop:
         current: _Loaded | None = (first, frame)
         while current is not None:
             following = self._enumerator.next_increment()
-            if following is not None and self._tasks.adds_partials:
+            if following is not None and self._fits_one_job:
                 window = self._window(current, following)
                 rows += self._run_window(window)
                 current = window.next()
@@ -137,6 +137,11 @@ class IncrementLoop:
         self._progress.finished()
         self._checkpoints.costs.report()
         return self._increments, rows
+
+    @property
+    def _fits_one_job(self) -> bool:
+        # The record of a partition counts before Spark knows whether it runs the task again.
+        return self._tasks.adds_partials and getattr(self._enumerator, "has_stable_partitions", False)
 
     def close(self) -> None:
         """Stop the checkpoint thread after its current checkpoint, even if that waits for a savepoint of the job."""

@@ -16,7 +16,7 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.exceptions import StateCheckError
+from airflow_provider_statecheck.exceptions import CoordinatorError, StateCheckError
 from airflow_provider_statecheck.spark.driver.session import TaggedJobs
 from airflow_provider_statecheck.spark.stages.collecting import result_of
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
@@ -116,6 +116,7 @@ class Splits:
         Yield the increments that have become complete, in their order.
 
         :param is_ended: Whether the job has ended, so that all partitions have a record.
+        :raises CoordinatorError: if one of them has none.
         """
         first = self._next_increment
         while (found := self._by_partition.get(self._next_partition)) is not None:
@@ -124,6 +125,14 @@ class Splits:
                 self._next_increment = max(self._next_increment, found.increment)
                 self._reports[found.increment].append(found.report)
         if is_ended:
+            self._require_all()
             self._next_increment = self._increments
         for number in range(first, self._next_increment):
             yield number, self._reports[number]
+
+    def _require_all(self) -> None:
+        if self._next_partition < len(self._by_partition):
+            raise CoordinatorError(
+                f"Expected a record of partition {self._next_partition} of a job that has ended, found only those of "
+                f"{sorted(self._by_partition)[self._next_partition :][:5]} and before it; retry the task."
+            )

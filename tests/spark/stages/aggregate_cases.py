@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from airflow_provider_statecheck.spark.connectors.custom.data_frame_source import DataFrameSource
+from airflow_provider_statecheck.spark.connectors.enumerator import ItemReader
+from airflow_provider_statecheck.spark.connectors.item_source import Opening
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings
 from airflow_provider_statecheck.spark.stages.stage import Aggregate, Count, Max, Min, Stage, Sum
 from airflow_provider_statecheck.spark.tables.schemas import spark_schema
 from airflow_provider_statecheck.state.reading.state_reader import read_state
+from airflow_provider_statecheck.state.source_items import Ledger
 from tests.messages import make_owner
 from tests.seeds import named_in_failure
 from tests.shared_spark import from_arrow, setting, to_arrow
@@ -189,7 +192,7 @@ class Case:
 
     def _run(self, tries: StageTries, run: Run, key: str) -> None:
         failing = set(run.failing)
-        source = DataFrameSource(list(range(run.splits)), partial(self._load, failing))
+        source = LocalRows(list(range(run.splits)), partial(self._load, failing))
         for parallelism in run.parallelisms:
             stage = Stage("stage", max_parallelism=8, parallelism=parallelism, state_backend=self.backend).source(
                 source
@@ -213,6 +216,15 @@ class Case:
         failing.remove(split)
         # Fails within a task, after others may have written their state.
         return frame.where(F.expr("if(rand() < 2, raise_error('planned'), true)"))
+
+
+class LocalRows(DataFrameSource):
+    """Splits of rows that the driver has, which Spark divides in the same way each time."""
+
+    def _plan(self, opening: Opening) -> tuple[Ledger, ItemReader]:
+        ledger, reader = super()._plan(opening)
+        reader.has_stable_partitions = True
+        return ledger, reader
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_statecheck.spark.stages.stage import Stage, Sum
+from airflow_provider_statecheck.state.reading.state_reader import read_state
 from tests.seeds import folder_for, new_seeds
 from tests.soak import rest_in_soak
-from tests.spark.stages.aggregate_cases import LARGE, Case, aggregates_of, case_of, compare
+from tests.spark.stages.aggregate_cases import LARGE, Case, LocalRows, aggregates_of, case_of, compare
 from tests.spark.stages.stage_tries import StageTries
 
 SEEDS = (3,)
@@ -36,6 +38,19 @@ def test_sum_that_is_too_large_is_what_spark_makes_of_it(tries: StageTries, is_a
 @pytest.mark.parametrize("seed", SEEDS)
 def test_drawn_stages_with_failures_over_runs_give_the_rows_of_spark(tries: StageTries, seed: int) -> None:
     compare(tries, Case.of(seed))
+
+
+def repartitioned(spark: Any, split: int) -> Any:
+    return spark.range(100).selectExpr("id", f"{split} AS v").repartition(2, "id")
+
+
+def test_each_partition_of_one_job_has_rows_of_one_increment_although_they_are_partitioned_alike(
+    tries: StageTries,
+) -> None:
+    rows = Stage("stage", parallelism=2).source(LocalRows([1, 2, 3], repartitioned)).key_by("id")
+    tries.run(rows.aggregate(total=Sum("v")))
+    state = read_state(tries.completed()[-1].location, "aggregates").read_all()
+    assert state.column("value").combine_chunks().field("total").to_pylist() == [6] * 100
 
 
 @pytest.mark.soak

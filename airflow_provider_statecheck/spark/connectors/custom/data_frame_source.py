@@ -84,6 +84,8 @@ def _split_list(splits: Iterable[Any]) -> tuple[Any, ...]:
 class _UserReader(ItemReader):
     """Reads splits with the user's function, whose input is unknown; a change of it is not detected."""
 
+    has_stable_partitions = False  # it may shuffle rows, which Spark then distributes in another way
+
     def __init__(
         self, spark: SparkSession, load: Callable[[SparkSession, Any], DataFrame], splits: Mapping[str, Any]
     ) -> None:

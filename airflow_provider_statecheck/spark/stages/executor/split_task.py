@@ -12,6 +12,7 @@ from typing import Any, Self
 from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.spark.stages.executor.elements import BUFFER_BYTES, CONTROL
 from airflow_provider_statecheck.spark.stages.executor.node_run import NodeTask, StateCapture, SubtaskContext
@@ -94,16 +95,19 @@ class SplitTask:
 
     def _saved(self, batches: Iterable[Any]) -> SplitReport:
         own = TaskOwnedState(self._view, self.storage, OperatorDirectories(self.storage, self.attempt).taskowned)
-        increment, rows = None, 0
+        increments: set[int] = set()
+        rows = 0
         with ExitStack() as closing:
             chain = FunctionChain([self.function], self.context, self.storage, own)
             closing.callback(chain.close)
             chain.open()
             for table in _tables(batches):
-                increment, rows = table.column(INCREMENT_COLUMN)[0].as_py(), rows + table.num_rows
+                increments |= set(table.column(INCREMENT_COLUMN).unique().to_pylist())
+                rows += table.num_rows
+                _require_one(increments)
                 chain.add(self._with_results(table.drop_columns([INCREMENT_COLUMN])))
             report = saved_state(chain, self._view, self.moment, vertex=0, subtask=0, rows=rows)
-        return SplitReport(partition=partition_number(), increment=increment, report=report)
+        return SplitReport(partition=partition_number(), increment=next(iter(increments), None), report=report)
 
     def _with_results(self, table: Any) -> Any:
         """Return rows with a column for each aggregate."""
@@ -118,6 +122,14 @@ class SplitTask:
     @property
     def _view(self) -> CheckpointStorageWorkerView:
         return worker_view(self.storage, self.attempt, self.config, ())
+
+
+def _require_one(increments: set[int]) -> None:
+    if len(increments) > 1:
+        raise CoordinatorError(
+            f"Expected the rows of one increment in a partition, found those of {len(increments)}; turn off the Spark "
+            "settings that merge partitions, such as spark.sql.unionOutputPartitioning."
+        )
 
 
 def _tables(batches: Iterable[Any]) -> Iterator[Any]:

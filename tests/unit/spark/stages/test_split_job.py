@@ -13,6 +13,7 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of, temporary_name
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
 from airflow_provider_statecheck.spark.stages.executor.split_task import SplitReport
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
@@ -53,6 +54,13 @@ def test_first_record_of_a_partition_counts_and_later_ones_do_not() -> None:
     assert rows_of(splits.newly_complete()) == [(0, [1])]
     splits.add([report(0, 0, 4), report(1, 1, 5)])
     assert rows_of(splits.newly_complete(is_ended=True)) == [(1, [3])]
+
+
+def test_job_that_has_ended_without_the_record_of_a_partition_is_an_error() -> None:
+    splits = Splits(2)
+    splits.add([report(0, 0), report(2, 1)])
+    with pytest.raises(CoordinatorError, match="Expected a record of partition 1"):
+        list(splits.newly_complete(is_ended=True))
 
 
 @dataclass

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
+from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.spark.stages.executor.node_run import NodeTask, StateCapture, SubtaskContext
 from airflow_provider_statecheck.spark.stages.executor.split_task import INCREMENT_COLUMN, SplitReport, SplitTask
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN, PlannedNode
@@ -92,6 +94,13 @@ def test_partition_without_rows_has_a_record_and_no_state(tmp_path: Path) -> Non
     (batch,) = task(iter(()))
     found = SplitReport.decode(batch.column(0)[0].as_py())
     assert (found.increment, found.report.rows, found.report.states) == (None, 0, ())
+
+
+def test_partition_with_rows_of_two_increments_is_refused(tmp_path: Path) -> None:
+    task = task_in(tmp_path)
+    with pytest.raises(CoordinatorError, match="the rows of one increment in a partition, found those of 2"):
+        list(task(iter([*batches(0), *batches(1)])))
+    assert task.storage.list_files(task.records) == {}
 
 
 def test_each_try_of_a_task_has_a_record_and_files_of_its_own(tmp_path: Path) -> None:
