@@ -45,7 +45,7 @@ test: $(READY) ## Run the tests
 	@sh scripts/run_tests $(BIN)/python 'not soak' $(ARGS)
 
 soak: $(READY) ## Run the long tests
-	@sh scripts/run_tests $(BIN)/python 'soak or live' $(ARGS)
+	@PYTEST_TIMEOUT=14400 sh scripts/run_tests $(BIN)/python 'soak or live' $(ARGS)
 
 matrix: $(READY) ## Run chosen tests with other versions of Spark, Airflow and Python; ONLY=spark4.1 for some, SHORT=1 for one pair
 	@sh scripts/preflight $(BIN)/python
