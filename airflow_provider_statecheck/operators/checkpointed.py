@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.definitions.mappedoperator import MappedOperator
-from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_statecheck.checkpoint.declared_uids import (
     declared_uids,
@@ -51,8 +50,13 @@ _SETTINGS = ("conf", "config_kwargs", "env_vars")
 """Arguments of Airflow's Spark operators with settings of Spark, or variables of an environment."""
 
 
-class StageTerminatedError(AirflowException):
-    """The task was terminated before its stage had ended."""
+class StageTerminatedError(BaseException):
+    """
+    The task was terminated before its stage had ended.
+
+    As Airflow's own errors of this kind, it is no ``Exception``: the signal may arrive anywhere, also in a log handler
+    or in code of users that goes on after any exception.
+    """
 
 
 @dataclass(frozen=True, slots=True)

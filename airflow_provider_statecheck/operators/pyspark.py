@@ -18,7 +18,6 @@ from airflow_provider_statecheck.operators.callables import CHECKPOINT_PARAMETER
 from airflow_provider_statecheck.operators.checkpointed import (
     CheckpointedOperator,
     PreparedStage,
-    StageTerminatedError,
 )
 from airflow_provider_statecheck.overriding import override
 
@@ -116,7 +115,7 @@ class StageCallable(CheckpointedOperator, PythonOperator):
 def _raise_if_driver_lost(error: BaseException) -> None:
     from airflow_provider_statecheck.spark.driver.session import has_jvm_died, is_server_lost
 
-    if isinstance(error, StageTerminatedError) or not isinstance(error, Exception):
+    if not isinstance(error, Exception):
         return
     if is_server_lost(error):
         raise DriverLostError(

@@ -203,7 +203,7 @@ class SubmittedDriverMixin(CheckpointedOperator):
 
     def _is_left_to_retry(self, error: BaseException, context: Context) -> bool:
         # A look at the job that failed, such as one with a lost reply, says nothing about its driver.
-        is_final = isinstance(error, (StageTerminatedError, AirflowFailException, *A_RETRY_CANNOT_HELP))
+        is_final = isinstance(error, (AirflowFailException, *A_RETRY_CANNOT_HELP))
         if is_final or not isinstance(error, Exception) or not self.may_reconnect(context):
             return False
         ti: Any = context["ti"]

@@ -467,8 +467,8 @@ class StageRun:
         return self._attempt.registration.owner.run_key
 
 
-class DriverTerminatedError(RuntimeError):
-    """The driver received SIGTERM while its stage was running."""
+class DriverTerminatedError(BaseException):
+    """The driver received SIGTERM while its stage was running; no ``Exception``, as the signal may arrive anywhere."""
 
 
 def main() -> None:

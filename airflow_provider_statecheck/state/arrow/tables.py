@@ -198,6 +198,8 @@ class ArrowValueTable(TableCore):
         return values.take(pa.array(rows, mask=rows < 0))
 
     def put_batch(self, keys: KeyBatch, values: Any) -> None:
+        # Removed values may be among those that were changed one by one.
+        self.seal()
         values = single(values)
         deleted = values.is_null() if values.null_count else None
         table = self._rows_of_batch(keys, values, deleted=deleted)

@@ -30,6 +30,7 @@ _WRITERS = {
     "gateway/mailbox/box.py",
     "maintenance/gc.py",  # passes deletions on and counts them
     "spark/snapshots/live_snapshots.py",
+    "spark/stages/split_job.py",
     "state/writing/canonical.py",
     "storage/discarding.py",
     "storage/orphans.py",

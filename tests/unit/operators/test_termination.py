@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from airflow_provider_statecheck.gateway import verbs
 from airflow_provider_statecheck.operators.checkpointed import StageTerminatedError
 from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOperator
 from airflow_provider_statecheck.spark.driver import readiness
@@ -130,6 +133,47 @@ def test_while_the_function_runs(spark_task: Task, term: Signal) -> None:
     end(spark_task, term, operator)
     assert [attempt.status for attempt in spark_task.stage.attempts()] == [FAILED]
     assert "retains checkpoint 1" in (operator.kept or "")
+
+
+class Terminating(logging.Handler):
+    """A handler of the log that is at work when the task is told to end; handlers go on after any exception."""
+
+    def __init__(self, operator: CheckpointedPySparkOperator, term: Signal) -> None:
+        super().__init__()
+        self._on_kill: Callable[[], None] = operator.on_kill
+        self._term = term
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "waiting for" not in record.getMessage():
+            return
+        self._term.sent_at = time.monotonic()
+        try:
+            self._on_kill()
+        except Exception:
+            self.handleError(record)
+
+
+def test_while_it_logs(spark_task: Task, term: Signal, monkeypatch: pytest.MonkeyPatch) -> None:
+    spark_task.stage.attempt(owner=make_owner(logical_task="dag/other", label="another task"))
+    monkeypatch.setattr(UnknownLiveness, "is_running", lambda *_: True)
+    operator = spark_task.operator(lambda spark, checkpoint: None, on_overlap="wait")
+    terminating = Terminating(operator, term)
+    monkeypatch.setattr(verbs.log, "info", lambda text, *values: terminating.emit(record_of(text, values)))
+    end(spark_task, term, operator)
+    assert [attempt.status for attempt in spark_task.stage.attempts()] == [RUNNING]
+
+
+def record_of(text: str, values: tuple[Any, ...]) -> logging.LogRecord:
+    return logging.LogRecord("log", logging.INFO, __file__, 1, text, values, None)
+
+
+def test_while_a_function_goes_on_after_any_exception(spark_task: Task, term: Signal) -> None:
+    def function(spark: Any, checkpoint: Any) -> None:
+        with suppress(Exception):
+            term()
+
+    end(spark_task, term, spark_task.operator(function))
+    assert [attempt.status for attempt in spark_task.stage.attempts()] == [FAILED]
 
 
 def test_while_it_takes_its_last_checkpoint(spark_task: Task, term: Signal, monkeypatch: pytest.MonkeyPatch) -> None:

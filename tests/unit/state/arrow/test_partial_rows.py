@@ -185,3 +185,14 @@ def test_values_that_do_not_combine_cannot_be_added(tmp_path: Path) -> None:
     job = Job(tmp_path)
     with pytest.raises(InvalidConfigurationError, match="to have values that combine"):
         job.open().batch_state(VALUE).add(job.batch(range(1)), pa.array([1]))
+
+
+def test_batch_removes_a_value_that_was_set_before_it_one_by_one(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    backend = job.open()
+    backend.set_current_key(1)
+    Job.state(backend, VALUE).update(1)
+    backend.batch_state(VALUE).put(job.batch([1, 2]), pa.nulls(2, pa.int64()))
+    assert job.values(backend, range(3)) == [None] * 3
+    backend.set_current_key(1)
+    assert Job.state(backend, VALUE).value() is None
