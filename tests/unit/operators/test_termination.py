@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -165,15 +164,6 @@ def test_while_it_logs(spark_task: Task, term: Signal, monkeypatch: pytest.Monke
 
 def record_of(text: str, values: tuple[Any, ...]) -> logging.LogRecord:
     return logging.LogRecord("log", logging.INFO, __file__, 1, text, values, None)
-
-
-def test_while_a_function_goes_on_after_any_exception(spark_task: Task, term: Signal) -> None:
-    def function(spark: Any, checkpoint: Any) -> None:
-        with suppress(Exception):
-            term()
-
-    end(spark_task, term, spark_task.operator(function))
-    assert [attempt.status for attempt in spark_task.stage.attempts()] == [FAILED]
 
 
 def test_while_it_takes_its_last_checkpoint(spark_task: Task, term: Signal, monkeypatch: pytest.MonkeyPatch) -> None:
