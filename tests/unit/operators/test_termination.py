@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from airflow_provider_statecheck.gateway import verbs
 from airflow_provider_statecheck.operators.checkpointed import StageTerminatedError
 from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOperator
 from airflow_provider_statecheck.spark.driver import readiness
+from airflow_provider_statecheck.spark.stages.stage_run import DriverTerminatedError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.messages import make_owner
 from tests.unit.operators.stand_in_spark import Task
@@ -164,6 +166,12 @@ def test_while_it_logs(spark_task: Task, term: Signal, monkeypatch: pytest.Monke
 
 def record_of(text: str, values: tuple[Any, ...]) -> logging.LogRecord:
     return logging.LogRecord("log", logging.INFO, __file__, 1, text, values, None)
+
+
+@pytest.mark.parametrize("error", [StageTerminatedError, DriverTerminatedError])
+def test_no_code_that_goes_on_after_any_exception_passes_a_signal_over(error: type[BaseException]) -> None:
+    with pytest.raises(error), suppress(Exception):
+        raise error
 
 
 def test_while_it_takes_its_last_checkpoint(spark_task: Task, term: Signal, monkeypatch: pytest.MonkeyPatch) -> None:

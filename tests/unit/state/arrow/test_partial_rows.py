@@ -63,7 +63,7 @@ def test_nothing_is_read_to_add(tmp_path: Path) -> None:
     for file in (Path(stream.uri.removeprefix("file://")) for _, stream in handle.shared):  # type: ignore[union-attr]
         file.unlink()
     add(job, backend, range(100), 1)
-    job.save(backend)
+    assert dict(job.save(backend).shared).keys() > dict(handle.shared).keys()
 
 
 @pytest.mark.parametrize("settings", [ONE_FILE, TINY], ids=["one file", "many files"])
