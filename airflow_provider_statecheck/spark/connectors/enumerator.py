@@ -31,6 +31,9 @@ from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+    from airflow_provider_statecheck.spark.connectors.row_groups import FileParts
 
 _FORMAT = 1
 
@@ -60,6 +63,15 @@ class ItemReader(ABC):
 
         :raises SourceChangedError: if one has changed since it was listed.
         """
+
+    def file_parts(self, splits: Sequence[ItemSplit], columns: StructType) -> FileParts | None:
+        """
+        Return the files of splits for tasks that read them; ``None`` if PyArrow does not read the same rows as Spark.
+
+        :param columns: The columns of the source that are wanted.
+        :raises SourceChangedError: if Spark would not read them.
+        """
+        return None
 
     def row_groups(self, item: Item) -> Sequence[int] | None:
         """Return the sizes of the row groups of an item; ``None`` if it cannot be cut, as by default."""
@@ -146,6 +158,13 @@ class ItemEnumerator(SplitEnumerator):
     def load(self, increment: Increment) -> DataFrame:
         self.require_unchanged(increment)
         return self.reader.load(_item_splits(increment))
+
+    def file_parts(self, increment: Increment, columns: StructType) -> FileParts | None:
+        """
+        Return what :meth:`load` reads of some columns, for tasks that read it themselves; ``None`` if only Spark can.
+        """
+        self.require_unchanged(increment)
+        return self.reader.file_parts(_item_splits(increment), columns)
 
     @override
     def require_unchanged(self, increment: Increment) -> None:

@@ -12,7 +12,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 log = logging.getLogger(__name__)
+
+_OPEN_BYTES = 4 * 1024 * 1024
+"""What opening a file costs, as Spark's ``spark.sql.files.openCostInBytes``."""
 
 
 class CuttingReader(ItemReader):
@@ -203,6 +206,61 @@ def cut_into_tasks(groups: RowGroups, sizes: Sequence[int], limit: int = TASK_BY
     first = groups.start
     for part in consecutive(sizes[first : groups.end], limit):
         yield replace(groups, start=first + part.start, end=first + part.stop)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileParts:
+    """Row groups of an increment that PyArrow reads as Spark does."""
+
+    schema: StructType
+    """Columns that are read."""
+    groups: Sequence[tuple[RowGroups, Any]]
+    """Row groups, each with the footer of its file."""
+    options: Mapping[str, Any] = field(repr=False)
+    """Options of the filesystem."""
+    is_case_sensitive: bool
+
+    def sizes(self) -> list[tuple[RowGroups, list[int]]]:
+        """Return the row groups, each with the sizes of the columns in all row groups of its file."""
+        return [(groups, group_sizes(footer, self._stored(footer))) for groups, footer in self.groups]
+
+    def _stored(self, footer: Any) -> set[str]:
+        names, wanted = footer.schema.to_arrow_schema().names, self.schema.names
+        found = (find_column(names, name, is_case_sensitive=self.is_case_sensitive) for name in wanted)
+        return {name for name in found if name is not None}
+
+
+PartOfFiles = tuple[int, int, int]
+"""
+What a Spark task reads: the number of its increment, and the first task of the reader and the one after the last.
+"""
+
+
+def row_group_reader(increments: Sequence[FileParts], cores: int) -> tuple[RowGroupReader, tuple[PartOfFiles, ...]]:
+    """
+    Return a reader of the row groups of several increments, and what each Spark task reads.
+
+    :param cores: Number of cores to occupy.
+    """
+    sized = [each.sizes() for each in increments]
+    limit = task_bytes(cores, [pair for each in sized for pair in each])
+    tasks: list[RowGroups] = []
+    parts: list[PartOfFiles] = []
+    for number, each in enumerate(sized):
+        pieces = [(task, sizes) for groups, sizes in each for task in cut_into_tasks(groups, sizes, limit)]
+        costs = [_OPEN_BYTES + sum(sizes[task.start : task.end]) for task, sizes in pieces]
+        before = len(tasks)
+        parts += [(number, before + span.start, before + span.stop) for span in consecutive(costs, limit)]
+        tasks += [task for task, _ in pieces]
+    first = increments[0]
+    reader = RowGroupReader(
+        options=HiddenOptions(first.options),
+        schema=arrow_schema(first.schema),
+        # No column is one of directories.
+        packed_tasks=pack_row_groups([replace(task, partition={}) for task in tasks]),
+        is_case_sensitive=first.is_case_sensitive,
+    )
+    return reader, tuple(parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

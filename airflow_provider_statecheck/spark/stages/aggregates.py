@@ -6,14 +6,14 @@ Spark tasks combine partial results. What they would combine in another way than
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.spark.stages.ordered_types import is_plain_text, uncompared_part
-from airflow_provider_statecheck.spark.stages.stage import AggregateNode, KeyNode
-from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, quoted_column
+from airflow_provider_statecheck.spark.stages.stage import Aggregate, AggregateNode, KeyNode
+from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, quoted_column, spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -33,6 +33,33 @@ def aggregated(frame: DataFrame, key: KeyNode, node: AggregateNode, *further: Co
         for name, aggregate in node.aggregates.items()
     ]
     return frame.groupBy(*map(quoted_column, key.columns)).agg(*columns, *further)
+
+
+def single_results(
+    frame: DataFrame, key: KeyNode, node: AggregateNode, results: Any, names: Iterable[str], *carried: str
+) -> DataFrame:
+    """
+    Return the key columns and the partial results of single rows.
+
+    :param results: Arrow schema of the results.
+    :param names: Aggregates of which the results are wanted.
+    :param carried: Further columns.
+    """
+    from pyspark.sql import functions as F
+
+    keys = [quoted_column(name) for name in key.columns]
+    types = {field.name: field.dataType for field in spark_schema(results).fields}
+    single = [_of_one_row(node.aggregates[name]).cast(types[name]).alias(name) for name in names]
+    return frame.select(*keys, *single, *map(F.col, carried))
+
+
+def _of_one_row(aggregate: Aggregate) -> Column:
+    from pyspark.sql import functions as F
+
+    value = F.expr(aggregate.expression)
+    if aggregate.spark_function == "count":
+        return F.when(value.isNull(), F.lit(0)).otherwise(F.lit(1))
+    return value
 
 
 def result_schema(frame: DataFrame, key: KeyNode, node: AggregateNode) -> Any:

@@ -10,14 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.masking import counted
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
-from airflow_provider_statecheck.spark.stages.aggregates import aggregated
+from airflow_provider_statecheck.spark.stages.aggregates import aggregated, single_results
 from airflow_provider_statecheck.spark.stages.executor.elements import (
     CONTROL,
     EMPTY_MESSAGE,
@@ -25,7 +23,6 @@ from airflow_provider_statecheck.spark.stages.executor.elements import (
     ROWS_COLUMN,
 )
 from airflow_provider_statecheck.spark.stages.executor.node_run import NodeTask, StateCapture, SubtaskContext
-from airflow_provider_statecheck.spark.stages.executor.split_task import INCREMENT_COLUMN, SplitTask
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport, VertexTask
 from airflow_provider_statecheck.spark.stages.planning import (
     KEY_GROUP_COLUMN,
@@ -34,10 +31,10 @@ from airflow_provider_statecheck.spark.stages.planning import (
     PlannedVertex,
     with_key_groups,
 )
-from airflow_provider_statecheck.spark.stages.stage import Aggregate, AggregateNode, Count, KeyNode
+from airflow_provider_statecheck.spark.stages.stage import Aggregate, AggregateNode, KeyNode
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
 from airflow_provider_statecheck.spark.tables.alignment import InputColumns, aligned, positional
-from airflow_provider_statecheck.spark.tables.schemas import quoted_column, spark_schema
+from airflow_provider_statecheck.spark.tables.schemas import spark_schema
 from airflow_provider_statecheck.spark.versions import repartition_by_id
 from airflow_provider_statecheck.state.backends import ArrowStateBackend
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -51,8 +48,6 @@ log = logging.getLogger(__name__)
 
 INLINE_BUDGET = 4 * 1024 * 1024
 """Maximum size of the inline state of all subtasks of a function that one task carries, in bytes."""
-INLINE_BUDGET_OF_JOB = 256 * 1024
-"""Maximum size of the inline state of all tasks of a job over many increments, in bytes."""
 KEYS_PER_ROW = 0.1
 """
 Threshold for combining, which needs an extra shuffle.
@@ -89,7 +84,7 @@ class IncrementTasks:
         :param is_woken: Whether every keyed subtask gets an empty message, so that it runs even without rows. Spark
             runs no task for an input that it knows to be empty.
         """
-        frame = self._aligned(frame)
+        frame = self.aligned(frame)
         for vertex, task in zip(self.vertices, self.of(moment, is_woken=is_woken), strict=True):
             if vertex.key is not None:
                 if is_woken and task.vertex == 0:
@@ -115,40 +110,8 @@ class IncrementTasks:
         """Return whether the functions are planned for the rows of an increment."""
         return self.columns.with_rows(frame.schema, frame.sparkSession) is self.columns
 
-    def split_job(self, frames: Sequence[DataFrame], records: str) -> DataFrame:
-        """
-        Return the DataFrame of increments whose tasks add partial results; collecting it returns their records.
-
-        :param frames: The rows of each increment.
-        :param records: Directory of the records.
-        """
-        from pyspark.sql import functions as F
-
-        vertex = self.vertices[0]
-        key, function = cast("KeyNode", vertex.key), vertex.functions[0]
-        numbered = [self._aligned(frame).withColumn(INCREMENT_COLUMN, F.lit(n)) for n, frame in enumerate(frames)]
-        task = self._split_task(function, records, len(frames))
-        frame = _single_results(_union(numbered), key, function, task.sent, INCREMENT_COLUMN)
-        keyed = with_key_groups(frame, key.columns, self.context.max_parallelism, self.context.parallelism)
-        return _mapped(keyed.drop(SUBTASK_COLUMN), task)
-
-    def _split_task(self, function: PlannedNode, records: str, increments: int) -> SplitTask:
-        config = self._task_config()
-        # Each checkpoint has the inline state of all tasks so far.
-        tasks = increments * self.context.parallelism
-        config.data_inline_threshold = min(config.data_inline_threshold, INLINE_BUDGET_OF_JOB // tasks)
-        return SplitTask(
-            function=replace(self._function(function), states={}),
-            storage=self.storage,
-            attempt=self.attempt,
-            config=config,
-            moment=StateCapture(checkpoint=CheckpointMetaData(0, datetime.now(UTC))),
-            context=replace(self.context, parallelism=1),
-            records=records,
-            results=_results_of_rows(function),
-        )
-
-    def _aligned(self, frame: DataFrame) -> DataFrame:
+    def aligned(self, frame: DataFrame) -> DataFrame:
+        """Return rows with the columns for which the vertices were planned."""
         return aligned(frame, self.columns.schema)
 
     def of(self, moment: StateCapture, *, is_woken: bool = False) -> list[VertexTask]:
@@ -159,7 +122,7 @@ class IncrementTasks:
         is_last = number == len(self.vertices) - 1
         return VertexTask(
             vertex=number,
-            functions=tuple(self._function(function) for function in vertex.functions),
+            functions=tuple(self.function_task(function) for function in vertex.functions),
             order=_order_of(vertex),
             output_schema=vertex.output_schema,
             is_last=is_last,
@@ -167,18 +130,24 @@ class IncrementTasks:
             sink=self.sink if is_last else None,
             storage=self.storage,
             attempt=self.attempt,
-            config=self._task_config(),
+            # With many subtasks less, because every task of the next increment carries all inline state.
+            config=self.task_config(INLINE_BUDGET // self.context.parallelism),
             moment=moment,
             context=self.context,
         )
 
-    def _task_config(self) -> CheckpointConfig:
+    def task_config(self, inline_bytes: int) -> CheckpointConfig:
+        """
+        Return the settings of the checkpoint storage for tasks.
+
+        :param inline_bytes: Maximum size of inline state of one task.
+        """
         config = self.config.subset(option.name for option in CheckpointConfig.options())
-        # With many subtasks less, because every task of the next increment carries all inline state.
-        config.data_inline_threshold = min(config.data_inline_threshold, INLINE_BUDGET // self.context.parallelism)
+        config.data_inline_threshold = min(config.data_inline_threshold, inline_bytes)
         return config
 
-    def _function(self, function: PlannedNode) -> NodeTask:
+    def function_task(self, function: PlannedNode) -> NodeTask:
+        """Return a function for tasks, with its state."""
         return NodeTask.of(
             function,
             states=self.states.of(function.uid),
@@ -193,15 +162,7 @@ def _gets_messages(vertex: PlannedVertex, moment: StateCapture, *, is_woken: boo
     return is_woken if vertex.key is not None else moment.is_end_of_input and vertex.ends_without_rows
 
 
-def _union(frames: Sequence[DataFrame]) -> DataFrame:
-    """Return the rows of several DataFrames, in their order, by a plan whose depth is small."""
-    if len(frames) == 1:
-        return frames[0]
-    middle = len(frames) // 2
-    return _union(frames[:middle]).unionAll(_union(frames[middle:]))
-
-
-def _mapped(frame: DataFrame, task: VertexTask | SplitTask) -> DataFrame:
+def _mapped(frame: DataFrame, task: VertexTask) -> DataFrame:
     named = replace(task, columns=tuple(frame.columns))
     return positional(frame).mapInArrow(named, spark_schema(task.passed_schema))
 
@@ -242,41 +203,9 @@ def _partial_aggregates(
     if combines and not has_control:
         flags = [_is_too_large(node.aggregates[name]).alias(OVERFLOW_PREFIX + name) for name in function.decimal_sums]
         return aggregated(frame, key, node, *flags, F.count(F.lit(1)).alias(ROWS_COLUMN))
-    return _single_results(frame, key, function, node.aggregates, *([CONTROL] if has_control else []))
-
-
-def _results_of_rows(function: PlannedNode) -> dict[str, str | None]:
-    """
-    Return the aggregate that has the same partial result of each row, by the name of each aggregate.
-
-    It is itself the first one with an expression, and ``None`` if each row counts as one.
-    """
-    first: dict[tuple[Any, ...], str] = {}
-    found: dict[str, str | None] = {}
-    for name, aggregate in cast("AggregateNode", function.node).aggregates.items():
-        is_count = isinstance(aggregate, Count)
-        identity = (aggregate.expression, is_count, function.output_schema.field(name).type)
-        counts_all = is_count and aggregate == Count()
-        found[name] = None if counts_all else first.setdefault(identity, name)
-    return found
-
-
-def _single_results(
-    frame: DataFrame, key: KeyNode, function: PlannedNode, names: Iterable[str], *carried: str
-) -> DataFrame:
-    """
-    Return the key columns and the partial results of single rows.
-
-    :param names: Aggregates of which the results are wanted.
-    :param carried: Further columns.
-    """
-    from pyspark.sql import functions as F
-
-    node = cast("AggregateNode", function.node)
-    keys = [quoted_column(name) for name in key.columns]
-    types = {field.name: field.dataType for field in spark_schema(function.output_schema).fields}
-    single = [_of_one_row(node.aggregates[name]).cast(types[name]).alias(name) for name in names]
-    return frame.select(*keys, *single, *map(F.col, carried))
+    return single_results(
+        frame, key, node, function.output_schema, node.aggregates, *([CONTROL] if has_control else [])
+    )
 
 
 def _is_too_large(aggregate: Aggregate) -> Column:
@@ -285,15 +214,6 @@ def _is_too_large(aggregate: Aggregate) -> Column:
     # Without ANSI mode, a sum of values that is too large is null.
     value = F.expr(aggregate.expression)
     return F.sum(value).isNull() & (F.count(value) > 0)
-
-
-def _of_one_row(aggregate: Aggregate) -> Column:
-    from pyspark.sql import functions as F
-
-    value = F.expr(aggregate.expression)
-    if aggregate.spark_function == "count":
-        return F.when(value.isNull(), F.lit(0)).otherwise(F.lit(1))
-    return value
 
 
 def _with_message_column(frame: DataFrame) -> DataFrame:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
 from airflow_provider_statecheck.spark.stages.executor.node_run import StateCapture
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.increment_jobs import IncrementTasks
+from airflow_provider_statecheck.spark.stages.increment_windows import IncrementQueue
 from airflow_provider_statecheck.spark.stages.planning import PlannedVertex
 from airflow_provider_statecheck.spark.stages.sink_commits import SinkCommits
 from airflow_provider_statecheck.spark.stages.split_job import CompleteIncrement, SplitJob
@@ -35,36 +36,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from airflow_provider_statecheck.spark.connectors.source import Increment, SplitEnumerator
-
-    _Loaded = tuple[Increment, DataFrame]
-    """An increment and its rows."""
+    from airflow_provider_statecheck.spark.stages.increment_windows import LoadedIncrement, Window
 
 log = logging.getLogger(__name__)
 
-_MOST_IN_ONE_JOB = 128
-"""Number of increments of one Spark job, whose plan has a scan of each."""
 _RECORDS = "splits"
-
-
-@dataclass(frozen=True, slots=True)
-class _Window:
-    """Increments of one job, and what follows them."""
-
-    increments: Sequence[_Loaded]
-    following: _Loaded | None = None
-    error: Exception | None = None
-    """Why the increment after them could not be loaded; those before it are computed first."""
-
-    @property
-    def is_end(self) -> bool:
-        """Whether the input ends with them."""
-        return self.following is None and self.error is None
-
-    def next(self) -> _Loaded | None:
-        """Return the increment after them; ``None`` at the end of the input."""
-        if self.error is not None:
-            raise self.error
-        return self.following
 
 
 class IncrementLoop:
@@ -98,6 +74,7 @@ class IncrementLoop:
     ) -> None:
         self._attempt = attempt
         self._enumerator = enumerator
+        self._queue = IncrementQueue(enumerator)
         self._tasks = tasks
         self._jobs = jobs
         self._planned = planned
@@ -119,17 +96,17 @@ class IncrementLoop:
         """
         log.info("Stage %s: computing", self._attempt.registration.uid)
         rows = 0
-        current: _Loaded | None = (first, frame)
+        current: LoadedIncrement | None = (first, frame)
         while current is not None:
-            following = self._enumerator.next_increment()
+            following = self._queue.next()
             if following is not None and self._fits_one_job:
-                window = self._window(current, following)
-                rows += self._run_window(window)
+                window = self._queue.window(self._tasks, current, following)
+                rows += self._run_window(window, current[1])
                 current = window.next()
             else:
                 with self._attempt.work.on(f"increment {self._increments + 1}"):
                     rows += self._run_increment(*current, is_end=following is None)
-                current = None if following is None else (following, self._enumerator.load(following))
+                current = self._queue.loaded(following)
             if current is not None:
                 self._tasks = self._planned(self._tasks, current[1])
         self._checkpoints.wait()
@@ -216,58 +193,48 @@ class IncrementLoop:
         self._tasks.combining.observe(reports)
         return reports
 
-    def _window(self, first: _Loaded, following: Increment | None) -> _Window:
-        window = [first]
-        while following is not None:
-            try:
-                loaded = following, self._enumerator.load(following)
-            except Exception as error:
-                return _Window(window, error=error)
-            if len(window) == _MOST_IN_ONE_JOB or not self._tasks.fits(loaded[1]):
-                return _Window(window, following=loaded)
-            window.append(loaded)
-            following = self._enumerator.next_increment()
-        return _Window(window)
-
-    def _run_window(self, window: _Window) -> int:
+    def _run_window(self, window: Window, frame: DataFrame) -> int:
         """
         Run increments in one job, and at the end of the input a last one.
 
+        :param frame: Rows with the columns of the source.
         :return: The number of elements.
         """
         rows, begin, count = 0, self._monotonic(), len(window.increments)
         with self._attempt.work.on(f"increments {self._increments + 1} to {self._increments + count}"):
             with self._checkpoint_errors_first():
-                for number, reports in self._completed([frame for _, frame in window.increments]):
-                    is_last = number == count - 1
+                for complete in self._completed(window):
+                    is_last = complete[-1][0] == count - 1
                     # The last job ends with the checkpoint of the last increment.
                     pending = None if is_last and window.is_end else self._pending(waits=is_last)
-                    rows += self._save_split(window.increments[number][0], reports, begin, pending)
+                    rows += self._save_splits([(window.increments[n], each) for n, each in complete], begin, pending)
                     begin = self._monotonic()
             if window.is_end:
-                self._run_end(window.increments[-1][1])
+                self._run_end(frame)
         return rows
 
-    def _completed(self, frames: Sequence[DataFrame]) -> Iterable[CompleteIncrement]:
+    def _completed(self, window: Window) -> Iterable[list[CompleteIncrement]]:
         storage = self._attempt.storage
         records = OperatorDirectories(storage, self._attempt.grant.attempt).new_snapshot_uri(_RECORDS)
-        job = SplitJob(storage, records, self._jobs, self._tasks.split_job(frames, records), len(frames))
+        job = SplitJob(storage, records, self._jobs, window.job(records), len(window.increments))
         return job.completed(self._checkpoints.require_success)
 
     def _pending(self, *, waits: bool) -> PendingCheckpoint | None:
         self._checkpoints.require_success()
         return self._checkpoints.begun(waits=waits)
 
-    def _save_split(
+    def _save_splits(
         self,
-        increment: Increment,
-        reports: Sequence[TaskReport],
+        complete: Sequence[tuple[Increment, Sequence[TaskReport]]],
         begin: float,
         pending: PendingCheckpoint | None,
     ) -> int:
+        """Save increments that have become complete together, with one checkpoint; return their number of elements."""
         self._checkpoints.wait()
+        reports = [report for _, of_increment in complete for report in of_increment]
         self._tasks.states.add_parts(reports, 0 if pending is None else pending.checkpoint_id)
-        rows = self._finish(increment, reports, self._monotonic() - begin)
+        seconds = (self._monotonic() - begin) / len(complete)
+        rows = sum(self._finish(increment, of_increment, seconds) for increment, of_increment in complete)
         if pending is not None:
             self._checkpoints.complete(pending, self._tasks, self._monotonic() - begin)
         return rows

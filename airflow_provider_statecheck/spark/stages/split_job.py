@@ -52,9 +52,9 @@ class SplitJob:
         self._splits = Splits(increments)
         self._read: set[str] = set()
 
-    def completed(self, require_running: Callable[[], None]) -> Iterator[CompleteIncrement]:
+    def completed(self, require_running: Callable[[], None]) -> Iterator[list[CompleteIncrement]]:
         """
-        Run the job, and yield each increment when it is complete, also those that are if the job fails.
+        Run the job, and yield each time the increments that have become complete, also if the job fails after them.
 
         The job is cancelled if the caller ends before it.
 
@@ -65,6 +65,7 @@ class SplitJob:
             while not wait([job], timeout=_POLL_SECONDS).done:
                 require_running()
                 yield from self._newly_complete()
+            yield from self._newly_complete()
             yield from self._rest(job)
         finally:
             self._end(job)
@@ -72,18 +73,22 @@ class SplitJob:
         with suppress(StateCheckError):
             self._storage.delete_directory(self._records)
 
-    def _newly_complete(self) -> Iterator[CompleteIncrement]:
+    def _newly_complete(self) -> Iterator[list[CompleteIncrement]]:
         found = self._storage.list_files(self._records)
         names = {name for name in found if name.endswith(RECORD_SUFFIX)} - self._read
         self._read |= names
         records = (self._storage.read_bytes(f"{self._records}/{name}") for name in sorted(names))
-        self._splits.add(map(SplitReport.decode, records))
-        return self._splits.newly_complete()
+        return self._added(map(SplitReport.decode, records))
 
-    def _rest(self, job: Future[list[Any]]) -> Iterator[CompleteIncrement]:
-        yield from self._newly_complete()
-        self._splits.add(SplitReport.decode(bytes(row[CONTROL])) for row in result_of(job, self._storage.base_uri))
-        yield from self._splits.newly_complete(is_ended=True)
+    def _rest(self, job: Future[list[Any]]) -> Iterator[list[CompleteIncrement]]:
+        rows = result_of(job, self._storage.base_uri)
+        return self._added((SplitReport.decode(bytes(row[CONTROL])) for row in rows), is_ended=True)
+
+    def _added(self, reports: Iterable[SplitReport], *, is_ended: bool = False) -> Iterator[list[CompleteIncrement]]:
+        self._splits.add(reports)
+        complete = list(self._splits.newly_complete(is_ended=is_ended))
+        if complete:
+            yield complete
 
     def _end(self, job: Future[list[Any]]) -> None:
         while not job.done():

@@ -382,10 +382,16 @@ def consecutive(sizes: Sequence[int], limit: int) -> Iterator[range]:
         yield range(start, len(sizes))
 
 
-def group_sizes(metadata: Any) -> list[int]:
-    """Return the compressed size of each row group."""
+def group_sizes(metadata: Any, columns: Collection[str] | None = None) -> list[int]:
+    """
+    Return the compressed size of each row group.
+
+    :param columns: Names of the columns that count; all for ``None``.
+    """
+    paths = [metadata.schema.column(leaf).path.partition(".")[0] for leaf in range(metadata.num_columns)]
+    leaves = [leaf for leaf, name in enumerate(paths) if columns is None or name in columns]
     groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
-    return [sum(group.column(i).total_compressed_size for i in range(group.num_columns)) for group in groups]
+    return [sum(group.column(leaf).total_compressed_size for leaf in leaves) for group in groups]
 
 
 def batches_of(parquet: Any, groups: Iterable[int], columns: Sequence[str] | None = None) -> Iterator[Any]:

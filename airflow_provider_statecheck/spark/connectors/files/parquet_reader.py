@@ -15,7 +15,12 @@ from airflow_provider_statecheck.exceptions import SourceChangedError
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.connectors.enumerator import ItemSplit
 from airflow_provider_statecheck.spark.connectors.files.reader import UNMERGED, FileReader
-from airflow_provider_statecheck.spark.connectors.row_groups import CuttingReader, RowGroups, load_row_groups
+from airflow_provider_statecheck.spark.connectors.row_groups import (
+    CuttingReader,
+    FileParts,
+    RowGroups,
+    load_row_groups,
+)
 from airflow_provider_statecheck.spark.tables.alignment import (
     extended,
     file_columns,
@@ -33,6 +38,7 @@ from airflow_provider_statecheck.spark.tables.partition_directories import (
     decoded_values,
     raw_partition_values,
 )
+from airflow_provider_statecheck.spark.tables.schemas import select_fields
 from airflow_provider_statecheck.state.source_items import Item
 from airflow_provider_statecheck.storage.file_operations import in_parallel
 from airflow_provider_statecheck.storage.uris import is_local, redact
@@ -73,8 +79,7 @@ class ParquetReader(CuttingReader, FileReader):
 
     @override
     def load(self, splits: Sequence[ItemSplit]) -> DataFrame:
-        if self.format.schema is None:
-            self._require_read([split.item for split in splits])
+        self._require_readable([split.item for split in splits])
         return CuttingReader.load(self, splits)
 
     @override
@@ -105,10 +110,33 @@ class ParquetReader(CuttingReader, FileReader):
                 known = extended(known, found, self.spark, {})
         return known
 
-    def _require_read(self, items: Sequence[Item]) -> None:
+    @override
+    def file_parts(self, splits: Sequence[ItemSplit], columns: StructType) -> FileParts | None:
+        items = [split.item for split in splits]
+        footers = in_parallel(self._footer, items, is_local=is_local(items[0].name))
+        self._require_readable(items)
+        schema = select_fields(self.schema, columns.names, is_case_sensitive=self.rules.is_case_sensitive)
+        pairs = list(zip(splits, footers, strict=True))
+        if any(self._obstacle(split.item, footer, schema) is not None for split, footer in pairs):
+            return None
+        spans = (split.groups or (0, footer.num_row_groups) for split, footer in pairs)
+        groups = [self._row_groups_of(item, *span) for item, span in zip(items, spans, strict=True)]
+        # Only Spark parses the values in the names of directories.
+        if any(set(each.partition) & set(schema.names) for each in groups):
+            return None
+        return FileParts(
+            schema=schema,
+            groups=list(zip(groups, footers, strict=True)),
+            options=self.listing.options,
+            is_case_sensitive=self.rules.is_case_sensitive,
+        )
+
+    def _require_readable(self, items: Sequence[Item]) -> None:
         """
         Refuse what would be lost without a choice of the user, and widen the columns for types that Spark reads so.
         """
+        if self.format.schema is not None:
+            return
         unread = [item for item in items if item.name not in self._stored]
         in_parallel(self._footer, unread, is_local=is_local(items[0].name))
         for item in items:
@@ -197,7 +225,7 @@ class ParquetReader(CuttingReader, FileReader):
         return self.listing.options
 
     @override
-    def _obstacle(self, item: Item, footer: Any) -> str | None:
+    def _obstacle(self, item: Item, footer: Any, schema: StructType | None = None) -> str | None:
         if self.format.options:
             return f"Spark's reader has options ({', '.join(self.format.options)})"
-        return obstacle(footer, self.selected_schema, self.rules, self._directories_of(item))
+        return obstacle(footer, schema or self.selected_schema, self.rules, self._directories_of(item))

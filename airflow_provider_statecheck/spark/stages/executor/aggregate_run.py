@@ -6,12 +6,12 @@ Unless the changes are emitted, nothing is looked up: partial results are state,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
 
-from airflow_provider_statecheck.lazy import pa, pc
+from airflow_provider_statecheck.lazy import np, pa, pc
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.stages.executor.decimal_sums import DecimalSums, record_serializer
 from airflow_provider_statecheck.spark.stages.executor.elements import OVERFLOW_PREFIX, Elements, key_columns_of
@@ -31,7 +31,8 @@ class AggregateRun(NodeRun):
     """
     Adds partial results to the state of their keys.
 
-    Input rows have the key columns and, under the name of each aggregate, its partial result.
+    Input rows have the key columns and, under the name of each aggregate, its partial result. Rows that were shuffled
+    also have their key group.
     """
 
     keys = 0
@@ -70,13 +71,21 @@ class AggregateRun(NodeRun):
         return replace(super().schemas(), aggregates=self.task.aggregates)
 
     def _combine_rows(self, table: Any) -> tuple[KeyBatch, dict[str, Any]]:
-        by = [KEY_GROUP_COLUMN, *self._key_columns]
+        groups = [name for name in (KEY_GROUP_COLUMN,) if name in table.column_names]
+        by = [*groups, *self._key_columns]
         for name, column in zip(self._key_columns, key_columns_of(table, self.keyed.key_serializer), strict=True):
             table = table.set_column(table.column_names.index(name), name, column)
         functions = {name: aggregate.combine for name, aggregate in self._node.aggregates.items()}
         flags = {name: "any" for name in table.column_names if name.startswith(OVERFLOW_PREFIX)}
         columns, values = combined_by_group(table, by, functions | flags, wraps=not self.task.is_ansi)
-        return KeyBatch(columns[0], tuple(columns[1:])), values
+        return (KeyBatch(columns[0], tuple(columns[1:])), values) if groups else self._grouped(columns, values)
+
+    def _grouped(self, columns: Sequence[Any], values: Mapping[str, Any]) -> tuple[KeyBatch, dict[str, Any]]:
+        """Return distinct keys with their values, ordered by key group."""
+        groups = self.keyed.key_serializer.key_groups_of(columns, self.context.max_parallelism)
+        order = pa.array(np.argsort(groups, kind="stable"))
+        keys = KeyBatch(pa.array(groups), tuple(columns)).take(order)
+        return keys, {name: column.take(order) for name, column in values.items()}
 
     def _merge(self, keys: KeyBatch, old: Any, partial: Mapping[str, Any]) -> Any:
         fields = list(self._value_type)

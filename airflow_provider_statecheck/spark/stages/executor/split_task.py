@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Self
@@ -14,8 +14,9 @@ from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.lazy import pa
-from airflow_provider_statecheck.spark.stages.executor.elements import BUFFER_BYTES, CONTROL
+from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
 from airflow_provider_statecheck.spark.stages.executor.node_run import NodeTask, StateCapture, SubtaskContext
+from airflow_provider_statecheck.spark.stages.executor.split_input import SplitInput
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import (
     FunctionChain,
     TaskReport,
@@ -30,8 +31,6 @@ from airflow_provider_statecheck.storage.views.state_files import CheckpointStor
 
 RECORD_SUFFIX = ".json"
 """End of the name of a record; a file that is being written has another name."""
-INCREMENT_COLUMN = "__statecheck_increment"
-"""Column with the number of the increment in the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +71,13 @@ class SplitTask:
     """That of a single subtask."""
     records: str
     """Directory of the records."""
+    input: SplitInput
     results: Mapping[str, str | None]
     """Column with the partial results of each aggregate; ``None`` if each row counts as one."""
-    columns: tuple[str, ...] = ()
-    """Names of the columns of the input, which Spark sends under positional names."""
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Run the task; yield its record for the driver."""
-        record = self._saved(batch.rename_columns(list(self.columns)) for batch in batches).encode()
+        record = self._saved(batches).encode()
         self.storage.write_bytes(f"{self.records}/{uuid.uuid4().hex}{RECORD_SUFFIX}", record)
         yield pa.RecordBatch.from_arrays([pa.array([record], pa.binary())], schema=self.passed_schema)
 
@@ -88,12 +86,7 @@ class SplitTask:
         """Arrow schema of the record."""
         return pa.schema([pa.field(CONTROL, pa.binary())])
 
-    @property
-    def sent(self) -> list[str]:
-        """The aggregates whose partial results are columns; others have the same ones, and Spark sends them once."""
-        return [name for name, column in self.results.items() if name == column]
-
-    def _saved(self, batches: Iterable[Any]) -> SplitReport:
+    def _saved(self, batches: Iterator[Any]) -> SplitReport:
         own = TaskOwnedState(self._view, self.storage, OperatorDirectories(self.storage, self.attempt).taskowned)
         increments: set[int] = set()
         rows = 0
@@ -101,11 +94,11 @@ class SplitTask:
             chain = FunctionChain([self.function], self.context, self.storage, own)
             closing.callback(chain.close)
             chain.open()
-            for table in _tables(batches):
-                increments |= set(table.column(INCREMENT_COLUMN).unique().to_pylist())
+            for found, table in self.input.tables(batches):
+                increments |= found
                 rows += table.num_rows
                 _require_one(increments)
-                chain.add(self._with_results(table.drop_columns([INCREMENT_COLUMN])))
+                chain.add(self._with_results(table))
             report = saved_state(chain, self._view, self.moment, vertex=0, subtask=0, rows=rows)
         return SplitReport(partition=partition_number(), increment=next(iter(increments), None), report=report)
 
@@ -130,17 +123,3 @@ def _require_one(increments: set[int]) -> None:
             f"Expected the rows of one increment in a partition, found those of {len(increments)}; turn off the Spark "
             "settings that merge partitions, such as spark.sql.unionOutputPartitioning."
         )
-
-
-def _tables(batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield the rows in tables of a bounded size."""
-    buffered: list[Any] = []
-    size = 0
-    for batch in batches:
-        buffered += [batch] if batch.num_rows else []
-        size += batch.nbytes
-        if size >= BUFFER_BYTES:
-            yield pa.Table.from_batches(buffered)
-            buffered, size = [], 0
-    if buffered:
-        yield pa.Table.from_batches(buffered)

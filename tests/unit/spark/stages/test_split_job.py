@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
 from airflow_provider_statecheck.spark.stages.executor.split_task import SplitReport
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
-from airflow_provider_statecheck.spark.stages.split_job import SplitJob, Splits
+from airflow_provider_statecheck.spark.stages.split_job import CompleteIncrement, SplitJob, Splits
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.checkpoint_storages import OperatorDirectories
 
@@ -26,7 +26,7 @@ def report(partition: int, increment: int | None, rows: int = 1) -> SplitReport:
     return SplitReport(partition=partition, increment=increment, report=TaskReport(vertex=0, subtask=0, rows=rows))
 
 
-def rows_of(found: Iterator[tuple[int, list[TaskReport]]]) -> list[tuple[int, list[int]]]:
+def rows_of(found: Iterable[CompleteIncrement]) -> list[tuple[int, list[int]]]:
     return [(increment, [each.rows for each in reports]) for increment, reports in found]
 
 
@@ -96,17 +96,20 @@ class ScriptedJob:
     def end(self, *reports: SplitReport) -> None:
         self.rows.set_result([{CONTROL: each.encode()} for each in reports])
 
-    def run(self, increments: int) -> Iterator[tuple[int, list[TaskReport]]]:
+    def run(self, increments: int) -> Iterator[list[CompleteIncrement]]:
         job: Any = self
         return SplitJob(self.storage, self.records, job, job, increments).completed(self.look)
+
+    def in_turn(self, increments: int) -> list[CompleteIncrement]:
+        return list(chain.from_iterable(self.run(increments)))
 
 
 def test_increments_are_complete_while_the_job_runs(tmp_path: Path) -> None:
     job = ScriptedJob(tmp_path, [lambda job: job.commit(report(0, 0), report(1, 1))])
     found = job.run(2)
-    assert next(found)[0] == 0
+    assert rows_of(next(found)) == [(0, [1])]
     assert not job.rows.done()
-    assert rows_of(found) == [(1, [1])]
+    assert [rows_of(each) for each in found] == [[(1, [1])]]
     assert not job.storage.list_files(job.records)
 
 
@@ -116,7 +119,7 @@ def test_records_of_tasks_that_were_repeated_or_late_do_not_count(tmp_path: Path
         lambda job: job.commit(report(0, 0, 4)),
         lambda job: job.end(report(0, 0, 5), report(1, 1, 6), report(2, 1, 7)),
     ]
-    found = rows_of(ScriptedJob(tmp_path, steps).run(2))
+    found = rows_of(ScriptedJob(tmp_path, steps).in_turn(2))
     assert found == [(0, found[0][1]), (1, [3, 7])]
     assert found[0][1] in ([1], [2])
 
@@ -127,7 +130,7 @@ def test_record_that_is_being_written_is_not_read(tmp_path: Path) -> None:
         folder = Path(job.records.removeprefix("file://"))
         (folder / temporary_name("record.json")).write_bytes(b'{"partition":')
 
-    found = ScriptedJob(tmp_path, [write, lambda job: job.end(report(1, 1))]).run(2)
+    found = ScriptedJob(tmp_path, [write, lambda job: job.end(report(1, 1))]).in_turn(2)
     assert rows_of(found) == [(0, [1]), (1, [1])]
 
 
@@ -137,7 +140,7 @@ def test_what_was_complete_is_told_before_the_error_of_the_job(tmp_path: Path) -
         job.rows.set_exception(ValueError("bad row"))
 
     found = ScriptedJob(tmp_path, [fail]).run(3)
-    assert [next(found)[0], next(found)[0]] == [0, 1]
+    assert [number for number, _ in next(found)] == [0, 1], "they are complete together"
     with pytest.raises(ValueError, match="bad row"):
         next(found)
 

@@ -17,8 +17,9 @@ from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.spark.stages.executor.node_run import NodeTask, StateCapture, SubtaskContext
-from airflow_provider_statecheck.spark.stages.executor.split_task import INCREMENT_COLUMN, SplitReport, SplitTask
-from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN, PlannedNode
+from airflow_provider_statecheck.spark.stages.executor.split_input import INCREMENT_COLUMN, SparkRows
+from airflow_provider_statecheck.spark.stages.executor.split_task import SplitReport, SplitTask
+from airflow_provider_statecheck.spark.stages.planning import PlannedNode
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, Count, Max, Sum
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
 from airflow_provider_statecheck.state.backends import ArrowStateBackend
@@ -32,7 +33,7 @@ SERIALIZER = KeySerializer((KeyField("id", pa.int64()),))
 OUTPUT = pa.schema([("id", pa.int64()), ("total", pa.int64()), ("n", pa.int64()), ("top", pa.int64())])
 NODE = AggregateNode(uid="sums", aggregates={"total": Sum("v"), "n": Count(), "top": Max("v")})
 FUNCTION = PlannedNode(uid="stage/sums", node=NODE, output_schema=OUTPUT, key_serializer=SERIALIZER)
-COLUMNS = ("id", "total", KEY_GROUP_COLUMN, INCREMENT_COLUMN)
+COLUMNS = ("id", "total", INCREMENT_COLUMN)
 MOMENT = StateCapture(checkpoint=CheckpointMetaData(0, datetime.fromtimestamp(0, UTC)))
 
 
@@ -57,7 +58,7 @@ def task_in(folder: Path, **context: Any) -> SplitTask:
         ),
         records=f"{storage.base_uri}/records",
         results={"total": "total", "n": None, "top": "total"},
-        columns=COLUMNS,
+        input=SparkRows(columns=COLUMNS),
     )
 
 
@@ -65,8 +66,7 @@ def batches(increment: int, size: int = 100) -> list[Any]:
     """Return a row of each key with the number of the increment, in any order and in small batches."""
     ids = np.random.default_rng(increment).permutation(np.arange(KEYS))
     values = pa.array(np.full(KEYS, increment))
-    groups = SERIALIZER.key_groups_of([pa.array(ids)], GROUPS)
-    columns = [ids, values, groups, pa.array([increment] * KEYS, pa.int32())]
+    columns = [ids, values, pa.array([increment] * KEYS, pa.int32())]
     table = pa.table([pa.array(each) for each in columns], names=[f"c{n}" for n in range(len(columns))])
     return list(table.to_batches(max_chunksize=size))
 
