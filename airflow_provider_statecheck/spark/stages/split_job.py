@@ -1,11 +1,11 @@
 """
-One Spark job over many increments, whose tasks commit their partitions one by one.
+One Spark job over many increments, whose tasks commit their parts one by one.
 
 A task writes its output or its state under names of its own, and then a small record of both. The driver lists the
-records while the job runs. The first record of a partition counts: any other one is of a task that Spark has started
+records while the job runs. The first record of a part counts: any other one is of a task that Spark has started
 again or twice, and its files are those of an attempt that failed.
 
-The partitions of an increment follow those of the one before it. An increment is complete when all partitions up to one
+The parts of an increment follow those of the one before it. An increment is complete when all parts up to one
 of a later increment have a record.
 """
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.25
 
 CompleteIncrement = tuple[int, list[TaskReport]]
-"""Number of an increment in the job, and the reports of its partitions."""
+"""Number of an increment in the job, and the reports of its parts."""
 
 
 class SplitJob:
     """
-    Runs a job of tasks that commit their partitions.
+    Runs a job of tasks that commit their parts.
 
     :param records: Directory of the records, which this job alone has.
     :param frame: The job; its rows are the records of its tasks.
@@ -99,33 +99,33 @@ class SplitJob:
 
 class Splits:
     """
-    The partitions of a job that have a record.
+    The parts of a job that have a record.
 
     :param increments: Number of increments.
     """
 
     def __init__(self, increments: int) -> None:
         self._increments = increments
-        self._by_partition: dict[int, SplitReport] = {}
+        self._by_part: dict[int, SplitReport] = {}
         self._reports: list[list[TaskReport]] = [[] for _ in range(increments)]
-        self._next_partition = 0
+        self._next_part = 0
         self._next_increment = 0
 
     def add(self, reports: Iterable[SplitReport]) -> None:
-        """Add records; those of partitions that have one do not count."""
+        """Add records; those of parts that have one do not count."""
         for report in reports:
-            self._by_partition.setdefault(report.partition, report)
+            self._by_part.setdefault(report.part, report)
 
     def newly_complete(self, *, is_ended: bool = False) -> Iterator[CompleteIncrement]:
         """
         Yield the increments that have become complete, in their order.
 
-        :param is_ended: Whether the job has ended, so that all partitions have a record.
+        :param is_ended: Whether the job has ended, so that all parts have a record.
         :raises CoordinatorError: if one of them has none.
         """
         first = self._next_increment
-        while (found := self._by_partition.get(self._next_partition)) is not None:
-            self._next_partition += 1
+        while (found := self._by_part.get(self._next_part)) is not None:
+            self._next_part += 1
             if found.increment is not None:
                 self._next_increment = max(self._next_increment, found.increment)
                 self._reports[found.increment].append(found.report)
@@ -136,8 +136,8 @@ class Splits:
             yield number, self._reports[number]
 
     def _require_all(self) -> None:
-        if self._next_partition < len(self._by_partition):
+        if self._next_part < len(self._by_part):
             raise CoordinatorError(
-                f"Expected a record of partition {self._next_partition} of a job that has ended, found only those of "
-                f"{sorted(self._by_partition)[self._next_partition :][:5]} and before it; retry the task."
+                f"Expected a record of part {self._next_part} of a job that has ended, found only those of "
+                f"{sorted(self._by_part)[self._next_part :][:5]} and before it; retry the task."
             )

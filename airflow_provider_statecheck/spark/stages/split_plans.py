@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.spark.connectors.row_groups import FileParts, row_group_reader
+from airflow_provider_statecheck.spark.driver.session import cores_of
 from airflow_provider_statecheck.spark.stages.aggregates import single_results
 from airflow_provider_statecheck.spark.stages.executor.node_run import StateCapture
 from airflow_provider_statecheck.spark.stages.executor.row_results import RowResult
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 INLINE_BUDGET_OF_JOB = 256 * 1024
 """Maximum size of the inline state of all tasks of a job over many increments, in bytes."""
+_TASKS_PER_CORE = 4
+_PARTS_PER_TASK = 8
 
 
 class SplitPlan:
@@ -85,7 +88,7 @@ class SplitPlan:
         :param cores: Number of cores to occupy.
         """
         reader, spans = row_group_reader(parts, cores)
-        return FileRows(reader=reader, parts=spans, keys=self._key.columns, results=self._results_of_columns or {})
+        return FileRows(reader=reader, spans=spans, keys=self._key.columns, results=self._results_of_columns or {})
 
     @cached_property
     def _results_of_columns(self) -> dict[str, RowResult] | None:
@@ -115,8 +118,10 @@ class SplitPlan:
         :param records: Directory of the records.
         """
         task = self._task(rows, records, increments)
-        count = len(rows.parts)
-        return spark.range(0, count, 1, count).mapInArrow(task, spark_schema(task.passed_schema))
+        count = len(rows.spans)
+        # A task commits each part, so that small ones can share a task.
+        tasks = min(count, max(_TASKS_PER_CORE * cores_of(spark), count // _PARTS_PER_TASK))
+        return spark.range(0, count, 1, tasks).mapInArrow(task, spark_schema(task.passed_schema))
 
     @property
     def _vertex(self) -> PlannedVertex:

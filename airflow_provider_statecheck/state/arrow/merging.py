@@ -52,12 +52,16 @@ class _Cursor:
     buffer: Any = None
     next_block: int = 0
     per_window: int = field(init=False)
+    """Number of blocks that are read at a time."""
+    least_rows: int = field(init=False)
+    """Number of rows below which the buffer is filled. If only empty ones were, windows would become short."""
 
     def __post_init__(self) -> None:
         rows = max(1, self.run.num_rows)
         width = max(1, self.run.raw_bytes // rows)
         wanted = min(_MAX_ROWS_PER_RUN, _WINDOW_ROWS // self.count, _WINDOW_BYTES // self.count // width)
         self.per_window = max(1, wanted * len(self.run.block_rows) // rows)
+        self.least_rows = max(1, wanted // 2)
 
     @property
     def is_last(self) -> bool:
@@ -65,13 +69,17 @@ class _Cursor:
         return self.next_block >= len(self.run.block_rows)
 
     def fill(self) -> bool:
-        """Read the next blocks if the buffer is empty, and return whether it has rows."""
-        while (self.buffer is None or self.buffer.num_rows == 0) and not self.is_last:
+        """Read the next blocks if the buffer has few rows, and return whether it has any."""
+        while self._rows < self.least_rows and not self.is_last:
             until = min(len(self.run.block_rows), self.next_block + self.per_window)
-            tables = self.run.tables(range(self.next_block, until))
+            tables = map(self.conform, self.run.tables(range(self.next_block, until)))
             self.next_block = until
-            self.buffer = pa.concat_tables(map(self.conform, tables)).combine_chunks()
-        return self.buffer is not None and self.buffer.num_rows > 0
+            self.buffer = pa.concat_tables([*([self.buffer] if self._rows else []), *tables]).combine_chunks()
+        return self._rows > 0
+
+    @property
+    def _rows(self) -> int:
+        return 0 if self.buffer is None else int(self.buffer.num_rows)
 
     def take_all(self) -> Any:
         """Return the buffer and empty it."""

@@ -1,4 +1,4 @@
-"""One Spark task of a job over many increments, which commits the state of its partition."""
+"""One Spark task of a job over many increments, which commits the state of each part of its input."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
 from airflow_provider_statecheck.spark.stages.executor.node_run import NodeTask, StateCapture, SubtaskContext
-from airflow_provider_statecheck.spark.stages.executor.split_input import SplitInput
+from airflow_provider_statecheck.spark.stages.executor.split_input import Rows, SplitInput
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import (
     FunctionChain,
     TaskReport,
-    partition_number,
     saved_state,
     worker_view,
 )
@@ -35,11 +34,11 @@ RECORD_SUFFIX = ".json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitReport:
-    """Record of one partition that a task has written."""
+    """Record of one part of the input, such as a partition, whose state a task has written."""
 
-    partition: int
+    part: int
     increment: int | None
-    """Number of its increment in the job; ``None`` for a partition without rows."""
+    """Number of its increment in the job; ``None`` for a part without rows."""
     report: TaskReport
 
     def encode(self) -> bytes:
@@ -55,7 +54,7 @@ class SplitReport:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitTask:
     """
-    Adds the partial results of a partition to state of its own, which has keys of all key groups, and commits it.
+    Adds the partial results of each part to state of its own, which has keys of all key groups, and commits it.
 
     The record is written after the state that it refers to, under a name of the task's own.
     """
@@ -76,17 +75,18 @@ class SplitTask:
     """Column with the partial results of each aggregate; ``None`` if each row counts as one."""
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Run the task; yield its record for the driver."""
-        record = self._saved(batches).encode()
-        self.storage.write_bytes(f"{self.records}/{uuid.uuid4().hex}{RECORD_SUFFIX}", record)
-        yield pa.RecordBatch.from_arrays([pa.array([record], pa.binary())], schema=self.passed_schema)
+        """Run the task; yield its records for the driver."""
+        for part, rows in self.input.parts(batches):
+            record = self._saved(part, rows).encode()
+            self.storage.write_bytes(f"{self.records}/{uuid.uuid4().hex}{RECORD_SUFFIX}", record)
+            yield pa.RecordBatch.from_arrays([pa.array([record], pa.binary())], schema=self.passed_schema)
 
     @property
     def passed_schema(self) -> Any:
         """Arrow schema of the record."""
         return pa.schema([pa.field(CONTROL, pa.binary())])
 
-    def _saved(self, batches: Iterator[Any]) -> SplitReport:
+    def _saved(self, part: int, found: Rows) -> SplitReport:
         own = TaskOwnedState(self._view, self.storage, OperatorDirectories(self.storage, self.attempt).taskowned)
         increments: set[int] = set()
         rows = 0
@@ -94,13 +94,13 @@ class SplitTask:
             chain = FunctionChain([self.function], self.context, self.storage, own)
             closing.callback(chain.close)
             chain.open()
-            for found, table in self.input.tables(batches):
-                increments |= found
+            for of_table, table in found:
+                increments |= of_table
                 rows += table.num_rows
                 _require_one(increments)
                 chain.add(self._with_results(table))
             report = saved_state(chain, self._view, self.moment, vertex=0, subtask=0, rows=rows)
-        return SplitReport(partition=partition_number(), increment=next(iter(increments), None), report=report)
+        return SplitReport(part=part, increment=next(iter(increments), None), report=report)
 
     def _with_results(self, table: Any) -> Any:
         """Return rows with a column for each aggregate."""

@@ -44,6 +44,7 @@ from airflow_provider_statecheck.spark.stages.executor.node_run import (
     SubtaskContext,
     WrittenFunction,
 )
+from airflow_provider_statecheck.spark.stages.executor.split_input import partition_number
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, MapNode
 from airflow_provider_statecheck.state.functions.task_owned import TaskOwnedState
 from airflow_provider_statecheck.state.keyed.abstract_backend import StateSize
@@ -227,14 +228,6 @@ class VertexTask:
     @property
     def _passed_fields(self) -> list[Any]:
         return [] if self.is_last else [field.with_nullable(True) for field in self.output_schema]
-
-
-def partition_number() -> int:
-    """Return the number of the partition of the running Spark task."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    return context.partitionId() if context is not None else 0
 
 
 class _TaskInput:

@@ -22,15 +22,15 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.checkpoint_storages import OperatorDirectories
 
 
-def report(partition: int, increment: int | None, rows: int = 1) -> SplitReport:
-    return SplitReport(partition=partition, increment=increment, report=TaskReport(vertex=0, subtask=0, rows=rows))
+def report(part: int, increment: int | None, rows: int = 1) -> SplitReport:
+    return SplitReport(part=part, increment=increment, report=TaskReport(vertex=0, subtask=0, rows=rows))
 
 
 def rows_of(found: Iterable[CompleteIncrement]) -> list[tuple[int, list[int]]]:
     return [(increment, [each.rows for each in reports]) for increment, reports in found]
 
 
-def test_increment_is_complete_when_all_partitions_up_to_one_of_a_later_increment_are_there() -> None:
+def test_increment_is_complete_when_all_parts_up_to_one_of_a_later_increment_are_there() -> None:
     splits = Splits(3)
     splits.add([report(0, 0, 10), report(2, 1, 30)])
     assert rows_of(splits.newly_complete()) == []
@@ -41,14 +41,14 @@ def test_increment_is_complete_when_all_partitions_up_to_one_of_a_later_incremen
     assert rows_of(splits.newly_complete(is_ended=True)) == [(1, [30, 40]), (2, [])]
 
 
-def test_partition_without_rows_belongs_to_any_increment() -> None:
+def test_part_without_rows_belongs_to_any_increment() -> None:
     splits = Splits(3)
     splits.add([report(0, None), report(1, 0), report(2, None), report(3, 2)])
     assert rows_of(splits.newly_complete()) == [(0, [1]), (1, [])]
     assert rows_of(splits.newly_complete(is_ended=True)) == [(2, [1])]
 
 
-def test_first_record_of_a_partition_counts_and_later_ones_do_not() -> None:
+def test_first_record_of_a_part_counts_and_later_ones_do_not() -> None:
     splits = Splits(2)
     splits.add([report(0, 0, 1), report(0, 0, 2), report(1, 1, 3)])
     assert rows_of(splits.newly_complete()) == [(0, [1])]
@@ -56,10 +56,10 @@ def test_first_record_of_a_partition_counts_and_later_ones_do_not() -> None:
     assert rows_of(splits.newly_complete(is_ended=True)) == [(1, [3])]
 
 
-def test_job_that_has_ended_without_the_record_of_a_partition_is_an_error() -> None:
+def test_job_that_has_ended_without_the_record_of_a_part_is_an_error() -> None:
     splits = Splits(2)
     splits.add([report(0, 0), report(2, 1)])
-    with pytest.raises(CoordinatorError, match="Expected a record of partition 1"):
+    with pytest.raises(CoordinatorError, match="Expected a record of part 1"):
         list(splits.newly_complete(is_ended=True))
 
 
@@ -128,7 +128,7 @@ def test_record_that_is_being_written_is_not_read(tmp_path: Path) -> None:
     def write(job: ScriptedJob) -> None:
         job.commit(report(0, 0))
         folder = Path(job.records.removeprefix("file://"))
-        (folder / temporary_name("record.json")).write_bytes(b'{"partition":')
+        (folder / temporary_name("record.json")).write_bytes(b'{"part":')
 
     found = ScriptedJob(tmp_path, [write, lambda job: job.end(report(1, 1))]).in_turn(2)
     assert rows_of(found) == [(0, [1]), (1, [1])]

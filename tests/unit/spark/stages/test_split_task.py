@@ -83,7 +83,7 @@ def committed(task: SplitTask, increment: int) -> SplitReport:
 
 def test_task_commits_a_record_of_its_partition(tmp_path: Path) -> None:
     found = committed(task_in(tmp_path), 3)
-    assert (found.partition, found.increment, found.report.rows) == (0, 3, KEYS)
+    assert (found.part, found.increment, found.report.rows) == (0, 3, KEYS)
     (state,) = found.report.states
     (handle,) = state.subtask_states[0].managed_keyed
     assert (handle.key_group_range.start, handle.key_group_range.end) == (0, GROUPS - 1)
