@@ -22,11 +22,12 @@ FILES = 2
 LIMIT_SECONDS = 180.0
 _LONG_SECONDS = 60.0
 _MARGIN = 1.1
-GOALS_OF_SPARK = {"l_suppkey": 10.0, "l_partkey": 40.0}
+KEYS = ("l_suppkey", "l_partkey")
 
-SPARK = Peer("transformWithStateInPandas", "benchmarks.peers.spark_function", 10.0)
-PROCESS = Peer("pyflink-process from CSV", "benchmarks.peers.flink_function", 20.0, ("process",), reads_csv=True)
-THREAD = Peer("pyflink-thread from CSV", "benchmarks.peers.flink_function", 20.0, ("thread",), reads_csv=True)
+FLINK_GOALS = (20.0, 20.0)
+SPARK = Peer("transformWithStateInPandas", "benchmarks.peers.spark_function", (10.0, 40.0))
+PROCESS = Peer("pyflink-process from CSV", "benchmarks.peers.flink_function", FLINK_GOALS, ("process",), reads_csv=True)
+THREAD = Peer("pyflink-thread from CSV", "benchmarks.peers.flink_function", FLINK_GOALS, ("thread",), reads_csv=True)
 PEERS = (SPARK, PROCESS, THREAD)
 
 
@@ -35,7 +36,7 @@ def run(
     *,
     quick: bool,
     peers: Sequence[Peer] = PEERS,
-    keys: Sequence[str] = tuple(GOALS_OF_SPARK),
+    keys: Sequence[str] = KEYS,
     pairs: int = 3,
     limit: float = LIMIT_SECONDS,
 ) -> list[Result]:
@@ -56,7 +57,7 @@ def _compared(
     scale = SMALL if quick else "1"
     files = first_parts(lineitem_csv(scale) if peer.reads_csv else lineitem(scale), FILES, work)
     request: dict[str, Any] = {"files": str(files), "key": key}
-    goal = peer.goal if peer.reads_csv else GOALS_OF_SPARK[key]
+    goal = peer.goal(key)
     # With a lower limit, a stopped peer would not prove that the goal is met.
     limit = max(limit, float(round(_MARGIN * goal * ours.seconds(kind="function", **request))))
     readings = _readings(

@@ -47,6 +47,6 @@ def _compare(ours: Side, files: Path, interval: str, sizes: dict[str, Any], pair
 
 
 def _ask(side: Side, files: Path, interval: str) -> dict[str, Any]:
-    answer = side.ask(kind="aggregate", files=str(files), key=KEY, interval=interval, increment=INCREMENT)
+    answer = side.ask(kind="changes", files=str(files), key=KEY, interval=interval, increment=INCREMENT)
     assert answer is not None
     return answer

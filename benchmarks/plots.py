@@ -20,7 +20,7 @@ LIMITS = {
     "G1": "time in line with the rows",
     "I1": "the changed bytes",
     "I2": "the changed bytes, each written once",
-    "K1": "Spark's scheduling and shuffle, about half a second per increment",
+    "K1": "two Spark jobs, and a task for each file",
     "K2": "Python's function call for each row",
     "M1": "one part of a file and the changes since the last snapshot",
     "O1": "the same stage without checkpoints",

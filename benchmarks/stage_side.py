@@ -52,10 +52,10 @@ class StageSide:
         """
         Run a stage.
 
-        :param kind: ``aggregate`` or ``function``.
+        :param kind: ``aggregate`` at the end of the input, ``changes`` after each increment, or ``function``.
         :param files: Folder with the input.
         :param key: Name of the key column.
-        :param output: Folder for the final figures of all keys; by default changed figures are emitted and discarded.
+        :param output: Folder for the final figures of all keys; by default figures are discarded.
         :param interval: Interval between two checkpoints.
         :param increment: Size of increments; by default one file.
         :param watch: Whether to measure the peak memory of the Python workers.
@@ -100,7 +100,7 @@ def _figured(stage: Stage, kind: str, key: str, price: str, *, is_given: bool) -
     if kind == "function":
         return stage.process(RunningFigures(gives=is_given), output=f"{key} bigint, {FIGURES}")
     figures: dict[str, Any] = {"total": Sum(price), "n": Count(), "top": Max(price)}
-    return stage.aggregate(emit="end" if is_given else "changes", **figures)
+    return stage.aggregate(emit="changes" if kind == "changes" and not is_given else "end", **figures)
 
 
 def main() -> None:

@@ -50,6 +50,21 @@ def lineitem_csv(scale: str) -> Path:
     return target
 
 
+def divided(folder: Path, count: int) -> Path:
+    """Return a folder with the rows of a table in ``count`` files of equal size."""
+    target = folder.with_name(f"{folder.name}-{count}")
+    if not target.exists():
+        made = target.with_name(f"{target.name}.part")
+        shutil.rmtree(made, ignore_errors=True)
+        made.mkdir()
+        table = pa.concat_tables(map(pq.read_table, sorted(folder.glob("*.parquet"))))
+        size = -(-table.num_rows // count)
+        for number in range(count):
+            pq.write_table(table.slice(number * size, size), made / f"{number:04d}.parquet")
+        made.rename(target)
+    return target
+
+
 def first_parts(folder: Path, count: int, work: Path) -> Path:
     """Return a folder with the first ``count`` files of another folder."""
     target = work / f"{folder.parent.name}-{folder.name}-{count}"

@@ -71,7 +71,7 @@ def _stage(work: Path, plan: FaultPlan, command: dict[str, Any]) -> Stage:
     source = ParquetSource(command["input"], files_per_increment=1, columns=COLUMNS)
     stage = Stage(UID, max_parallelism=16, parallelism=command["parallelism"]).source(source)
     if command.get("at_end"):
-        quantity = Sum("cast(l_quantity as bigint)")
+        quantity = Sum("l_linenumber" if command["reads_files"] else "cast(l_quantity as bigint)")
         stage = stage.key_by("l_partkey").aggregate(
             uid="totals", quantity=quantity, lines=Count(), last=Max("l_orderkey")
         )

@@ -96,3 +96,28 @@ def test_copy_that_wins_is_counted_and_the_lagging_task_is_not(cluster: Standalo
     assert len(committed_of(won["staged"], found["committed"])) == len(won["staged"]) > 0
     assert not {f"file://{path}" for path in lost["state"]} & {*found["named"], *found["there"]}
     assert found["staged"] == []
+
+
+@pytest.mark.spark
+@pytest.mark.soak
+@pytest.mark.parametrize("reader", ["files", "rows"])
+def test_record_of_a_copy_or_of_the_lagging_task_counts_and_not_both(
+    cluster: StandaloneCluster, tmp_path: Path, reader: str
+) -> None:
+    ways = [f"{reader}: nothing", f"{reader}: linger"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.spark.stages.repeated_splits", str(tmp_path), *ways],
+        env=child_environment(tmp_path, SPARK_CONF=json.dumps({**SPECULATING, "spark.master": cluster.master})),
+        cwd=PACKAGE_ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    undisturbed, found = json.loads((tmp_path / "results.json").read_text()).values()
+    assert found["rows"] == undisturbed["rows"]
+    assert found["state"] == undisturbed["state"]
+    [lost] = found["lost"]
+    assert {lost["host"], *(each["host"] for each in found["won"])} == {"127.0.0.2", "127.0.0.3"}
+    assert set(found["there"]) == set(found["named"])

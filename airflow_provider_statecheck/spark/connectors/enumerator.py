@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from airflow_provider_statecheck.spark.connectors.row_groups import FileParts
+    from airflow_provider_statecheck.spark.connectors.file_parts import FileParts
 
 _FORMAT = 1
 

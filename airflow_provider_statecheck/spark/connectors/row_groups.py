@@ -12,7 +12,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from airflow_provider_statecheck.spark.connectors.enumerator import (
     ItemReader,
     ItemSplit,
 )
+from airflow_provider_statecheck.spark.connectors.file_parts import FileParts, RowGroups
 from airflow_provider_statecheck.spark.driver.session import cores_of
 from airflow_provider_statecheck.spark.snapshots.columns import readable_type
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
@@ -134,18 +135,6 @@ def _partition_columns(task: RowGroups) -> list[str]:
     return sorted(task.partition)
 
 
-@dataclass(frozen=True, slots=True)
-class RowGroups:
-    """Consecutive row groups of a file, read by one task."""
-
-    root: str
-    uri: str
-    size_bytes: int
-    start: int
-    end: int
-    partition: Mapping[str, str | None]
-
-
 def load_row_groups(
     spark: SparkSession,
     tasks: Sequence[RowGroups],
@@ -206,28 +195,6 @@ def cut_into_tasks(groups: RowGroups, sizes: Sequence[int], limit: int = TASK_BY
     first = groups.start
     for part in consecutive(sizes[first : groups.end], limit):
         yield replace(groups, start=first + part.start, end=first + part.stop)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileParts:
-    """Row groups of an increment that PyArrow reads as Spark does."""
-
-    schema: StructType
-    """Columns that are read."""
-    groups: Sequence[tuple[RowGroups, Any]]
-    """Row groups, each with the footer of its file."""
-    options: Mapping[str, Any] = field(repr=False)
-    """Options of the filesystem."""
-    is_case_sensitive: bool
-
-    def sizes(self) -> list[tuple[RowGroups, list[int]]]:
-        """Return the row groups, each with the sizes of the columns in all row groups of its file."""
-        return [(groups, group_sizes(footer, self._stored(footer))) for groups, footer in self.groups]
-
-    def _stored(self, footer: Any) -> set[str]:
-        names, wanted = footer.schema.to_arrow_schema().names, self.schema.names
-        found = (find_column(names, name, is_case_sensitive=self.is_case_sensitive) for name in wanted)
-        return {name for name in found if name is not None}
 
 
 PartOfFiles = tuple[int, int, int]

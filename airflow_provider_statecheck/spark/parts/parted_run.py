@@ -38,12 +38,13 @@ from airflow_provider_statecheck.spark.connectors.enumerator import (
     moved_pieces,
     state_after,
 )
+from airflow_provider_statecheck.spark.connectors.file_parts import RowGroups
 from airflow_provider_statecheck.spark.connectors.files.listing import SourcePath, parse_paths
 from airflow_provider_statecheck.spark.connectors.files.parquet_reader import ParquetReader
 from airflow_provider_statecheck.spark.connectors.files.reader import FileReader
 from airflow_provider_statecheck.spark.connectors.files.source import FileSource
 from airflow_provider_statecheck.spark.connectors.item_source import ItemSource, Opening
-from airflow_provider_statecheck.spark.connectors.row_groups import CuttingReader, RowGroups, load_row_groups
+from airflow_provider_statecheck.spark.connectors.row_groups import CuttingReader, load_row_groups
 from airflow_provider_statecheck.spark.connectors.source import OnChange, Source
 from airflow_provider_statecheck.spark.fingerprint import code_digest, combined_fingerprint, is_constant
 from airflow_provider_statecheck.spark.parts.part_jobs import PartBuilder, PartJobs, bad_text, failure_of

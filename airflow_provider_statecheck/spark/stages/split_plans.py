@@ -1,5 +1,5 @@
 """
-Plans of Spark jobs over many increments, whose tasks save partial results of aggregates and commit them one by one.
+Plans of Spark jobs over many increments, whose tasks commit partial results of aggregates.
 
 Tasks read the files of a source themselves where PyArrow reads the same rows as Spark and computes the same values.
 Otherwise Spark reads the rows, and sends each task the columns of the key and the partial results of each row.
@@ -14,7 +14,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
-from airflow_provider_statecheck.spark.connectors.row_groups import FileParts, row_group_reader
+from airflow_provider_statecheck.spark.connectors.file_parts import FileParts
+from airflow_provider_statecheck.spark.connectors.row_groups import row_group_reader
 from airflow_provider_statecheck.spark.driver.session import cores_of
 from airflow_provider_statecheck.spark.stages.aggregates import single_results
 from airflow_provider_statecheck.spark.stages.executor.node_run import StateCapture

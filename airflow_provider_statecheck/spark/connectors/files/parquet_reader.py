@@ -14,13 +14,9 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_statecheck.exceptions import SourceChangedError
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.connectors.enumerator import ItemSplit
+from airflow_provider_statecheck.spark.connectors.file_parts import FileParts, RowGroups
 from airflow_provider_statecheck.spark.connectors.files.reader import UNMERGED, FileReader
-from airflow_provider_statecheck.spark.connectors.row_groups import (
-    CuttingReader,
-    FileParts,
-    RowGroups,
-    load_row_groups,
-)
+from airflow_provider_statecheck.spark.connectors.row_groups import CuttingReader, load_row_groups
 from airflow_provider_statecheck.spark.tables.alignment import (
     extended,
     file_columns,

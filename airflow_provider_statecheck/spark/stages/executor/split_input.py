@@ -1,4 +1,4 @@
-"""Where a Spark task of a job over many increments gets its rows: from Spark, or from files that it reads itself."""
+"""Rows of a task of a job over many increments: from Spark, or from files that it reads."""
 
 from __future__ import annotations
 

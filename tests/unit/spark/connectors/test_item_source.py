@@ -15,11 +15,11 @@ from pyspark.sql.types import StructType
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, SourceChangedError, StorageError
 from airflow_provider_statecheck.spark.connectors.custom import data_frame_source
 from airflow_provider_statecheck.spark.connectors.delta.source import DeltaSource
+from airflow_provider_statecheck.spark.connectors.file_parts import RowGroups
 from airflow_provider_statecheck.spark.connectors.files.source import ParquetSource
 from airflow_provider_statecheck.spark.connectors.iceberg.source import IcebergSource
 from airflow_provider_statecheck.spark.connectors.row_groups import (
     RowGroupReader,
-    RowGroups,
     cut_into_tasks,
     pack_row_groups,
     read_footer,

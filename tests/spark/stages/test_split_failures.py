@@ -1,0 +1,55 @@
+"""Tasks of one job over many increments fail around their records, once each; nothing is counted twice or lost."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.shared_spark import CONF
+from tests.spark.conftest import PACKAGE_ROOT, child_environment
+
+UNDISTURBED = "files: nothing"
+SHORT = ("files: exit before", "files: exit after")
+IN_FILES = ("files: raise before", "files: raise after")
+IN_ROWS = ("rows: raise before", "rows: exit before", "rows: raise after", "rows: exit after")
+Results = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(
+    scope="module", params=[SHORT, *(pytest.param(ways, marks=pytest.mark.soak) for ways in (IN_FILES, IN_ROWS))]
+)
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """What a stage leaves, by what goes wrong, where a task may fail twice; first what it leaves where nothing does."""
+    folder = tmp_path_factory.mktemp("splits")
+    conf = json.dumps({**CONF, "spark.master": "local[2,3]"})
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.spark.stages.repeated_splits", str(folder), UNDISTURBED, *request.param],
+        env=child_environment(folder, SPARK_CONF=conf),
+        cwd=PACKAGE_ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=540,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return dict(json.loads((folder / "results.json").read_text()))
+
+
+def test_aggregate_whose_tasks_fail_once_gives_what_it_gives_without_failures(results: Results) -> None:
+    undisturbed, *failed = results.values()
+    assert len(undisturbed["rows"]) > 0
+    for found in failed:
+        assert found["failed"]
+        assert found["rows"] == undisturbed["rows"]
+        assert found["state"] == undisturbed["state"]
+
+
+def test_state_of_failed_tasks_was_there_and_is_neither_named_nor_left(results: Results) -> None:
+    for way, found in results.items():
+        assert set(found["there"]) == set(found["named"]), way
+        assert not found["records"]
+    assert all(note["state"] for found in list(results.values())[1:] for note in found["failed"])
