@@ -238,7 +238,7 @@ def _mapping(key: Any, decoder: Callable[[Any], Any], data: Any) -> dict[Any, An
 def _tuple(kind: Any, decoder: Callable[[Any], Any], data: Any) -> tuple[Any, ...]:
     # A text is iterable too and must not be decoded as a list.
     items = _of_form(list | tuple, data, "a list")
-    if kind in _PLAIN and all(type(each) is kind for each in items):
+    if kind in _PLAIN and set(map(type, items)) <= {kind}:
         return tuple(items)
     return tuple([_below(place, decoder, each) for place, each in enumerate(items)])
 

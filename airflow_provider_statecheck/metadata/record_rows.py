@@ -93,11 +93,18 @@ class CheckedType(TypeDecorator[Any]):
 
     @override
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
-        return partial(read_or_bad, super().result_processor(dialect, coltype) or _as_it_is)
+        convert = self.impl_instance.result_processor(dialect, coltype)
 
+        # A checkpoint reads hundreds of values, for which SQLAlchemy's function and read_or_bad() are two more calls.
+        def read(value: Any) -> Any:
+            if value is None or isinstance(value, BadValue):
+                return value
+            try:
+                return self.process_result_value(convert(value) if convert else value, dialect)
+            except UNREADABLE:
+                return BadValue(value)
 
-def _as_it_is(value: Any) -> Any:
-    return value
+        return read
 
 
 class UtcDateTime(CheckedType):
@@ -334,6 +341,7 @@ class RecordTable(Generic[Record]):
     def __init__(self, table: Table, record: type[Record], guards: Sequence[str] = ()) -> None:
         self.table = table
         self.c = table.c
+        self._types = {column.name: column.type for column in table.c}
         self._record = record
         self.names = tuple(field.name for field in fields(cast("Any", record)))
         hints = get_type_hints(record)
@@ -412,7 +420,7 @@ class RecordTable(Generic[Record]):
         return {name: self._storable(name, value) for name, value in values.items()}
 
     def _storable(self, name: str, value: Any) -> Any:
-        column = self.c[name].type
+        column = self._types[name]
         stored = column.text_of(value) if isinstance(column, JsonOf) else value
         expected = _expected_in(column, stored)
         if expected:
@@ -533,4 +541,7 @@ def _postgres_types() -> dict[int, Any]:
 
 
 def _converted(read: Callable[[Any, Any], Any], text: str | None, cursor: Any) -> Any:
-    return read_or_bad(lambda value: read(value, cursor), text)
+    try:
+        return read(text, cursor)
+    except UNREADABLE:
+        return BadValue(text)
