@@ -12,7 +12,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 LIMITS = {
-    "C1": "PostgreSQL's commits",
+    "C1": "PostgreSQL's plans of what the peer does not read, and SQLAlchemy",
     "C2": "PostgreSQL's commits, one per operator for aligned checkpoints",
     "C3": "the same read by the driver of the database alone",
     "D1": "the imports of the operators that ours extend",

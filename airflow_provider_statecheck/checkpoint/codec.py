@@ -53,9 +53,12 @@ def encode(value: Any) -> Any:
     if type(value) in _PLAIN:  # most values; a text enum is of none of these classes
         return value
     form = form_of(value)
+    # Without a call for each of the numbers of a list, of which statistics have hundreds.
     if isinstance(form, list):
-        return [encode(each) for each in form]
-    return {key: encode(each) for key, each in form.items()} if isinstance(form, dict) else form
+        return [each if type(each) in _PLAIN else encode(each) for each in form]
+    if isinstance(form, dict):
+        return {key: each if type(each) in _PLAIN else encode(each) for key, each in form.items()}
+    return form
 
 
 def form_of(value: Any) -> Any:
@@ -235,7 +238,7 @@ def _mapping(key: Any, decoder: Callable[[Any], Any], data: Any) -> dict[Any, An
 def _tuple(kind: Any, decoder: Callable[[Any], Any], data: Any) -> tuple[Any, ...]:
     # A text is iterable too and must not be decoded as a list.
     items = _of_form(list | tuple, data, "a list")
-    if kind in _PLAIN and all(type(each) is kind for each in items):
+    if kind in _PLAIN and set(map(type, items)) <= {kind}:
         return tuple(items)
     return tuple([_below(place, decoder, each) for place, each in enumerate(items)])
 

@@ -9,6 +9,7 @@ and no timer: each call first aborts the pending checkpoints that have expired. 
 from __future__ import annotations
 
 import logging
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
 
@@ -69,6 +70,7 @@ from airflow_provider_statecheck.checkpoint.records import (
 from airflow_provider_statecheck.checkpoint.renamed_operators import UnaskedDagsError
 from airflow_provider_statecheck.checkpoint.row_removal import DEFAULT_AGE, OldRows, remove_rows
 from airflow_provider_statecheck.checkpoint.store import (
+    FirstRead,
     JobStore,
     JobTransaction,
     StoredJobs,
@@ -141,7 +143,7 @@ class AttemptCoordinator(StoredJobs):
         return grant
 
     def adopt(self, attempt: AttemptRef, owner: AttemptOwner) -> None:
-        with self._store.transaction(attempt.job_id) as tx:
+        with self._transaction(attempt) as tx:
             found = require_current(tx, attempt)
             require_same_task(found, owner)
             if not found.is_running and is_same_try(found.owner, owner):
@@ -151,7 +153,7 @@ class AttemptCoordinator(StoredJobs):
             tx.save_attempt(replace(running, owner=replace(owner, transport=running.owner.transport)))
 
     def confirm_restore(self, request: ConfirmRestore) -> None:
-        with self._store.transaction(request.attempt.job_id) as tx:
+        with self._transaction(request.attempt) as tx:
             attempt = require_running(tx, request.attempt)
             restored = _restored_checkpoint(tx, attempt, request)
             for skipped in request.skipped:
@@ -167,7 +169,7 @@ class AttemptCoordinator(StoredJobs):
             transitions.record_restore(tx, attempt, restored)
 
     def report_progress(self, request: ReportProgress) -> None:
-        with self._store.transaction(request.attempt.job_id) as tx:
+        with self._transaction(request.attempt) as tx:
             attempt = require_running(tx, request.attempt)
             answered_after = (tx.now - attempt.registered_at).total_seconds()
             tx.save_attempt(replace(attempt, restored_summary=replace(request.summary, answered_after=answered_after)))
@@ -175,7 +177,7 @@ class AttemptCoordinator(StoredJobs):
     def trigger(self, request: TriggerCheckpoint) -> PendingCheckpoint:
         _require_savepoint_dir(request)
         _require_timeout(request)
-        with self._store.transaction(request.attempt.job_id) as tx:
+        with self._transaction(request.attempt, request_key=request.request_key) as tx:
             attempt = require_running(tx, request.attempt)
             transitions.expire(tx, attempt.operator_id)
             known = tx.checkpoint_by_request(request.request_key)
@@ -189,13 +191,13 @@ class AttemptCoordinator(StoredJobs):
         )
 
     def acknowledge(self, request: AcknowledgeCheckpoint) -> AcknowledgeReply:
-        with self._store.transaction(request.attempt.job_id) as tx:
+        with self._transaction(request.attempt, ends_checkpoint=True) as tx:
             attempt = require_running(tx, request.attempt)
             transitions.expire(tx, attempt.operator_id)
             return _acknowledge(tx, attempt, request)
 
     def decline(self, request: DeclineCheckpoint) -> OpenEffects:
-        with self._store.transaction(request.attempt.job_id) as tx:
+        with self._transaction(request.attempt, ends_checkpoint=True) as tx:
             attempt = require_current(tx, request.attempt)
             checkpoint = _own_checkpoint(tx, attempt, request.checkpoint_id)
             if checkpoint is not None and checkpoint.status is CheckpointStatus.PENDING:
@@ -203,14 +205,14 @@ class AttemptCoordinator(StoredJobs):
             return transitions.effects_of(tx, attempt.operator_id)
 
     def confirm_discards(self, attempt: AttemptRef, checkpoint_ids: tuple[int, ...]) -> None:
-        with self._store.transaction(attempt.job_id) as tx:
+        with self._transaction(attempt) as tx:
             require_current(tx, attempt)
             transitions.mark_discarded(tx, attempt.operator_id, checkpoint_ids)
 
     def confirm_commits(
         self, attempt: AttemptRef, checkpoint_ids: tuple[int, ...], seconds: float | None = None
     ) -> OpenEffects:
-        with self._store.transaction(attempt.job_id) as tx:
+        with self._transaction(attempt) as tx:
             _confirm_commits(tx, require_current(tx, attempt), checkpoint_ids, seconds)
             return transitions.effects_of(tx, attempt.operator_id)
 
@@ -219,7 +221,7 @@ class AttemptCoordinator(StoredJobs):
             raise InvalidConfigurationError(
                 f"Expected an attempt to end as finished or failed, found {request.status!r}; set one of the two."
             )
-        with self._store.transaction(request.attempt.job_id) as tx:
+        with self._transaction(request.attempt, ends_checkpoint=True) as tx:
             attempt = require_current(tx, request.attempt)
             if attempt.is_running:
                 _require_committed(tx, attempt, request)
@@ -232,6 +234,12 @@ class AttemptCoordinator(StoredJobs):
             effects = transitions.effects_of(tx, attempt.operator_id)
         self._remove_old_rows(attempt)
         return effects
+
+    def _transaction(
+        self, attempt: AttemptRef, *, request_key: str | None = None, ends_checkpoint: bool = False
+    ) -> AbstractContextManager[JobTransaction]:
+        reads = FirstRead(operator_id=attempt.operator_id, request_key=request_key, ends_checkpoint=ends_checkpoint)
+        return self._store.transaction(attempt.job_id, reads=reads)
 
     def _remove_old_rows(self, ended: AttemptRecord) -> None:
         try:

@@ -223,6 +223,17 @@ class EndedAttempts:
     """Checkpoint directory of the attempts; ``None`` for any."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstRead:
+    """What a call of an attempt reads first, which a database can give together with the lock on the job's row."""
+
+    operator_id: OperatorId
+    request_key: str | None = None
+    """Key of the trigger request that the call brings; ``None`` for other calls."""
+    ends_checkpoint: bool = False
+    """Whether the call ends a checkpoint, which changes the statistics and the requests of the operator."""
+
+
 class JobTransaction(Protocol):
     """
     Transaction on the rows of one job.
@@ -457,11 +468,14 @@ class JobReads(Protocol):
 class JobStore(JobReads, Protocol):
     """Store of the rows of all jobs. A job without attempts does not exist."""
 
-    def transaction(self, job_id: JobId, *, create_as: str | None = None) -> AbstractContextManager[JobTransaction]:
+    def transaction(
+        self, job_id: JobId, *, create_as: str | None = None, reads: FirstRead | None = None
+    ) -> AbstractContextManager[JobTransaction]:
         """
         Begin a transaction on the rows of a job.
 
         :param create_as: Name with which to create the job if it does not exist.
+        :param reads: What the caller reads first, which saves round trips; it may read other rows too.
         :raises CheckpointNotFoundError: if the job does not exist and ``create_as`` is ``None``.
         :raises CommitStateUnknownError: if the outcome of the commit is unknown when the context ends.
         """

@@ -27,7 +27,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointStatus,
     JobRecord,
 )
-from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
+from airflow_provider_statecheck.checkpoint.store import FirstRead, JobStore, JobTransaction
 from airflow_provider_statecheck.gateway.verbs import StageGateway, retrying
 
 _STORES = "airflow_provider_statecheck.metadata.sql_store"
@@ -119,8 +119,10 @@ class _ObservedStore:
         return getattr(self._store, name)
 
     @contextmanager
-    def transaction(self, job_id: JobId, *, create_as: str | None = None) -> Iterator[_ObservedTransaction]:
-        with self._store.transaction(job_id, create_as=create_as) as tx:
+    def transaction(
+        self, job_id: JobId, *, create_as: str | None = None, reads: FirstRead | None = None
+    ) -> Iterator[_ObservedTransaction]:
+        with self._store.transaction(job_id, create_as=create_as, reads=reads) as tx:
             observed = _ObservedTransaction(tx)
             yield observed
             job = tx.job

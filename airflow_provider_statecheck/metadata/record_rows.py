@@ -48,7 +48,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from airflow_provider_statecheck.checkpoint.checkpoint_summary import CheckpointSummary
-from airflow_provider_statecheck.checkpoint.codec import classes_of, decode, encode, name_of_form, of_fields
+from airflow_provider_statecheck.checkpoint.codec import classes_of, decode, form_of, name_of_form, of_fields
 from airflow_provider_statecheck.checkpoint.messages import LONGEST_CHECKPOINT
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, TaskCoordinates, TaskState, Transport
@@ -93,11 +93,18 @@ class CheckedType(TypeDecorator[Any]):
 
     @override
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
-        return partial(read_or_bad, super().result_processor(dialect, coltype) or _as_it_is)
+        convert = self.impl_instance.result_processor(dialect, coltype)
 
+        # A checkpoint reads hundreds of values, for which SQLAlchemy's function and read_or_bad() are two more calls.
+        def read(value: Any) -> Any:
+            if value is None or isinstance(value, BadValue):
+                return value
+            try:
+                return self.process_result_value(convert(value) if convert else value, dialect)
+            except UNREADABLE:
+                return BadValue(value)
 
-def _as_it_is(value: Any) -> Any:
-    return value
+        return read
 
 
 class UtcDateTime(CheckedType):
@@ -153,6 +160,16 @@ class Flag(CheckedType):
         return partial(read_or_bad, _FLAGS.__getitem__)
 
 
+class JsonText(str):
+    """JSON of a value, as it is stored."""
+
+    __slots__ = ()
+
+
+# What another encoder escapes takes more space, and must be looked through for what databases cannot store.
+_json_of = json.JSONEncoder(ensure_ascii=False, default=form_of).encode
+
+
 class JsonOf(CheckedType):
     """
     A value that is stored as JSON.
@@ -168,12 +185,17 @@ class JsonOf(CheckedType):
         self.read = read
 
     @override
-    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
-        return encode(value)
+    def bind_processor(self, dialect: Dialect) -> Callable[[Any], JsonText | None]:
+        return self.text_of
 
     @override
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:
         return None if value is None else self.read(value)
+
+    @staticmethod
+    def text_of(value: Any) -> JsonText | None:
+        """Return the JSON of a value; that of a :meth:`RecordTable.storable` one is already made."""
+        return value if value is None or isinstance(value, JsonText) else JsonText(_json_of(value))
 
 
 class _IsJson(FunctionElement[bool]):
@@ -319,6 +341,7 @@ class RecordTable(Generic[Record]):
     def __init__(self, table: Table, record: type[Record], guards: Sequence[str] = ()) -> None:
         self.table = table
         self.c = table.c
+        self._types = {column.name: column.type for column in table.c}
         self._record = record
         self.names = tuple(field.name for field in fields(cast("Any", record)))
         hints = get_type_hints(record)
@@ -390,20 +413,24 @@ class RecordTable(Generic[Record]):
 
     def storable(self, values: dict[str, Any]) -> dict[str, Any]:
         """
-        Return values to write, by columns; values may come from files that any job has written.
+        Return values to write, by columns, with JSON as text; values may come from files that any job has written.
 
         :raises InvalidConfigurationError: if a database cannot store a value; the error names its column.
         """
-        for name, value in values.items():
-            expected = _expected_in(self.c[name].type, value)
-            if expected:
-                raise InvalidConfigurationError(
-                    f"Expected column {name} of table {self.table.name} to be {expected}, found another value; nothing "
-                    "was changed, correct it where it comes from.",
-                    table=self.table.name,
-                    column=name,
-                )
-        return values
+        return {name: self._storable(name, value) for name, value in values.items()}
+
+    def _storable(self, name: str, value: Any) -> Any:
+        column = self._types[name]
+        stored = column.text_of(value) if isinstance(column, JsonOf) else value
+        expected = _expected_in(column, stored)
+        if expected:
+            raise InvalidConfigurationError(
+                f"Expected column {name} of table {self.table.name} to be {expected}, found another value; nothing was "
+                "changed, correct it where it comes from.",
+                table=self.table.name,
+                column=name,
+            )
+        return stored
 
     def changes(self, known: Record, record: Record) -> dict[str, Any]:
         """Return the columns in which a record differs from a known record with the same key."""
@@ -442,14 +469,20 @@ def expected_number(value: Any, bits: int) -> str | None:
 def _expected_in(column: TypeEngine[Any], value: Any) -> str | None:
     if value is None or isinstance(value, bool | datetime):
         return None
-    if isinstance(column, JsonOf):
-        text = json.dumps(encode(value), ensure_ascii=False)
-        if len(text) > _LONGEST_JSON:
-            return f"at most {_LONGEST_JSON} characters as JSON"
-        return "values without U+0000 and lone surrogates" if _UNSTORABLE_IN_JSON.search(text) else None
+    if isinstance(value, JsonText):
+        return _expected_json(value)
     if isinstance(value, str):
         return expected_text(value, getattr(column, "length", None) or LONGEST_TEXT)
     return expected_number(value, next((bits for kind, bits in _BITS if isinstance(column, kind)), 64))
+
+
+def _expected_json(text: JsonText) -> str | None:
+    if len(text) > _LONGEST_JSON:
+        return f"at most {_LONGEST_JSON} characters as JSON"
+    # The expression takes longer to search than everything else takes that is done to a row.
+    may_be_unstorable = "\\u0000" in text or not text.isascii()
+    is_unstorable = may_be_unstorable and _UNSTORABLE_IN_JSON.search(text)
+    return "values without U+0000 and lone surrogates" if is_unstorable else None
 
 
 def split(row: Sequence[Any], *tables: RecordTable[Any]) -> list[Sequence[Any]]:
@@ -508,4 +541,7 @@ def _postgres_types() -> dict[int, Any]:
 
 
 def _converted(read: Callable[[Any, Any], Any], text: str | None, cursor: Any) -> Any:
-    return read_or_bad(lambda value: read(value, cursor), text)
+    try:
+        return read(text, cursor)
+    except UNREADABLE:
+        return BadValue(text)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence, Set as AbstractSet
+from collections.abc import Iterable, Iterator, Sequence, Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime
@@ -27,7 +27,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     canonical_uri,
     task_uids_of,
 )
-from airflow_provider_statecheck.checkpoint.job_list import JobFigures, JobList, JobsPage
+from airflow_provider_statecheck.checkpoint.job_list import JobList, JobsPage
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import ClaimRecord, already_claimed
 from airflow_provider_statecheck.checkpoint.records import (
@@ -52,12 +52,14 @@ from airflow_provider_statecheck.checkpoint.store import (
     CheckpointPage,
     EndedAttempts,
     EndedCheckpoints,
+    FirstRead,
     JobView,
     LatestCheckpoints,
     no_such_job,
 )
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.metadata import statements
+from airflow_provider_statecheck.metadata.first_statements import Begun, FirstRows, begin
 from airflow_provider_statecheck.metadata.job_lists import job_list, listed_jobs
 from airflow_provider_statecheck.metadata.job_views import (
     FiguresOfTransition,
@@ -66,7 +68,7 @@ from airflow_provider_statecheck.metadata.job_views import (
     version_of,
     view_of,
 )
-from airflow_provider_statecheck.metadata.record_rows import Record, RecordTable, keeping_bad_values, keys, split
+from airflow_provider_statecheck.metadata.record_rows import Record, RecordTable, keeping_bad_values, keys
 from airflow_provider_statecheck.metadata.tables import (
     ACKNOWLEDGEMENTS,
     ACTIONS,
@@ -74,7 +76,6 @@ from airflow_provider_statecheck.metadata.tables import (
     CHECKPOINTS,
     CLAIMS,
     JOB_DAGS,
-    JOB_FIGURES,
     JOBS,
     OPERATORS,
     REQUESTS,
@@ -106,14 +107,16 @@ class SqlJobStore:
         self._clock = clock or SystemClock()
 
     @contextmanager
-    def transaction(self, job_id: JobId, *, create_as: str | None = None) -> Iterator[SqlJobTransaction]:
+    def transaction(
+        self, job_id: JobId, *, create_as: str | None = None, reads: FirstRead | None = None
+    ) -> Iterator[SqlJobTransaction]:
         if create_as is not None:
             self.ensure_job(job_id, create_as)
         with executing():
             opened = self._connect()
         with opened as connection:
             with executing():
-                transition = self._begin(connection, job_id, is_known=create_as is None)
+                transition = self._begin(connection, job_id, is_known=create_as is None, reads=reads)
                 yield transition
                 transition.finish()
             with committing():
@@ -209,18 +212,14 @@ class SqlJobStore:
     def _commit(self, connection: Connection) -> None:
         commit(connection)
 
-    def _begin(self, connection: Connection, job_id: JobId, *, is_known: bool) -> SqlJobTransaction:
+    def _begin(
+        self, connection: Connection, job_id: JobId, *, is_known: bool, reads: FirstRead | None
+    ) -> SqlJobTransaction:
         now = self._clock.now()
-        values = keys(job_id=job_id, now=now)
-        if connection.dialect.update_returning:
-            row = connection.execute(statements.BEGIN_AND_READ[is_known], values).one_or_none()
-        else:
-            exists = connection.execute(statements.BEGIN[is_known], values).rowcount == 1
-            row = connection.execute(statements.JOB_AND_FIGURES, values).one() if exists else None
-        if row is None:
+        begun = begin(connection, job_id, now, is_known=is_known, reads=reads)
+        if begun is None:
             raise no_such_job(job_id)
-        job, figures = split(row, JOBS, JOB_FIGURES)
-        transition = SqlJobTransaction(connection, JOBS.read(job), JOB_FIGURES.read(figures))
+        transition = SqlJobTransaction(connection, begun)
         is_behind = transition.now > now
         if is_too_far_ahead(transition.now, now):
             transition.set_back(now)
@@ -266,11 +265,14 @@ class JoinedSqlJobStore(SqlJobStore):
 class SqlJobTransaction:
     """A transition of a job, on a connection that holds the lock on the job's row."""
 
-    def __init__(self, connection: Connection, job: JobRecord, figures: JobFigures) -> None:
+    def __init__(self, connection: Connection, begun: Begun) -> None:
         self._connection = connection
-        self._begun = self._job = job
-        self._rows = UnitOfWork(connection, job.job_id)
-        self._figures = FiguresOfTransition(self._rows, figures)
+        self._begun = self._job = begun.job
+        self._rows = UnitOfWork(connection, begun.job.job_id)
+        self._figures = FiguresOfTransition(self._rows, begun.figures)
+        self._unused_key: str | None = None
+        if begun.rows is not None:
+            self._hold_first(begun.rows)
 
     @property
     def now(self) -> datetime:
@@ -352,6 +354,8 @@ class SqlJobTransaction:
         return self._rows.get(CHECKPOINTS, checkpoint_id)
 
     def checkpoint_by_request(self, request_key: str) -> CheckpointRecord | None:
+        if request_key == self._unused_key:
+            return None
         checkpoints = self._rows.read(CHECKPOINTS, statements.CHECKPOINT_BY_REQUEST, request_key=request_key)
         return next(iter(checkpoints), None)
 
@@ -508,19 +512,26 @@ class SqlJobTransaction:
         self._rows.remove(JOB_DAGS)
         self._figures.job_removed()
 
+    def _hold_first(self, rows: FirstRows) -> None:
+        self._unused_key = None if rows.is_repeated else rows.of.request_key
+        self._hold_operator(rows.of.operator_id, rows.tables, rows.joined)
+
     def _read_operator(self, operator_id: OperatorId) -> None:
+        rows = self._rows.execute(statements.OPERATOR, operator_id=operator_id)
+        self._hold_operator(operator_id, statements.ROWS_OF_OPERATOR, rows)
+
+    def _hold_operator(
+        self, operator_id: OperatorId, tables: Sequence[RecordTable[Any]], rows: Iterable[Sequence[Any]]
+    ) -> None:
         held = self._rows
-        for row in held.execute(statements.OPERATOR, operator_id=operator_id):
-            tables = statements.ROWS_OF_OPERATOR
-            for table, values in zip(tables, split(row, *tables), strict=True):
-                if values[0] is not None:
-                    held.hold(table, values)
+        held.hold_joined(tables, rows)
         held.miss(OPERATORS, operator_id)
         operator = held.get(OPERATORS, operator_id)
         if operator is not None:
             held.miss(ATTEMPTS, operator_id, operator.epoch)
         held.complete(CHECKPOINTS, operator_id)
-        if any(c.status is CheckpointStatus.PENDING for c in self.open_checkpoints(operator_id)):
+        has_pending = any(c.status is CheckpointStatus.PENDING for c in self.open_checkpoints(operator_id))
+        if has_pending and STATISTICS in tables:
             held.miss(STATISTICS, operator_id)
             self._requests_are_held(operator_id)
 

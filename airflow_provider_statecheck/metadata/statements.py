@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from functools import cache, reduce
 from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
     Delete,
+    FromClause,
     Select,
     Table,
     and_,
@@ -110,22 +112,33 @@ _is_to_all = is_of_job(_request)
 _without_figures = [null().label(c.name) if c is _checkpoint.summary else c for c in CHECKPOINTS.columns]
 _is_pending = _checkpoint.status == CheckpointStatus.PENDING
 ROWS_OF_OPERATOR: tuple[RecordTable[Any], ...] = (OPERATORS, ATTEMPTS, CHECKPOINTS, STATISTICS, REQUESTS)
+_CONDITIONS: dict[RecordTable[Any], ColumnElement[bool]] = {
+    ATTEMPTS: _holds_epoch,
+    CHECKPOINTS: _is_undiscarded,
+    STATISTICS: and_(_is_pending, _is_of_operator(_statistics)),
+    REQUESTS: and_(
+        _is_pending,
+        _request.job_id == _operator.job_id,
+        or_(_request.operator_id == _operator.operator_id, _is_to_all),
+        _is_open,
+    ),
+}
+
+
+def _columns_of(tables: Iterable[RecordTable[Any]]) -> list[Any]:
+    return [column for table in tables for column in (_without_figures if table is CHECKPOINTS else table.columns)]
+
+
+def _joined(source: FromClause, tables: Iterable[RecordTable[Any]]) -> FromClause:
+    """Return a source that has an operator, joined with rows of the operator."""
+    return reduce(lambda joined, table: joined.outerjoin(table.table, _CONDITIONS[table]), tables, source)
+
+
+_is_given_operator = and_(given(_operator.job_id), given(_operator.operator_id))
 OPERATOR = (
-    select(*OPERATORS.columns, *ATTEMPTS.columns, *_without_figures, *STATISTICS.columns, *REQUESTS.columns)
-    .select_from(OPERATORS.table)
-    .outerjoin(ATTEMPTS.table, _holds_epoch)
-    .outerjoin(CHECKPOINTS.table, _is_undiscarded)
-    .outerjoin(STATISTICS.table, and_(_is_pending, _is_of_operator(_statistics)))
-    .outerjoin(
-        REQUESTS.table,
-        and_(
-            _is_pending,
-            _request.job_id == _operator.job_id,
-            or_(_request.operator_id == _operator.operator_id, _is_to_all),
-            _is_open,
-        ),
-    )
-    .where(given(_operator.job_id), given(_operator.operator_id))
+    select(*_columns_of(ROWS_OF_OPERATOR))
+    .select_from(_joined(OPERATORS.table, ROWS_OF_OPERATOR[1:]))
+    .where(_is_given_operator)
 )
 """
 An operator with the attempt that holds its epoch and its undiscarded checkpoints; only few are retained.
@@ -133,6 +146,27 @@ An operator with the attempt that holds its epoch and its undiscarded checkpoint
 With each pending checkpoint come the statistics and the open requests of the operator, which its end changes, and the
 open requests to the whole job, with which its stages may have to stop.
 """
+
+
+@cache
+def begin_with_operator(tables: tuple[RecordTable[Any], ...], *, is_trigger: bool) -> Select[Any]:
+    """
+    Return the first statement of a transition on PostgreSQL that also reads the rows of an operator in some tables.
+
+    PostgreSQL reads these as they were at the start of the statement, which may have waited for the lock afterwards.
+    The version of the job at the start, the last column but one, tells whether they are current: the version under the
+    lock is then its successor. The last column is the checkpoint of a trigger request that is repeated.
+    """
+    begun = BEGIN_AND_READ[True].cte("begun")
+    source = _joined(begun.outerjoin(OPERATORS.table, _is_given_operator), tables[1:])
+    version = select(_job.version).where(given(_job.job_id)).scalar_subquery()
+    known = select(_checkpoint.checkpoint_id).where(given(_checkpoint.job_id), given(_checkpoint.request_key))
+    repeated = known.scalar_subquery() if is_trigger else null()
+    return select(*begun.c, *_columns_of(tables), version.label("before"), repeated.label("repeated")).select_from(
+        source
+    )
+
+
 LAST_ATTEMPT_OF_RUN = (
     select(*ATTEMPTS.columns)
     .where(

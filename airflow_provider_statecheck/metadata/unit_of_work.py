@@ -8,7 +8,7 @@ all rows in one statement.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
@@ -48,7 +48,7 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     StateCheckError,
 )
-from airflow_provider_statecheck.metadata.record_rows import Key, Record, RecordTable, keys, parameter
+from airflow_provider_statecheck.metadata.record_rows import Key, Record, RecordTable, keys, parameter, split
 from airflow_provider_statecheck.metadata.statements import remove
 from airflow_provider_statecheck.metadata.tables import METADATA
 
@@ -143,6 +143,15 @@ class UnitOfWork:
         self._held[table][table.key_of(record)] = record
         return record
 
+    def hold_joined(self, tables: Sequence[RecordTable[Any]], rows: Iterable[Sequence[Any]]) -> None:
+        """Hold the rows of joined tables, each once although a join repeats it."""
+        last: dict[RecordTable[Any], Sequence[Any]] = {}
+        for row in rows:
+            for table, values in zip(tables, split(row, *tables), strict=True):
+                if values[0] is not None and values != last.get(table):
+                    self.hold(table, values)
+                    last[table] = values
+
     def miss(self, table: RecordTable[Any], *key: object) -> None:
         """Take note that there is no row of a key, unless one is held."""
         self._held[table].setdefault((self._job_id, *key), None)
@@ -191,10 +200,9 @@ class UnitOfWork:
         writes = [*self._writes(), *more]
         self._changed.clear()
         size = _TOGETHER if self._connection.dialect.name == "postgresql" else 1
-        for write in writes:
-            write.table.storable(write.values)
-        for start in range(0, len(writes), size):
-            self._write(writes[start : start + size])
+        storable = [write._replace(values=write.table.storable(write.values)) for write in writes]
+        for start in range(0, len(storable), size):
+            self._write(storable[start : start + size])
 
     def _change(self, table: RecordTable[Record], record: Record, known: Record | None) -> None:
         key = table.key_of(record)

@@ -55,8 +55,10 @@ from tests.messages import (
 )
 
 CHECKPOINT = CheckpointProperties.for_checkpoint()
-MOST_STATEMENTS = {"sqlite": 14, "postgresql": 10}
-"""Begin, fencing and re-checks included. PostgreSQL writes all rows of a call in one statement."""
+MOST_STATEMENTS = {"sqlite": 14, "postgresql": 6}
+"""
+Begin, fencing and re-checks included. PostgreSQL reads in the statement that locks the job, and writes all rows in one.
+"""
 MOST_STEPS_PER_OPERATOR = 60
 """They include those for a job; there is one job for ten operators."""
 

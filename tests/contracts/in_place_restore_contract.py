@@ -29,7 +29,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     OperatorRecord,
     RequestStatus,
 )
-from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
+from airflow_provider_statecheck.checkpoint.store import FirstRead, JobStore, JobTransaction
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CommitStateUnknownError,
@@ -677,9 +677,11 @@ class FaultyStore:
         return getattr(self._store, name)
 
     @contextmanager
-    def transaction(self, job_id: JobId, *, create_as: str | None = None) -> Iterator[JobTransaction]:
+    def transaction(
+        self, job_id: JobId, *, create_as: str | None = None, reads: FirstRead | None = None
+    ) -> Iterator[JobTransaction]:
         """Open a transaction that fails."""
-        with self._store.transaction(job_id, create_as=create_as) as tx:
+        with self._store.transaction(job_id, create_as=create_as, reads=reads) as tx:
             yield tx
             if self._error is not CommitStateUnknownError:
                 raise self._error("planned")

@@ -58,7 +58,8 @@ OPERATORS = ("orders", "customers")
 FOREIGN = "foreign"
 """A job of another database in the same checkpoint directory."""
 
-_WRITES = ("INSERT", "UPDATE", "DELETE")
+_WRITES = ("INSERT", "UPDATE", "DELETE", "WITH")
+"""On PostgreSQL, the first statement of a call and the one that writes several rows begin with ``WITH``."""
 _LOCKS = (" FOR UPDATE", " FOR SHARE")
 _REFUSALS = (
     CheckpointNotFoundError,
