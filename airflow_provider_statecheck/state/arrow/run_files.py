@@ -13,10 +13,12 @@ from __future__ import annotations
 import json
 import operator
 import os
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import groupby, islice
+from typing import Any, NamedTuple
 
 from airflow_provider_statecheck.cached_reads import LruCache, about_to_wait
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -49,8 +51,10 @@ from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, redact, sche
 _MAX_OPEN_FILES = 64
 _MAX_GAP = 64 << 10
 """Maximum number of unused bytes between two pieces that one request reads."""
-_MAX_RANGE = 8 << 20
+_MAX_RANGE = 16 << 20
+"""Maximum number of bytes that one request reads, unless a single piece is larger."""
 _MAX_REQUESTS = 4
+"""Maximum number of requests of one reader at the same time."""
 _PIECES = "pieces of a file of state"
 
 
@@ -143,6 +147,15 @@ Piece = tuple[int, int]
 """Offset and length of bytes in a file."""
 
 
+class _Range(NamedTuple):
+    start: int
+    length: int
+    members: list[Piece]
+
+
+_RangeOfFile = tuple[StreamStateHandle, _Range]
+
+
 class RunBytes:
     """
     Range reads of state files, safe for threads.
@@ -164,13 +177,44 @@ class RunBytes:
         """
         require_readable((length for _, length in pieces), _PIECES)
         ranges = _coalesced(pieces)
-        require_readable((length for _, length, _ in ranges), _PIECES)
-        found = self._read_ranges(handle, [(start, length) for start, length, _ in ranges])
-        return [
-            memoryview(data)[offset - start : offset - start + length]
-            for data, (start, _, members) in zip(found, ranges, strict=True)
-            for offset, length in members
-        ]
+        require_readable((each.length for each in ranges), _PIECES)
+        found = self._read_ranges(handle, [each[:2] for each in ranges])
+        return [piece for each, data in zip(ranges, found, strict=True) for piece in _members(each, data)]
+
+    def read_ahead(
+        self, files: Iterable[tuple[StreamStateHandle, Sequence[Piece]]]
+    ) -> Generator[memoryview, None, None]:
+        """
+        Return pieces of files in ascending order, one by one; raises as :meth:`read`.
+
+        Of an object store, the next few ranges are read meanwhile, whichever files they are in.
+        """
+        ranges = ((handle, each) for handle, pieces in files for each in _coalesced(pieces))
+        for is_remote, members in groupby(ranges, lambda each: _is_remote(each[0])):
+            for each, data in self._ahead(members) if is_remote else self._in_turn(members):
+                yield from _members(each, data)
+
+    def _in_turn(self, ranges: Iterable[_RangeOfFile]) -> Iterator[tuple[_Range, bytes]]:
+        for handle, each in ranges:
+            require_readable((each.length,), _PIECES)
+            yield each, self._read_ranges(handle, [each[:2]])[0]
+
+    def _ahead(self, ranges: Iterable[_RangeOfFile]) -> Iterator[tuple[_Range, bytes]]:
+        rest, waiting = iter(ranges), deque[tuple[_Range, Future[list[bytes]]]]()
+        about_to_wait()
+        with ThreadPoolExecutor(_MAX_REQUESTS) as pool:
+            try:
+                while True:
+                    for handle, each in islice(rest, _MAX_REQUESTS - len(waiting)):
+                        require_readable((each.length,), _PIECES)
+                        waiting.append((each, pool.submit(self._read_ranges, handle, [each[:2]])))
+                    if not waiting:
+                        return
+                    first, read = waiting.popleft()
+                    yield first, read.result()[0]
+            finally:
+                for _, read in waiting:
+                    read.cancel()
 
     def require_allowed(self, handle: StreamStateHandle) -> None:
         """
@@ -268,6 +312,10 @@ class _OpenFile:
         os.close(self.descriptor)
 
 
+def _is_remote(handle: StreamStateHandle) -> bool:
+    return not isinstance(handle, ByteStreamStateHandle) and scheme_of(_location(handle)[0]) not in LOCAL_SCHEMES
+
+
 def _location(handle: FileStateHandle | SegmentFileStateHandle) -> tuple[str, int]:
     if isinstance(handle, FileStateHandle):
         return handle.uri, 0
@@ -285,7 +333,7 @@ def corrupt_run_file(run_file: RunFile, what: str, found: str) -> CorruptStateEr
     )
 
 
-def _coalesced(pieces: Sequence[Piece]) -> list[tuple[int, int, list[Piece]]]:
+def _coalesced(pieces: Sequence[Piece]) -> list[_Range]:
     """Group pieces into ranges for one request each."""
     groups: list[list[Piece]] = []
     for offset, length in pieces:
@@ -294,7 +342,12 @@ def _coalesced(pieces: Sequence[Piece]) -> list[tuple[int, int, list[Piece]]]:
             last.append((offset, length))
         else:
             groups.append([(offset, length)])
-    return [(members[0][0], sum(members[-1]) - members[0][0], members) for members in groups]
+    return [_Range(members[0][0], sum(members[-1]) - members[0][0], members) for members in groups]
+
+
+def _members(each: _Range, data: bytes) -> Iterator[memoryview]:
+    view = memoryview(data)
+    return (view[offset - each.start : offset - each.start + length] for offset, length in each.members)
 
 
 FORMAT = "statecheck-arrow-state"

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from sys import getsizeof
 from typing import Any, NamedTuple
 
@@ -38,7 +38,13 @@ from airflow_provider_statecheck.state.arrow.layout import (
 )
 from airflow_provider_statecheck.state.arrow.restore import RowForm
 from airflow_provider_statecheck.state.arrow.row_versions import merge_tables
-from airflow_provider_statecheck.state.arrow.run_files import RunBytes, RunFile, RunFiles, corrupt_run_file
+from airflow_provider_statecheck.state.arrow.run_files import (
+    Piece,
+    RunBytes,
+    RunFile,
+    RunFiles,
+    corrupt_run_file,
+)
 from airflow_provider_statecheck.state.arrow.run_writer import RowGroups
 from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESPACE
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeySerializer
@@ -53,8 +59,8 @@ FoundRow = tuple[Block, int]
 """Block and index of a row."""
 
 _BLOCK_ROWS = 1 << 16
-_CHUNK_BLOCKS = 64
-_BYTES_AT_ONCE = 8 << 20
+_PIECE_BYTES = 512 << 10
+"""Approximate size of adjacent small blocks that are searched together, because each search has a price."""
 _BLOCK_INDEX_BYTES = 400
 """Size of the tuples that locate a block in memory, in bytes."""
 _DENSE_KEYS_PER_BLOCK = 2
@@ -106,6 +112,18 @@ class SortedRun(ABC):
     @abstractmethod
     def tables(self, numbers: Sequence[int]) -> list[Any]:
         """Return several blocks as tables. Those of a file are not cached, and adjacent ones share a range read."""
+
+    @abstractmethod
+    def each_table(self, numbers: Sequence[int]) -> Iterator[Any]:
+        """Return what :meth:`tables` returns, one by one; blocks of an object store are read ahead, a few at a time."""
+
+    def pieces(self, numbers: Sequence[int]) -> Iterator[tuple[list[int], list[Any]]]:
+        """Return blocks and their tables as :meth:`each_table` does, adjacent small ones together."""
+        tables, rows = self.each_table(numbers), self.block_rows[list(numbers)]
+        per_piece = max(1, _PIECE_BYTES * self.num_rows // max(1, self.raw_bytes))
+        for _, members in groupby(zip(numbers, (np.cumsum(rows) // per_piece).tolist(), strict=True), lambda m: m[1]):
+            piece = [number for number, _ in members]
+            yield piece, list(islice(tables, len(piece)))
 
 
 class FileRun(SortedRun):
@@ -196,31 +214,41 @@ class FileRun(SortedRun):
     def tables(self, numbers: Sequence[int]) -> list[Any]:
         return self._tables(numbers, memoryview)
 
+    def each_table(self, numbers: Sequence[int]) -> Iterator[Any]:
+        files = list(self._rows_of_files(numbers))
+        found = self._files.read_ahead((run_file.handle, _pieces_of(run_file, rows)) for run_file, rows in files)
+        for run_file, rows in files:
+            yield from self._decoded(run_file, rows, islice(found, len(rows)))
+
+    def _rows_of_files(self, numbers: Sequence[int]) -> Iterator[tuple[RunFile, list[int]]]:
+        locations = (self._block_locations[number] for number in numbers)
+        for index, members in groupby(locations, key=lambda location: location[0]):
+            yield self.run_files[index], [row for _, row in members]
+
     def all_tables(self) -> Iterator[Any]:
-        """Return all blocks as tables, and read about ``_BYTES_AT_ONCE`` at once."""
-        ends = np.cumsum(np.concatenate([run_file.blocks["length"] for run_file in self.run_files])) // _BYTES_AT_ONCE
-        for _, numbers in groupby(range(len(ends)), key=ends.tolist().__getitem__):
-            yield from self.tables(list(numbers))
+        """Return all blocks as tables."""
+        return self.each_table(range(len(self.block_rows)))
 
     def _tables(self, numbers: Sequence[int], bytes_of: Callable[[memoryview], Any]) -> list[Any]:
-        locations = (self._block_locations[number] for number in numbers)
-        return [
-            table
-            for index, members in groupby(locations, key=lambda location: location[0])
-            for table in self._read(self.run_files[index], [row for _, row in members], bytes_of)
-        ]
+        return [table for each in self._rows_of_files(numbers) for table in self._read(*each, bytes_of)]
 
     def _read(self, run_file: RunFile, rows: list[int], bytes_of: Callable[[memoryview], Any]) -> list[Any]:
-        pieces = [run_file.blocks[row].item()[:2] for row in rows]
-        found = map(bytes_of, self._files.read(run_file.handle, pieces))
+        found = map(bytes_of, self._files.read(run_file.handle, _pieces_of(run_file, rows)))
+        return list(self._decoded(run_file, rows, found))
+
+    def _decoded(self, run_file: RunFile, rows: list[int], found: Iterable[memoryview | bytes]) -> Iterator[Any]:
         decode = _batch_of if run_file.footer is None else self._row_groups(run_file).rows
         tables = (_verified(run_file, row, data, decode) for row, data in zip(rows, found, strict=True))
-        return [self._form.rows(run_file, table, namespace=self.has_namespaces) for table in tables]
+        return (self._form.rows(run_file, table, namespace=self.has_namespaces) for table in tables)
 
     def _row_groups(self, run_file: RunFile) -> RowGroups:
         if run_file.path not in self._parquet:
             self._parquet[run_file.path] = RowGroups.of(run_file, self._files)
         return self._parquet[run_file.path]
+
+
+def _pieces_of(run_file: RunFile, rows: list[int]) -> list[Piece]:
+    return [run_file.blocks[row].item()[:2] for row in rows]
 
 
 def _source_of(handle: StreamStateHandle) -> Any:
@@ -282,6 +310,9 @@ class MemoryRun(SortedRun):
     def tables(self, numbers: Sequence[int]) -> list[Any]:
         return [self._blocks[number].table for number in numbers]
 
+    def each_table(self, numbers: Sequence[int]) -> Iterator[Any]:
+        return iter(self.tables(numbers))
+
 
 def _key_group(table: Any, row: int) -> int:
     return int(table.column(KEY_GROUP)[row].as_py())
@@ -300,12 +331,10 @@ class MatchedRows:
 def find_rows(layout: StateLayout, run: SortedRun, keys: KeyBatch) -> Iterator[MatchedRows]:
     """Return the rows of the keys in a run, in all namespaces and including tombstones."""
     groups = single(keys.key_groups).to_numpy()
-    blocks = _candidate_blocks(run, keys, groups)
-    for first in range(0, len(blocks), _CHUNK_BLOCKS):
-        chunk = blocks[first : first + _CHUNK_BLOCKS]
-        start = int(np.searchsorted(groups, run.block_key_groups[chunk[0]], "left"))
-        end = int(np.searchsorted(groups, run.block_last_key_groups[chunk[-1]], "right"))
-        table = _read_blocks(layout, run, chunk)
+    for blocks, tables in run.pieces(_candidate_blocks(run, keys, groups)):
+        start = int(np.searchsorted(groups, run.block_key_groups[blocks[0]], "left"))
+        end = int(np.searchsorted(groups, run.block_last_key_groups[blocks[-1]], "right"))
+        table = _joined(layout, run, tables)
         wanted = tuple(single(column).slice(start, end - start) for column in keys.columns)
         indexes = _key_indexes([single(table.column(name)) for name in layout.key_names], wanted)
         rows = np.flatnonzero(indexes >= 0)
@@ -313,9 +342,7 @@ def find_rows(layout: StateLayout, run: SortedRun, keys: KeyBatch) -> Iterator[M
             yield MatchedRows(table.take(pa.array(rows)), indexes[rows] + start)
 
 
-def _read_blocks(layout: StateLayout, run: SortedRun, numbers: Sequence[int]) -> Any:
-    # Returning frees the single tables, whose memory those of the next blocks take.
-    tables = run.tables(numbers)
+def _joined(layout: StateLayout, run: SortedRun, tables: Sequence[Any]) -> Any:
     deleted, partial = (any(name in table.schema.names for table in tables) for name in (DELETED, PARTIAL))
     conformed = [layout.conform(t, namespace=run.has_namespaces, deleted=deleted, partial=partial) for t in tables]
     return pa.concat_tables(conformed).combine_chunks()

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, FileStateHandle, KeyGroupRange
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    ByteStreamStateHandle,
+    FileStateHandle,
+    KeyGroupRange,
+)
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
 from airflow_provider_statecheck.state.arrow.run_files import RunBytes, decode_meta, encode_meta
@@ -174,6 +179,114 @@ def test_neighbouring_pieces_are_one_range_and_distant_ones_are_several() -> Non
     found = RunBytes(storage).read(handle, [(0, 10), (20, 10), (1_000_000, 5)])
     assert sorted(storage.ranges) == [5, 30]
     assert [bytes(piece) for piece in found] == [bytes(range(10)), bytes(range(20, 30)), bytes(range(64, 69))]
+
+
+def _distant_pieces(count: int) -> list[tuple[int, int]]:
+    return [(number * 100_000, 10) for number in range(count)]
+
+
+def _with_file(storage: _CountingStorage) -> FileStateHandle:
+    storage.ranges = []
+    uri = f"{storage.base_uri}/file"
+    storage.write_bytes(uri, bytes(range(250)) * 8_000)
+    return FileStateHandle(uri, 2_000_000)
+
+
+class _MeetingStorage(_CountingStorage):
+    meeting: Barrier
+
+    def read_range(self, uri: str, start: int, end: int) -> bytes:
+        self.meeting.wait(timeout=30)
+        return super().read_range(uri, start, end)
+
+
+def test_ranges_of_an_object_store_are_read_at_the_same_time() -> None:
+    storage = _MeetingStorage.open("memory://arrow-same-time")
+    storage.meeting = Barrier(4)
+    handle = _with_file(storage)
+    found = RunBytes(storage).read_ahead([(handle, _distant_pieces(3)), (handle, [(50, 5)])])
+    assert [bytes(piece) for piece in found] == [*[bytes(range(10))] * 3, bytes(range(50, 55))]
+
+
+def test_no_more_than_four_ranges_are_read_ahead() -> None:
+    storage = _CountingStorage.open("memory://arrow-ahead")
+    reading = RunBytes(storage).read_ahead([(_with_file(storage), _distant_pieces(20))])
+    for taken in range(1, 21):
+        next(reading)
+        assert len(storage.ranges) <= taken + 3
+    assert len(storage.ranges) == 20
+
+
+def test_reading_that_ends_early_asks_for_nothing_more() -> None:
+    storage = _CountingStorage.open("memory://arrow-early")
+    reading = RunBytes(storage).read_ahead([(_with_file(storage), _distant_pieces(20))])
+    next(reading)
+    reading.close()
+    assert len(storage.ranges) <= 4
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Requests to the store in memory, as name of the method and file."""
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    made = list[tuple[str, str]]()
+    for name in ("info", "ls", "find", "_open", "cat_file"):
+        original = getattr(MemoryFileSystem, name)
+
+        def counted(self: Any, path: str, *args: Any, _name: str = name, _call: Any = original, **kwargs: Any) -> Any:
+            made.append((_name, path.rpartition("/")[2]))
+            return _call(self, path, *args, **kwargs)
+
+        monkeypatch.setattr(MemoryFileSystem, name, counted)
+    return made
+
+
+def test_look_up_of_many_keys_makes_one_request_for_each_file(requests: list[tuple[str, str]]) -> None:
+    job = Job("memory://many-keys")
+    handle = job.save(job.filled(range(2_000)))
+    backend = job.open(handle)
+    requests.clear()
+    assert backend.batch_state(VALUE).get(job.batch(range(2_000))).null_count == 0
+    names = [stream.uri.rpartition("/")[2] for _, stream in handle.shared if isinstance(stream, FileStateHandle)]
+    assert len(names) > 1
+    assert sorted(requests) == sorted(("_open", name) for name in names)
+
+
+def test_look_up_of_keys_reads_the_blocks_of_their_key_groups_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job("memory://few-groups", settings=ArrowStateSettings(block_rows=64))
+    handle = job.save(job.filled(range(2_000)))
+    keys = [key for key in range(2_000) if job.keys.key_group_of(key, GROUPS) == 3]
+    blocks = [
+        int(length)
+        for [file] in job.described(handle)["value"].runs
+        for length in file.blocks["length"][file.key_groups == 3]
+    ]
+    ranges, read_range = list[int](), CheckpointStorage.read_range
+
+    def counted(storage: CheckpointStorage, uri: str, start: int, end: int) -> bytes:
+        ranges.append(end - start)
+        return read_range(storage, uri, start, end)
+
+    backend = job.open(handle)
+    monkeypatch.setattr(CheckpointStorage, "read_range", counted)
+    assert backend.batch_state(VALUE).get(job.batch(keys)).null_count == 0
+    assert ranges == [sum(blocks)]
+
+
+def test_damaged_block_of_an_object_store_is_found_before_its_rows_are_used() -> None:
+    job = Job("memory://damaged-block", settings=ArrowStateSettings())
+    handle = job.save(job.filled(range(2_000)))
+    ((_, stream),) = handle.shared
+    assert isinstance(stream, FileStateHandle)
+    data = bytearray(job.storage.read_bytes(stream.uri))
+    data[len(data) // 2] ^= 1
+    job.storage.write_bytes(stream.uri, bytes(data), overwrite=True)
+    backend = job.open(handle)
+    with pytest.raises(CorruptStateError, match=stream.uri.rpartition("/")[2]):
+        backend.batch_state(VALUE).get(job.batch(range(2_000)))
+    with pytest.raises(CorruptStateError, match=stream.uri.rpartition("/")[2]):
+        list(backend.get_keys("value"))
 
 
 def test_starting_reads_the_description_and_no_file(tmp_path: Path) -> None:
