@@ -40,7 +40,7 @@ from airflow_provider_statecheck.state.backends import ArrowStateBackend
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from airflow_provider_statecheck.spark.connectors.sink import Sink
 
@@ -81,14 +81,14 @@ class IncrementTasks:
 
         :param frame: The rows of the increment.
         :param moment: Checkpoint of the increment.
-        :param is_woken: Whether every keyed subtask gets an empty message, so that it runs even without rows. Spark
-            runs no task for an input that it knows to be empty.
+        :param is_woken: Whether there are no rows, and every keyed subtask gets an empty message, so that it runs.
+            Spark runs no task for an input that it knows to be empty.
         """
         frame = self.aligned(frame)
         for vertex, task in zip(self.vertices, self.of(moment, is_woken=is_woken), strict=True):
-            if vertex.key is not None:
-                if is_woken and task.vertex == 0:
-                    frame = _with_message_column(frame)
+            if vertex.key is not None and is_woken and task.vertex == 0:
+                frame = _messages(frame.sparkSession, task)
+            elif vertex.key is not None:
                 frame = _keyed(frame, vertex.key, vertex, task, combines=self.combining.is_on)
                 frame = _with_messages(frame, task) if is_woken else frame
                 frame = repartition_by_id(frame, task.context.parallelism, SUBTASK_COLUMN).drop(SUBTASK_COLUMN)
@@ -105,6 +105,12 @@ class IncrementTasks:
         is_kept = isinstance(backend, ArrowStateBackend) and backend.is_incremental
         is_free = is_kept and not self.broadcast and not self.combining.is_wanted
         return vertex.key is not None and vertex.functions[0].adds_partials and is_free
+
+    @property
+    def maps_rows(self) -> bool:
+        """Whether all functions are of single rows and have neither state nor an end."""
+        vertex = self.vertices[0]
+        return len(self.vertices) == 1 and not vertex.has_fixed_subtasks and not self.broadcast
 
     def fits(self, frame: DataFrame) -> bool:
         """Return whether the functions are planned for the rows of an increment."""
@@ -229,6 +235,14 @@ def _with_ends(frame: DataFrame, task: VertexTask) -> DataFrame:
     subtasks = task.context.parallelism
     messages = frame.sparkSession.range(0, subtasks, 1, subtasks)
     return _with_rows(_with_message_column(frame), messages, {CONTROL: F.lit(EMPTY_MESSAGE)})
+
+
+def _messages(spark: SparkSession, task: VertexTask) -> DataFrame:
+    """Return an empty message for each subtask, in a partition of its own, so that nothing is shuffled."""
+    from pyspark.sql import functions as F
+
+    subtasks = task.context.parallelism
+    return spark.range(0, subtasks, 1, subtasks).select(F.lit(EMPTY_MESSAGE).alias(CONTROL))
 
 
 def _with_messages(frame: DataFrame, task: VertexTask) -> DataFrame:

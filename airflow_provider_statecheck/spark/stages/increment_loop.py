@@ -47,9 +47,9 @@ class IncrementLoop:
     """
     Runs the increments of an attempt.
 
-    Increments of an aggregate that needs no earlier state are computed in one Spark job, whose tasks commit their
-    splits one by one; what they have written is merged in a last job, at the end of the input. Any other increment is a
-    job of its own. If a checkpoint fails, the job of the running increments is cancelled.
+    Increments of functions without state, and of an aggregate that needs no earlier state, are computed in one Spark
+    job, whose tasks commit their parts one by one; partial results are merged in a last job, at the end of the input.
+    Any other increment is a job of its own. If a checkpoint fails, the job of the running increments is cancelled.
 
     :param pace: Decides which increments end with a checkpoint; the last one always does.
     :param restored_seconds: Time of the increments of this run before the restored checkpoint.
@@ -118,7 +118,8 @@ class IncrementLoop:
     @property
     def _fits_one_job(self) -> bool:
         # The record of a partition counts before Spark knows whether it runs the task again.
-        return self._tasks.adds_partials and getattr(self._enumerator, "has_stable_partitions", False)
+        needs_no_state = self._tasks.adds_partials or self._tasks.maps_rows
+        return needs_no_state and getattr(self._enumerator, "has_stable_partitions", False)
 
     def close(self) -> None:
         """Stop the checkpoint thread after its current checkpoint, even if that waits for a savepoint of the job."""
@@ -205,11 +206,10 @@ class IncrementLoop:
             with self._checkpoint_errors_first():
                 for complete in self._completed(window):
                     is_last = complete[-1][0] == count - 1
-                    # The last job ends with the checkpoint of the last increment.
-                    pending = None if is_last and window.is_end else self._pending(waits=is_last)
+                    pending = self._pending(is_last=is_last, is_end=window.is_end)
                     rows += self._save_splits([(window.increments[n], each) for n, each in complete], begin, pending)
                     begin = self._monotonic()
-            if window.is_end:
+            if window.is_end and not self._tasks.maps_rows:
                 self._run_end(frame)
         return rows
 
@@ -219,9 +219,12 @@ class IncrementLoop:
         job = SplitJob(storage, records, self._jobs, window.job(records), len(window.increments))
         return job.completed(self._checkpoints.require_success)
 
-    def _pending(self, *, waits: bool) -> PendingCheckpoint | None:
+    def _pending(self, *, is_last: bool, is_end: bool) -> PendingCheckpoint | None:
         self._checkpoints.require_success()
-        return self._checkpoints.begun(waits=waits)
+        if not (is_last and is_end):
+            return self._checkpoints.begun(waits=is_last)
+        # After an aggregate, a last job ends with the checkpoint of the last increment.
+        return self._checkpoints.begun(is_end=True) if self._tasks.maps_rows else None
 
     def _save_splits(
         self,

@@ -72,7 +72,7 @@ class IncrementQueue:
         """
         Return increments for one job: all whose files its tasks can read, or else those with the same columns.
 
-        :param tasks: Tasks of an aggregate that adds partial results.
+        :param tasks: Tasks that need no earlier state.
         """
         plan = SplitPlan(tasks)
         self._waiting.appendleft(following)

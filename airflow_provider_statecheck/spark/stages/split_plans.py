@@ -1,5 +1,5 @@
 """
-Plans of Spark jobs over many increments, whose tasks commit partial results of aggregates.
+Plans of Spark jobs over many increments, whose tasks commit their parts.
 
 Tasks read the files of a source themselves where PyArrow reads the same rows as Spark and computes the same values.
 Otherwise Spark reads the rows, and sends each task the columns of the key and the partial results of each row.
@@ -26,7 +26,7 @@ from airflow_provider_statecheck.spark.stages.executor.split_input import (
     SparkRows,
     SplitInput,
 )
-from airflow_provider_statecheck.spark.stages.executor.split_task import SplitTask
+from airflow_provider_statecheck.spark.stages.executor.split_task import RowWiseSplitTask, SplitTask, record_schema
 from airflow_provider_statecheck.spark.stages.increment_jobs import IncrementTasks
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, Count, KeyNode
 from airflow_provider_statecheck.spark.tables.alignment import positional
@@ -49,7 +49,7 @@ class SplitPlan:
     """
     Plans jobs of the tasks of an attempt.
 
-    :param tasks: Tasks of an aggregate that adds partial results.
+    :param tasks: Tasks that need no earlier state.
     """
 
     def __init__(self, tasks: IncrementTasks) -> None:
@@ -65,18 +65,23 @@ class SplitPlan:
         from pyspark.sql import functions as F
 
         aligned = self.tasks.aligned
-        numbered = [aligned(frame).withColumn(INCREMENT_COLUMN, F.lit(n)) for n, frame in enumerate(frames)]
-        node, schema, names = self._node, self._function.output_schema, computed(results_of_rows(self._function))
-        frame = single_results(_union(numbered), self._key, node, schema, names, INCREMENT_COLUMN)
-        task = self._task(SparkRows(columns=tuple(frame.columns)), records, len(frames))
-        return positional(frame).mapInArrow(task, spark_schema(task.passed_schema))
+        frame = _union([aligned(frame).withColumn(INCREMENT_COLUMN, F.lit(n)) for n, frame in enumerate(frames)])
+        task: SplitTask | RowWiseSplitTask
+        if self.tasks.maps_rows:
+            [of_vertex] = self.tasks.of(_moment())
+            task = RowWiseSplitTask(task=replace(of_vertex, columns=tuple(frame.columns[:-1])), records=records)
+        else:
+            node, schema, names = self._node, self._function.output_schema, computed(results_of_rows(self._function))
+            frame = single_results(frame, self._key, node, schema, names, INCREMENT_COLUMN)
+            task = self._task(SparkRows(columns=tuple(frame.columns)), records, len(frames))
+        return positional(frame).mapInArrow(task, spark_schema(record_schema()))
 
     @cached_property
     def file_columns(self) -> StructType | None:
-        """The columns that tasks that read files need; ``None`` if they would find other values than Spark."""
+        """The columns that tasks that read files need; ``None`` if Spark must read the rows."""
         from pyspark.sql.types import StructType
 
-        if self._results_of_columns is None:
+        if self.tasks.maps_rows or self._results_of_columns is None:
             return None
         needed = {*self._key.columns, *(result.column for result in self._results_of_columns.values())}
         return StructType([field for field in self.tasks.columns.schema.fields if field.name in needed])
@@ -122,7 +127,7 @@ class SplitPlan:
         count = len(rows.spans)
         # A task commits each part, so that small ones can share a task.
         tasks = min(count, max(_TASKS_PER_CORE * cores_of(spark), count // _PARTS_PER_TASK))
-        return spark.range(0, count, 1, tasks).mapInArrow(task, spark_schema(task.passed_schema))
+        return spark.range(0, count, 1, tasks).mapInArrow(task, spark_schema(record_schema()))
 
     @property
     def _vertex(self) -> PlannedVertex:
@@ -148,12 +153,17 @@ class SplitPlan:
             attempt=tasks.attempt,
             # Each checkpoint has the inline state of all tasks so far.
             config=tasks.task_config(INLINE_BUDGET_OF_JOB // (increments * tasks.context.parallelism)),
-            moment=StateCapture(checkpoint=CheckpointMetaData(0, datetime.now(UTC))),
+            moment=_moment(),
             context=replace(tasks.context, parallelism=1),
             records=records,
             input=rows,
             results=results_of_rows(self._function),
         )
+
+
+def _moment() -> StateCapture:
+    # What a task writes belongs to whichever checkpoint comes next.
+    return StateCapture(checkpoint=CheckpointMetaData(0, datetime.now(UTC)))
 
 
 def results_of_rows(function: PlannedNode) -> dict[str, str | None]:

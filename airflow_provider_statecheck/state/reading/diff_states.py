@@ -224,8 +224,8 @@ def _blocks_of(runs: _Runs) -> set[_Block]:
 
 
 def _joined(reader: StateReader, tables: Iterable[Any]) -> Any:
-    """Concatenate tables, with a namespace column."""
+    """Concatenate tables, with a namespace column, and without one that marks partial rows or deletions."""
     layout = reader.columns.layout
     schema = layout.schema(namespace=True, deleted=False)
-    found = [layout.conform(table, namespace=True, deleted=False) for table in tables]
+    found = [layout.conform(table, namespace=True, deleted=False, partial=False) for table in tables]
     return pa.concat_tables([schema.empty_table(), *found]).combine_chunks()

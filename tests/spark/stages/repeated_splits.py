@@ -1,4 +1,4 @@
-"""An aggregate in one job, whose tasks fail or linger around their first record; it runs as a process of its own."""
+"""A stage in one job, whose tasks fail or linger around their first record; it runs as a process of its own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ from tests.spark.stages.stage_tries import StageTries
 from tests.spark.stages.test_stage import payments
 
 READERS = {"files": Max("number"), "rows": Max("number + 0")}
-"""Who reads the rows: the tasks, or Spark for an expression that only Spark computes."""
+"""Who reads the rows of an aggregate: the tasks, or Spark for an expression that only Spark computes."""
+
+
+def doubled(row: Any) -> tuple[int, int]:
+    return row.number, 2 * row.amount
 
 
 class FaultyRecords(CheckpointStorage):
@@ -77,7 +81,7 @@ def run(spark: Any, folder: Path, way: str) -> dict[str, Any]:
     """
     Run the stage once.
 
-    :param way: Who reads the rows, and the fault, such as ``files: exit after``.
+    :param way: Who reads the rows, or ``maps`` for a function of single rows, and the fault, as ``files: exit after``.
     """
     (folder / "traces").mkdir(parents=True)
     tries = StageTries(spark, folder)
@@ -86,16 +90,21 @@ def run(spark: Any, folder: Path, way: str) -> dict[str, Any]:
     reader, fault = way.split(": ")
     tries.storage = FaultyRecords.with_faults(tries.storage.base_uri, fault, traces)
     source = ParquetSource(str(tries.input), files_per_increment=1)
-    stage = Stage("stage", parallelism=2).source(source).key_by("account")
-    stage = stage.aggregate(uid="totals", total=Sum("amount"), n=Count(), last=READERS[reader])
+    stage = Stage("stage", parallelism=2).source(source)
+    if reader == "maps":
+        stage = stage.map(doubled, uid="doubled", output="number bigint, doubled bigint")
+    else:
+        stage = stage.key_by("account")
+        stage = stage.aggregate(uid="totals", total=Sum("amount"), n=Count(), last=READERS[reader])
     tries.run(stage.sink(ParquetSink(str(tries.output))), DriverSettings(data_inline_threshold=0))
-    state = read_state(tries.completed()[-1].location, "aggregates").read_all()
+    state = None if reader == "maps" else read_state(tries.completed()[-1].location, "aggregates").read_all()
     return {
         "rows": tries.rows(),
-        "state": sorted(map(repr, state.select(["account", "value"]).to_pylist())),
+        "state": [] if state is None else sorted(map(repr, state.select(["account", "value"]).to_pylist())),
+        "staged": [path.name for path in tries.output.rglob("*.staged")],
         "named": sorted({u for each in tries.completed() for u in document_uris(load_document(tries.storage, each))}),
         "there": [f"file://{path}" for path in state_files(folder / "checkpoints")],
-        "records": [str(path) for path in (folder / "checkpoints").rglob(f"splits*/*{RECORD_SUFFIX}")],
+        "records": [str(path) for path in (folder / "checkpoints").rglob(f"*{RECORD_SUFFIX}")],
         **{kind: traces.of(kind) for kind in ("failed", "lost", "won")},
     }
 

@@ -16,10 +16,11 @@ from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
 from airflow_provider_statecheck.spark.stages.executor.node_run import NodeTask, StateCapture, SubtaskContext
-from airflow_provider_statecheck.spark.stages.executor.split_input import Rows, SplitInput
+from airflow_provider_statecheck.spark.stages.executor.split_input import Rows, SplitInput, partition_number
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import (
     FunctionChain,
     TaskReport,
+    VertexTask,
     saved_state,
     worker_view,
 )
@@ -77,14 +78,7 @@ class SplitTask:
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Run the task; yield its records for the driver."""
         for part, rows in self.input.parts(batches):
-            record = self._saved(part, rows).encode()
-            self.storage.write_bytes(f"{self.records}/{uuid.uuid4().hex}{RECORD_SUFFIX}", record)
-            yield pa.RecordBatch.from_arrays([pa.array([record], pa.binary())], schema=self.passed_schema)
-
-    @property
-    def passed_schema(self) -> Any:
-        """Arrow schema of the record."""
-        return pa.schema([pa.field(CONTROL, pa.binary())])
+            yield committed(self.storage, self.records, self._saved(part, rows))
 
     def _saved(self, part: int, found: Rows) -> SplitReport:
         own = TaskOwnedState(self._view, self.storage, OperatorDirectories(self.storage, self.attempt).taskowned)
@@ -115,6 +109,44 @@ class SplitTask:
     @property
     def _view(self) -> CheckpointStorageWorkerView:
         return worker_view(self.storage, self.attempt, self.config, ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowWiseSplitTask:
+    """Runs functions without state over a partition of rows that Spark reads, and commits their output."""
+
+    task: VertexTask
+    """The functions and the sink."""
+    records: str
+    """Directory of the records."""
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Run the task; yield its record for the driver."""
+        increments: set[int] = set()
+        *_, message = self.task(_without_increments(batches, increments))
+        report = TaskReport.decode(message.column(CONTROL)[-1].as_py())
+        found = SplitReport(part=partition_number(), increment=next(iter(increments), None), report=report)
+        yield committed(self.task.storage, self.records, found)
+
+
+def _without_increments(batches: Iterator[Any], found: set[int]) -> Iterator[Any]:
+    """Yield rows without their last column, whose values are added to a set."""
+    for batch in batches:
+        found |= set(batch.column(batch.num_columns - 1).unique().to_pylist())
+        _require_one(found)
+        yield batch.select(range(batch.num_columns - 1))
+
+
+def record_schema() -> Any:
+    """Return the Arrow schema of the records that a job returns."""
+    return pa.schema([pa.field(CONTROL, pa.binary())])
+
+
+def committed(storage: CheckpointStorage, records: str, found: SplitReport) -> Any:
+    """Commit a part by its record, and return that for the driver, as a record batch."""
+    record = found.encode()
+    storage.write_bytes(f"{records}/{uuid.uuid4().hex}{RECORD_SUFFIX}", record)
+    return pa.RecordBatch.from_arrays([pa.array([record], pa.binary())], schema=record_schema())
 
 
 def _require_one(increments: set[int]) -> None:

@@ -137,6 +137,7 @@ class JobsWithoutSpark:
 class _Tasks:
     broadcast = ()
     adds_partials = False
+    maps_rows = False
     combining = Combining(None)
     context = SimpleNamespace(now_ms=0)
     columns = SimpleNamespace(encode=lambda: None)
