@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.spark.conftest import PACKAGE_ROOT, child_environment
+from tests.spark.conftest import child_environment, results_of
 from tests.spark.stages.relative_paths import CHECKPOINTS, INPUT, OUTPUT
 from tests.spark.stages.repeated_tasks import committed_of
 from tests.spark.stages.test_stage import payments, running
@@ -74,17 +74,8 @@ UNDISTURBED, LINGERING = "nothing in one increment", "linger in sink of one incr
 @pytest.mark.spark
 @pytest.mark.soak
 def test_copy_that_wins_is_counted_and_the_lagging_task_is_not(cluster: StandaloneCluster, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.spark.stages.repeated_tasks", str(tmp_path), UNDISTURBED, LINGERING],
-        env=child_environment(tmp_path, SPARK_CONF=json.dumps({**SPECULATING, "spark.master": cluster.master})),
-        cwd=PACKAGE_ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    results = json.loads((tmp_path / "results.json").read_text())
+    conf = {**SPECULATING, "spark.master": cluster.master}
+    results = results_of("tests.spark.stages.repeated_tasks", tmp_path, [UNDISTURBED, LINGERING], conf)
     undisturbed, found = results[UNDISTURBED], results[LINGERING]
     assert found["rows"] == undisturbed["rows"]
     assert found["state"] == undisturbed["state"]
@@ -105,17 +96,9 @@ def test_record_of_a_copy_or_of_the_lagging_task_counts_and_not_both(
     cluster: StandaloneCluster, tmp_path: Path, reader: str
 ) -> None:
     ways = [f"{reader}: nothing", f"{reader}: linger"]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.spark.stages.repeated_splits", str(tmp_path), *ways],
-        env=child_environment(tmp_path, SPARK_CONF=json.dumps({**SPECULATING, "spark.master": cluster.master})),
-        cwd=PACKAGE_ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    undisturbed, found = json.loads((tmp_path / "results.json").read_text()).values()
+    conf = {**SPECULATING, "spark.master": cluster.master}
+    results = results_of("tests.spark.stages.repeated_splits", tmp_path, ways, conf)
+    undisturbed, found = results.values()
     assert found["rows"] == undisturbed["rows"]
     assert found["state"] == undisturbed["state"]
     [lost] = found["lost"]

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +71,18 @@ def run_child(tmp_path: Path) -> Callable[..., Any]:
         return json.loads(done.stdout.splitlines()[-1])
 
     return run
+
+
+def results_of(module: str, folder: Path, ways: Iterable[str], conf: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Run a module in a process with a Spark of its own, and return what it has written, by way."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, str(folder), *ways],
+        env=child_environment(folder, SPARK_CONF=json.dumps(dict(conf))),
+        cwd=PACKAGE_ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=540,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return dict(json.loads((folder / "results.json").read_text()))

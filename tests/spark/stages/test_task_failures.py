@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from tests.shared_spark import CONF
-from tests.spark.conftest import PACKAGE_ROOT, child_environment
+from tests.spark.conftest import results_of
 from tests.spark.stages.repeated_tasks import committed_of
 
 pytestmark = pytest.mark.soak
@@ -25,19 +22,8 @@ Results = dict[str, dict[str, Any]]
 @pytest.fixture(scope="module", params=[SHORT, LONG, IN_TWO_VERTICES], ids=["a few ways", "more ways", "two vertices"])
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
     """What a stage leaves, by what goes wrong, where a task may fail twice; first what it leaves where nothing does."""
-    folder = tmp_path_factory.mktemp("repeated")
-    conf = json.dumps({**CONF, "spark.master": "local[2,3]"})
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.spark.stages.repeated_tasks", str(folder), *request.param],
-        env=child_environment(folder, SPARK_CONF=conf),
-        cwd=PACKAGE_ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=540,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return dict(json.loads((folder / "results.json").read_text()))
+    module, folder = "tests.spark.stages.repeated_tasks", tmp_path_factory.mktemp("repeated")
+    return results_of(module, folder, request.param, {**CONF, "spark.master": "local[2,3]"})
 
 
 def test_stage_whose_tasks_fail_once_gives_what_it_gives_without_failures(results: Results) -> None:
