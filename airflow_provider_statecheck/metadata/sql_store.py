@@ -59,7 +59,6 @@ from airflow_provider_statecheck.checkpoint.store import (
 )
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.metadata import statements
-from airflow_provider_statecheck.metadata.first_statements import Begun, FirstRows, begin
 from airflow_provider_statecheck.metadata.job_lists import job_list, listed_jobs
 from airflow_provider_statecheck.metadata.job_views import (
     FiguresOfTransition,
@@ -82,7 +81,16 @@ from airflow_provider_statecheck.metadata.tables import (
     STATISTICS,
     TOKENS,
 )
-from airflow_provider_statecheck.metadata.unit_of_work import UnitOfWork, Write, commit, committing, executing
+from airflow_provider_statecheck.metadata.unit_of_work import (
+    Begun,
+    FirstRows,
+    UnitOfWork,
+    Write,
+    begin,
+    commit,
+    committing,
+    executing,
+)
 
 log = logging.getLogger(__name__)
 

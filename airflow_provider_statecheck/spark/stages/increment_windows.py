@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.spark.driver.session import cores_of
 from airflow_provider_statecheck.spark.stages.increment_jobs import IncrementTasks
 from airflow_provider_statecheck.spark.stages.split_plans import SplitPlan
@@ -105,8 +104,8 @@ class IncrementQueue:
         for increment in planned:
             try:
                 found = enumerator.file_parts(increment, columns)
-            except StateCheckError:
-                # Loading this increment raises it again, after those before it.
+            except Exception:
+                # Of any class, as loading. That raises it again, after the increments before it.
                 return None
             if found is None or not is_alike(found.schema, columns):
                 return None
