@@ -14,6 +14,7 @@ import pytest
 
 import airflow_provider_statecheck
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from tests.sessions import start_session
 from tests.shared_spark import CONF, shared_session
 from tests.spark.tries import Tries
 
@@ -86,3 +87,13 @@ def results_of(module: str, folder: Path, ways: Iterable[str], conf: Mapping[str
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return dict(json.loads((folder / "results.json").read_text()))
+
+
+def write_results(run: Callable[[Any, Path, str], dict[str, Any]]) -> None:
+    """Run a stage in each way that the command line names, and write what it gives for :func:`results_of`."""
+    folder, ways = Path(sys.argv[1]), sys.argv[2:]
+    spark = start_session(json.loads(os.environ["SPARK_CONF"]))
+    spark.sparkContext.setLogLevel("OFF")
+    results = {way: run(spark, folder / str(number), way) for number, way in enumerate(ways)}
+    (folder / "results.json").write_text(json.dumps(results))
+    spark.stop()

@@ -23,7 +23,7 @@ from airflow_provider_statecheck.spark.stages.executor.row_results import RowRes
 from airflow_provider_statecheck.spark.stages.executor.split_input import (
     INCREMENT_COLUMN,
     FileRows,
-    SparkRows,
+    SentRows,
     SplitInput,
 )
 from airflow_provider_statecheck.spark.stages.executor.split_task import RowWiseSplitTask, SplitTask, record_schema
@@ -73,7 +73,7 @@ class SplitPlan:
         else:
             node, schema, names = self._node, self._function.output_schema, computed(results_of_rows(self._function))
             frame = single_results(frame, self._key, node, schema, names, INCREMENT_COLUMN)
-            task = self._task(SparkRows(columns=tuple(frame.columns)), records, len(frames))
+            task = self._task(SentRows(columns=tuple(frame.columns)), records, len(frames))
         return positional(frame).mapInArrow(task, spark_schema(record_schema()))
 
     @cached_property

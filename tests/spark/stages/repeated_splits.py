@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from airflow_provider_statecheck.spark.stages.stage import Count, Max, Stage, Su
 from airflow_provider_statecheck.state.reading.state_reader import read_state
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import document_uris, load_document
-from tests.sessions import start_session
+from tests.spark.conftest import write_results
 from tests.spark.stages.failing import LIMIT_SECONDS, Traces, end, is_first_attempt, state_files
 from tests.spark.stages.stage_tries import StageTries
 from tests.spark.stages.test_stage import payments
@@ -109,14 +107,5 @@ def run(spark: Any, folder: Path, way: str) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    folder, ways = Path(sys.argv[1]), sys.argv[2:]
-    spark = start_session(json.loads(os.environ["SPARK_CONF"]))
-    spark.sparkContext.setLogLevel("OFF")
-    results = {way: run(spark, folder / str(number), way) for number, way in enumerate(ways)}
-    (folder / "results.json").write_text(json.dumps(results))
-    spark.stop()
-
-
 if __name__ == "__main__":
-    main()
+    write_results(run)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,7 @@ from airflow_provider_statecheck.spark.stages.stage import Count, Stage, Sum
 from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, ValueStateDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField
 from airflow_provider_statecheck.storage.metadata_file import document_uris, load_document
-from tests.sessions import start_session
+from tests.spark.conftest import write_results
 from tests.spark.stages.failing import FailingInFirstAttempt, FailingSink, LingeringSink, Traces, state_files
 from tests.spark.stages.functions import RunningBalance
 from tests.spark.stages.stage_tries import StageTries
@@ -81,14 +78,5 @@ def _state(tries: StageTries) -> Any:
     return sorted(content.read("stage/balance", account, 1, read).items())
 
 
-def main() -> None:
-    folder, ways = Path(sys.argv[1]), sys.argv[2:]
-    spark = start_session(json.loads(os.environ["SPARK_CONF"]))
-    spark.sparkContext.setLogLevel("OFF")
-    results = {way: run(spark, folder / str(number), way) for number, way in enumerate(ways)}
-    (folder / "results.json").write_text(json.dumps(results))
-    spark.stop()
-
-
 if __name__ == "__main__":
-    main()
+    write_results(run)

@@ -18,7 +18,7 @@ from airflow_provider_statecheck.spark.connectors.files.sink import ParquetSink
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings
 from airflow_provider_statecheck.spark.stages.executor.split_task import RECORD_SUFFIX
 from airflow_provider_statecheck.spark.stages.stage import Count, Stage, Sum
-from airflow_provider_statecheck.spark.state_dataframes import read_state
+from airflow_provider_statecheck.spark.state_dataframes import read_state, write_savepoint
 from airflow_provider_statecheck.state.reading.diff_states import diff_states
 from airflow_provider_statecheck.storage.metadata_file import load_document
 from tests.spark.stages.aggregate_cases import LocalRows
@@ -129,3 +129,14 @@ def test_savepoint_has_the_sums_as_parquet_and_a_stage_goes_on_from_it(
     assert found_in(pa.concat_tables(map(pq.read_table, files))) == sums(2)
     tries.run(totals(tries, parallelism=3), **tries.from_savepoint(pointer))
     assert {row["id"]: row["v"] for row in tries.rows()} == sums(4)
+
+
+def test_savepoint_that_edits_state_in_parts_has_the_sums(tries: StageTries, checkpoints: tuple[str, str]) -> None:
+    state = read_state(tries.spark, checkpoints[1], "aggregates")
+    edited = state.where("id < 200").selectExpr("id", "named_struct('v', value.v + 1000, 'n', value.n) AS value")
+    target = f"{tries.storage.base_uri}/savepoints"
+    pointer = write_savepoint(
+        edited, "aggregates", stage="stage", function="totals", target=target, base=checkpoints[1]
+    )
+    found = {row.id: row.value.v for row in read_state(tries.spark, pointer, "aggregates").collect()}
+    assert found == {key: value + 1000 for key, value in sums(2).items() if key < 200}

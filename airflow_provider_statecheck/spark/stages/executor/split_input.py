@@ -35,7 +35,7 @@ class SplitInput(ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SparkRows(SplitInput):
+class SentRows(SplitInput):
     """Rows that Spark reads and sends, with the number of their increment; each partition is a part."""
 
     columns: tuple[str, ...]

@@ -17,7 +17,7 @@ from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.spark.stages.executor.node_run import NodeTask, StateCapture, SubtaskContext
-from airflow_provider_statecheck.spark.stages.executor.split_input import INCREMENT_COLUMN, SparkRows
+from airflow_provider_statecheck.spark.stages.executor.split_input import INCREMENT_COLUMN, SentRows
 from airflow_provider_statecheck.spark.stages.executor.split_task import SplitReport, SplitTask
 from airflow_provider_statecheck.spark.stages.planning import PlannedNode
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, Count, Max, Sum
@@ -58,7 +58,7 @@ def task_in(folder: Path, **context: Any) -> SplitTask:
         ),
         records=f"{storage.base_uri}/records",
         results={"total": "total", "n": None, "top": "total"},
-        input=SparkRows(columns=COLUMNS),
+        input=SentRows(columns=COLUMNS),
     )
 
 
